@@ -1,0 +1,52 @@
+# Two stages: the first has what building needs, the second only what running needs.
+FROM python:3.11-slim AS build
+
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1
+
+RUN python -m venv /opt/sidelight
+WORKDIR /src
+
+# Dependencies first: they change less often than the sources, so this layer is mostly reused.
+COPY requirements.lock ./
+RUN /opt/sidelight/bin/pip install --require-hashes -r requirements.lock
+
+COPY pyproject.toml README.md LICENSE ./
+COPY correlator ./correlator
+COPY exporter ./exporter
+COPY loadgen ./loadgen
+COPY scraper ./scraper
+COPY sidecar ./sidecar
+COPY simulator ./simulator
+RUN pip wheel --no-deps --wheel-dir /dist . \
+    && /opt/sidelight/bin/pip install --no-deps /dist/*.whl
+
+
+FROM python:3.11-slim
+
+LABEL org.opencontainers.image.title="sidelight" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+RUN useradd --create-home --uid 10001 sidelight \
+    && install --directory --owner=sidelight --group=sidelight /data
+
+COPY --from=build /opt/sidelight /opt/sidelight
+
+ENV PATH=/opt/sidelight/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+
+USER sidelight
+# Run directories are written under ./runs, so mount a volume here to keep them.
+WORKDIR /data
+EXPOSE 9464
+
+# An interrupted run writes what it has; SIGTERM would not be taken for an interruption.
+STOPSIGNAL SIGINT
+
+# Holds for commands that serve the live page on its default port (run with --listen 0.0.0.0:9464).
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]
+
+ENTRYPOINT ["sidelight"]
+CMD ["--help"]

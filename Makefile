@@ -1,0 +1,53 @@
+# Needs Python 3.11 or newer and nothing else; everything goes into .venv beside this file.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs lock clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in about 15 s after set-up
+	@$(BIN)/sidelight demo
+
+test: lint ## lint, types and every test
+	@$(BIN)/python -m pytest -q
+
+lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python dashboards/generate.py --check
+	@$(BIN)/python docs/generate.py --check
+
+bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
+	@$(BIN)/python benchmarks/parse.py
+
+docs: $(VENV)/dev ## write the generated files again: command reference, dashboard
+	@$(BIN)/python docs/generate.py
+	@$(BIN)/python dashboards/generate.py
+
+lock: ## resolve the lock files again (hashes, no addresses)
+	@$(BIN)/pip-compile $(LOCK_FLAGS) -o requirements.lock pyproject.toml
+	@$(BIN)/pip-compile $(LOCK_FLAGS) --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+
+LOCK_FLAGS := -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
+  --allow-unsafe --no-header --annotation-style=line
+
+$(VENV)/run: requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (about half a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run requirements-dev.lock
+	@echo "adding what tests need to $(VENV)"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

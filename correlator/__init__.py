@@ -1,0 +1,1 @@
+"""The join: client spans with server time."""

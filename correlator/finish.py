@@ -1,0 +1,51 @@
+"""What a server says about finished requests, read off its scrapes: cumulative count, queue and prefill sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from correlator.decompose import FinishSums
+from scraper import engines
+from scraper.engines import CanonicalSource
+from scraper.missing import Missing
+from scraper.normalise import unrolled
+from scraper.series import EndpointSeries
+
+Floats = npt.NDArray[np.float64]
+
+
+def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
+    """Return an endpoint's cumulative finish-time sums [T], label sets added up and restarts counted up.
+
+    Missing: no scrape, no known engine, an engine that shows no queue or prefill histogram, or one that observes them
+    at another moment than the end of a request (its sums then speak of other requests than the client's that ended).
+    """
+    if not len(endpoint.at_ns):
+        return Missing("no scrape succeeded")
+    engine = engines.detect(endpoint.series)
+    if engine is None:
+        return Missing("the page shows no engine that is known")
+    sources = engines.canonical(endpoint.series, engine.name)
+    queue, prefill = sources["queue_time"], sources["prefill_time"]
+    if isinstance(queue, Missing):
+        return queue
+    if isinstance(prefill, Missing):
+        return prefill
+    for source in (queue, prefill):
+        if source.quantity.observed != "finish":
+            return Missing(
+                f"{source.metric} is observed not when a request ends, but at its {source.quantity.observed}"
+            )
+    totals = stacked(endpoint, queue, prefill)
+    return FinishSums(at_ns=endpoint.at_ns, count=totals[:, 0], queue_s=totals[:, 1], prefill_s=totals[:, 2])
+
+
+def stacked(endpoint: EndpointSeries, queue: CanonicalSource, prefill: CanonicalSource) -> Floats:
+    """Return [T, 3]: requests counted, queue seconds, prefill seconds, each over all label sets."""
+    totals = np.zeros((len(endpoint.at_ns), 3))
+    for position, (source, part) in enumerate(((queue, "count"), (queue, "sum"), (prefill, "sum"))):
+        for columns in source.histograms:
+            falls = unrolled(endpoint.values[:, [columns.count]])[1][:, 0]
+            totals[:, position] += unrolled(endpoint.values[:, [getattr(columns, part)]], falls)[0][:, 0]
+    return totals

@@ -1,0 +1,235 @@
+"""Write the Grafana dashboard from `rows`, the same bytes each time.
+
+    python dashboards/generate.py            write dashboards/grafana/sidelight.json
+    python dashboards/generate.py --check    exit 1 if that file is not what would be written
+
+Classic (v1) dashboard JSON: it loads in every Grafana since 10, by provisioning or by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_model
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
+from grafana_foundation_sdk.models import prometheus as prometheus_model
+from panels import COLOURS, SIDECAR, Panel, Query, Row
+from rows import ROWS
+
+with warnings.catch_warnings():
+    # The SDK warns on import that v2 is preferred; v2 needs a newer Grafana than many run.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import dashboard
+
+TARGET = Path(__file__).parent / "grafana" / "sidelight.json"
+DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+# Quantiles over fewer seconds hold too few requests to mean anything.
+MIN_INTERVAL = "5s"
+
+AnyPanel = stat.Panel | timeseries.Panel | heatmap.Panel
+
+
+def render() -> str:
+    """Return the dashboard as JSON text, ending in a newline."""
+    return json.dumps(_dashboard().build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def _dashboard() -> dashboard.Dashboard:
+    board = (
+        dashboard.Dashboard("Sidelight: where the wait goes")
+        .uid("sidelight")
+        .description("A load run and the engine under it on one time axis: how long clients waited, and where.")
+        .tags(["llm", "sidelight"])
+        .timezone("browser")
+        .time("now-15m", "now")
+        .refresh("5s")
+        .editable()
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .variables([_datasource_variable(), *_label_variables()])
+        .annotation(_phases())
+    )
+    number = 0
+    for row in ROWS:
+        _check_widths(row)
+        board = board.with_row(dashboard.Row(row.title).id(number := number + 1))
+        for panel in row.panels:
+            board = board.with_panel(_panel(panel).id(number := number + 1))
+    return board
+
+
+def _check_widths(row: Row) -> None:
+    """Raise ValueError where a line of panels does not fill the 24 columns: the SDK would let it stick out."""
+    filled = 0
+    for panel in row.panels:
+        filled += panel.width
+        if filled > 24:
+            raise ValueError(f"row '{row.title}': '{panel.title}' begins in one line and ends in the next")
+        filled %= 24
+    if filled:
+        raise ValueError(f"row '{row.title}': the last line fills only {filled} of 24 columns")
+
+
+def _datasource_variable() -> dashboard.DatasourceVariable:
+    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+
+
+def _label_variables() -> tuple[dashboard.QueryVariable, ...]:
+    sidecars = "label_values(sidelight_build_info, instance)"
+    endpoints = f"label_values(sidelight_engine_info{{{SIDECAR}}}, endpoint)"
+    return _label_variable("instance", "Sidecar", sidecars), _label_variable("endpoint", "Engine endpoint", endpoints)
+
+
+def _label_variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    return (
+        dashboard.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query({"query": query, "refId": name})
+        .definition(query)
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(model.VariableOption(selected=True, text="All", value="$__all"))
+    )
+
+
+def _phases() -> dashboard.AnnotationQuery:
+    """Mark each phase of a run as a region over all panels."""
+    return (
+        dashboard.AnnotationQuery()
+        .name("Phases of the run")
+        .datasource(DATASOURCE)
+        .enable(True)
+        .icon_color("blue")
+        .expr(f"sidelight_run_info{{{SIDECAR}}}")
+        .title_format("{{phase}}")
+        .text_format("run {{run_id}}")
+        .tag_keys("phase")
+        .step("1s")
+    )
+
+
+def _panel(panel: Panel) -> AnyPanel:
+    shape: AnyPanel
+    if panel.kind == "tile":
+        shape = _tile(panel)
+    elif panel.kind == "heatmap":
+        shape = _heatmap(panel)
+    else:
+        shape = _graph(panel)
+    shape = (
+        shape.title(panel.title)
+        .description(panel.description)
+        .datasource(DATASOURCE)
+        .unit(panel.unit)
+        .no_value(panel.empty)
+        .interval(MIN_INTERVAL)
+        .span(panel.width)
+        .height(panel.height)
+    )
+    for index, query in enumerate(panel.queries):
+        shape = shape.with_target(_query(query, chr(ord("A") + index), as_heatmap=panel.kind == "heatmap"))
+    return shape
+
+
+def _query(query: Query, ref_id: str, *, as_heatmap: bool) -> prometheus.Dataquery:
+    shape = prometheus_model.PromQueryFormat.HEATMAP if as_heatmap else prometheus_model.PromQueryFormat.TIME_SERIES
+    target = (
+        prometheus.Dataquery()
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .format(shape)
+        .editor_mode(prometheus_model.QueryEditorMode.CODE)
+        .datasource(DATASOURCE)
+        .ref_id(ref_id)
+    )
+    return target.instant() if query.instant else target.range()
+
+
+def _tile(panel: Panel) -> stat.Panel:
+    text = common_model.BigValueTextMode.NAME if panel.shows_name else common_model.BigValueTextMode.VALUE
+    trend = any(query.instant for query in panel.queries)
+    return (
+        stat.Panel()
+        .text_mode(text)
+        .color_mode(common_model.BigValueColorMode.VALUE)
+        .graph_mode(common_model.BigValueGraphMode.NONE if trend else common_model.BigValueGraphMode.AREA)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+        .thresholds(_thresholds(panel))
+    )
+
+
+def _graph(panel: Panel) -> timeseries.Panel:
+    graph = (
+        timeseries.Panel()
+        .min(0)
+        .line_width(1)
+        .fill_opacity(60 if panel.kind == "stack" else 5)
+        .show_points(common_model.VisibilityMode.AUTO)
+        .legend(
+            common.VizLegendOptions()
+            .show_legend(True)
+            .display_mode(common_model.LegendDisplayMode.TABLE)
+            .placement(common_model.LegendPlacement.BOTTOM)
+            .calcs(["mean", "max", "lastNotNull"])
+        )
+        .tooltip(common.VizTooltipOptions().mode(common_model.TooltipDisplayMode.MULTI))
+    )
+    if panel.highest is not None:
+        graph = graph.max(panel.highest)
+    if panel.kind == "stack":
+        graph = graph.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
+    legends = {query.legend for query in panel.queries}
+    names = legends | ({"queue", "prefill", "other"} if "{{part}}" in legends else set())
+    for name in sorted(names & COLOURS.keys()):
+        colour = model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": COLOURS[name]})
+        graph = graph.override_by_name(name, [colour])
+    return graph
+
+
+def _heatmap(panel: Panel) -> heatmap.Panel:
+    return (
+        heatmap.Panel()
+        .calculate(False)
+        .y_axis(heatmap.YAxisConfig().unit(panel.unit).axis_placement(common_model.AxisPlacement.LEFT))
+        .cell_values(heatmap.CellValues().unit("short"))
+        .color(heatmap.HeatmapColorOptions().mode(heatmap_model.HeatmapColorMode.SCHEME).scheme("Blues").steps(32))
+        .filter_values(heatmap.FilterValueRange().le(1e-9))
+        .tooltip(heatmap.HeatmapTooltip().mode(common_model.TooltipDisplayMode.SINGLE).y_histogram(True))
+        .show_legend()
+    )
+
+
+def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
+    steps = [model.Threshold(value=value, color=colour) for value, colour in panel.steps]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the file; return the exit code."""
+    parser = argparse.ArgumentParser(description="Generate the Grafana dashboard.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file differs")
+    check: bool = parser.parse_args(arguments).check
+    text = render()
+    if not check:
+        TARGET.parent.mkdir(parents=True, exist_ok=True)
+        TARGET.write_text(text, encoding="utf-8")
+        print(f"wrote {TARGET}")
+        return 0
+    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{TARGET} is out of date: run python dashboards/generate.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

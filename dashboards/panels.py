@@ -1,0 +1,87 @@
+"""What a panel, a row and a query are, and the PromQL they are made of; `rows` holds them, `generate` writes JSON.
+
+Rules kept throughout: `sum by (le)` before a quantile, `max` for usage, `> 0` on denominators (no traffic is no data,
+not NaN), `$__rate_interval` for rates over time, and `$__range` for tiles that answer for the whole range shown.
+Means come from sum and count and are exact; quantiles are interpolated inside a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SIDECAR = 'instance=~"$instance"'
+ENGINE = 'instance=~"$instance", endpoint=~"$endpoint"'
+
+# A series of this name has this colour in every panel: blue is the client's clock, orange the engine's.
+COLOURS = {
+    "client p50": "light-blue",
+    "client p99": "dark-blue",
+    "client mean": "blue",
+    "client": "blue",
+    "engine p99": "dark-orange",
+    "engine mean": "orange",
+    "engine": "orange",
+    "queue": "purple",
+    "prefill": "yellow",
+    "other": "#8e8e8e",
+    "waiting": "purple",
+    "running": "orange",
+    "in flight, client": "blue",
+}
+
+Kind = Literal["tile", "lines", "stack", "heatmap"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One PromQL expression and the name of its series; `instant` asks only for the end of the range."""
+
+    expr: str
+    legend: str
+    instant: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel: `description` says what to conclude from it; `steps` are thresholds as (from, colour), base first."""
+
+    kind: Kind
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    width: int = 12
+    height: int = 8
+    highest: float | None = None
+    steps: tuple[tuple[float | None, str], ...] = ((None, "text"),)
+    shows_name: bool = False
+    empty: str = "no data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A titled row of panels; widths add up to 24 a line."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def quantile(q: float, metric: str, labels: str, window: str = "$__rate_interval") -> str:
+    """Return the PromQL of a quantile over all label sets."""
+    return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{labels}}}[{window}])))"
+
+
+def mean(metric: str, labels: str) -> str:
+    """Return the PromQL of an exact mean; nothing where nothing was observed."""
+    return f"{total(f'{metric}_sum', labels)} / ({total(f'{metric}_count', labels)} > 0)"
+
+
+def total(counter: str, labels: str, by: str = "") -> str:
+    """Return the PromQL of a rate per second, added up over what `by` does not name."""
+    return f"sum{f' by ({by})' if by else ''} (rate({counter}{{{labels}}}[$__rate_interval]))"
+
+
+def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> tuple[Query, ...]:
+    """Return one query a quantile, named after the side and the percentile ("client p99")."""
+    return tuple(Query(expr=quantile(q, metric, labels), legend=f"{side} p{q * 100:g}".strip()) for q in qs)

@@ -1,0 +1,1 @@
+"""The ways out: files, reports, Prometheus, Grafana."""

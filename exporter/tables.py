@@ -1,0 +1,103 @@
+"""Tables for notebooks: one row a request, one row a slice and series. Column names are a contract (spec: a run
+directory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loadgen.log import RequestLog
+from loadgen.metrics import request_metrics
+
+SOURCES = ("trace", "response", "histogram", "none")
+PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
+
+
+def requests_table(log: RequestLog) -> pa.Table:
+    """Return one row a request: stamps in int64 ns, durations in float64 ms, null where missing.
+
+    Per-request parts of TTFT are null with `breakdown_source` "none" as long as nothing tells them request by request.
+    """
+    metrics = request_metrics(log)
+    rows = len(log.index)
+    missing = pa.nulls(rows, pa.float64())
+    columns: dict[str, pa.Array[Any]] = {
+        "request_id": pa.array(log.request_id, pa.string()),
+        "trace_id": pa.array(log.trace_id, pa.string()),
+        "phase": pa.array(log.phase, pa.string()),
+        "workload_class": pa.array(log.workload_class, pa.string()),
+        "endpoint_url": pa.array(log.endpoint_url, pa.string()),
+        **{
+            name: _whole(getattr(log, name))
+            for name in ("scheduled_ns", "submit_ns", "first_token_ns", "last_token_ns", "end_ns")
+        },
+        "input_tokens": _whole(log.input_tokens),
+        "output_tokens": _whole(log.output_tokens),
+        "status": pa.array(log.status, pa.string()),
+        "http_status": _whole(np.where(np.asarray(log.http_status) > 0, log.http_status, -1)),
+        "error": _words(log.error),
+        "finish_reason": _words(log.finish_reason),
+        "ttft_ms": _real(metrics.ttft_ms),
+        "tpot_ms": _real(metrics.tpot_ms),
+        "e2e_ms": _real(metrics.e2e_ms),
+        **dict.fromkeys(PARTS, missing),
+        "breakdown_source": pa.array([SOURCES[-1]] * rows, pa.string()),
+        "breakdown_error_ms": missing,
+    }
+    return pa.table(columns)
+
+
+def timeslices_table(summary: Mapping[str, Any]) -> pa.Table:
+    """Return one row a slice, series and statistic of a summary: the engine's quantities and the breakdown of TTFT."""
+    rows = [*_server_rows(summary["server"]), *_breakdown_rows(summary["correlation"])]
+    names = ("source", "quantity", "statistic", "start_ns", "end_ns", "value")
+    types = (pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.float64())
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return pa.table(
+        {name: pa.array(list(column), kind) for name, column, kind in zip(names, columns, types, strict=True)}
+    )
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table compressed; the same table gives the same bytes."""
+    pq.write_table(table, path, compression="zstd")
+
+
+def _server_rows(server: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int, float]]:
+    for quantity, found in server.items():
+        if isinstance(found, Mapping) and isinstance(found.get("timeslices"), Sequence):
+            for piece in found["timeslices"]:
+                yield from _piece_rows("server", quantity, piece)
+
+
+def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int, float]]:
+    for piece in correlation.get("timeslices", ()):
+        yield from _piece_rows("correlation", "ttft_breakdown", piece)
+
+
+def _piece_rows(
+    source: str, quantity: str, piece: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, int, int, float]]:
+    for statistic, value in piece.items():
+        if statistic not in {"start_ns", "end_ns"} and isinstance(value, int | float) and not isinstance(value, bool):
+            yield source, quantity, statistic, int(piece["start_ns"]), int(piece["end_ns"]), float(value)
+
+
+def _whole(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    column = np.asarray(values, dtype=np.int64)
+    return pa.array(column, pa.int64(), mask=column < 0)
+
+
+def _real(values: npt.NDArray[np.float64]) -> pa.Array[Any]:
+    return pa.array(values, pa.float64(), mask=~np.isfinite(values))
+
+
+def _words(values: Iterable[str]) -> pa.Array[Any]:
+    return pa.array([word or None for word in values], pa.string())

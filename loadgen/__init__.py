@@ -1,0 +1,1 @@
+"""The client: what to send, when to send it, what came back."""

@@ -1,0 +1,181 @@
+"""HTTP/1.1 framing, no more than is needed to know where a reply ends and, later, what it said.
+
+`BodyEnd` runs in the hot path and never looks into content; `parse_head` and `dechunk` serve derivation too.
+Source: RFC 9112.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_HEAD_BYTES = 65_536
+_MAX_LINE_BYTES = 16_384
+
+
+class ProtocolError(ValueError):
+    """The peer does not speak HTTP/1.x as we know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A response head; header names in lower case, repeated ones joined by a comma."""
+
+    version: str
+    status: int
+    headers: dict[str, str]
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the peer will take another request on this connection."""
+        tokens = {token.strip().lower() for token in self.headers.get("connection", "").split(",")}
+        return "keep-alive" in tokens if self.version == "HTTP/1.0" else "close" not in tokens
+
+
+def head_end(data: bytes | bytearray) -> int:
+    """Position behind the blank line that ends a head, or -1. A bare newline counts, as RFC 9112 section 2.2 allows."""
+    crlf = data.find(b"\r\n\r\n")
+    bare = data.find(b"\n\n")
+    if crlf < 0 or 0 <= bare < crlf:
+        return bare + 2 if bare >= 0 else -1
+    return crlf + 4
+
+
+def parse_head(raw: bytes | bytearray) -> Head:
+    """Read a status line and its headers. Raises ProtocolError."""
+    first, *lines = bytes(raw).decode("latin-1").replace("\r\n", "\n").rstrip("\n").split("\n")
+    version, _, rest = first.partition(" ")
+    code = rest[:3]
+    if version not in {"HTTP/1.1", "HTTP/1.0"} or not (code.isascii() and code.isdigit() and len(code) == 3):
+        raise ProtocolError(f"not an HTTP/1.x status line: {first[:60]!r}")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ProtocolError(f"not a header line: {line[:60]!r}")
+        key = name.strip().lower()
+        headers[key] = f"{headers[key]}, {value.strip()}" if key in headers else value.strip()
+    return Head(version=version, status=int(code), headers=headers)
+
+
+def is_chunked(head: Head) -> bool:
+    """Whether the body comes in chunks, which overrides a content length."""
+    return head.headers.get("transfer-encoding", "").lower().split(",")[-1].strip() == "chunked"
+
+
+def _content_length(head: Head) -> int | None:
+    text = head.headers.get("content-length")
+    if text is None:
+        return None
+    lengths = {part.strip() for part in text.split(",")}
+    value = lengths.pop()
+    if lengths or not (value.isascii() and value.isdigit()):
+        raise ProtocolError(f"content-length {text[:40]!r}")
+    return int(value)
+
+
+class BodyEnd:
+    """Finds the end of one reply's body as its bytes pass by; keeps at most one unfinished chunk-size line.
+
+    Three ways, fixed by the head: chunk sizes are walked, a length is counted down, or the peer closes.
+    """
+
+    __slots__ = ("_chunked", "_left", "_line", "_trailer", "until_close")
+
+    def __init__(self, head: Head) -> None:
+        """Raises ProtocolError when the head contradicts itself."""
+        length = _content_length(head)
+        self._chunked = is_chunked(head)
+        self._trailer = False
+        self._line = b""
+        self._left = 0
+        if head.status in {204, 304}:
+            self._chunked, length = False, 0
+        self.until_close = not self._chunked and length is None
+        if not self._chunked and length is not None:
+            self._left = length
+
+    def feed(self, data: bytes, at: int) -> int:
+        """Take `data` from position `at`; return the position behind the body's last byte, or -1 for more to come.
+
+        Raises ProtocolError on a chunk size that is none.
+        """
+        if self._chunked:
+            return self._walk(data, at)
+        if self.until_close:
+            return -1
+        have = len(data) - at
+        if have < self._left:
+            self._left -= have
+            return -1
+        return at + self._left
+
+    def _walk(self, data: bytes, at: int) -> int:
+        size = len(data)
+        while True:
+            # Strictly less: at == size - left leaves nothing to read a line from, which find() below tells as well.
+            if self._left > size - at:
+                self._left -= size - at
+                return -1
+            at += self._left
+            self._left = 0
+            stop = data.find(b"\n", at)
+            if stop < 0:
+                self._line += data[at:]
+                if len(self._line) > _MAX_LINE_BYTES:
+                    raise ProtocolError("a chunk-size line without end")
+                return -1
+            line = (self._line + data[at:stop]).rstrip(b"\r")
+            self._line = b""
+            at = stop + 1
+            if self._trailer:
+                if not line:
+                    return at
+                continue
+            chunk = chunk_size(line)
+            if chunk == 0:
+                self._trailer = True
+            else:
+                self._left = chunk + 2
+
+
+def chunk_size(line: bytes) -> int:
+    """The size a chunk-size line gives, extensions ignored. Raises ProtocolError."""
+    digits = line.partition(b";")[0].strip()
+    # int() alone would take a sign, an underscore or 0x.
+    if not digits or digits.strip(b"0123456789abcdefABCDEF"):
+        raise ProtocolError(f"not a chunk size: {line[:40]!r}")
+    return int(digits, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dechunked:
+    """A body without its chunk framing, and where its pieces lay on the wire.
+
+    data_starts[k] in `data` is wire_starts[k] on the wire; `whole` tells whether the last chunk was seen.
+    """
+
+    data: bytes
+    data_starts: list[int]
+    wire_starts: list[int]
+    whole: bool
+
+
+def dechunk(wire: bytes) -> Dechunked:
+    """Take the chunk framing off; a body torn anywhere gives what had come. Raises ProtocolError."""
+    pieces: list[bytes] = []
+    data_starts: list[int] = []
+    wire_starts: list[int] = []
+    at = total = 0
+    whole = False
+    while (stop := wire.find(b"\n", at)) >= 0:
+        size = chunk_size(wire[at:stop].rstrip(b"\r"))
+        if size == 0:
+            whole = True
+            break
+        piece = wire[stop + 1 : stop + 1 + size]
+        data_starts.append(total)
+        wire_starts.append(stop + 1)
+        pieces.append(piece)
+        total += len(piece)
+        at = stop + 1 + size + 2
+    return Dechunked(data=b"".join(pieces), data_starts=data_starts, wire_starts=wire_starts, whole=whole)

@@ -1,0 +1,236 @@
+"""`RequestLog`: the columnar record of every request and every chunk, assembled from the raw logs.
+
+Assembling is where replies are parsed, once, long after they were stamped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen import records
+from loadgen.frames import append_frame, append_record, open_log, read_frames, read_log, read_plan
+from loadgen.protocols.openai import Reply, read_reply
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat, request_id, span_id, trace_id
+
+__all__ = [
+    "PlannedRequest",
+    "RequestLog",
+    "RequestPart",
+    "WorkerStat",
+    "append_frame",
+    "append_record",
+    "assemble",
+    "open_log",
+    "read_frames",
+    "read_log",
+    "read_plan",
+    "request_id",
+    "select",
+    "span_id",
+    "trace_id",
+]
+
+Int64s = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+
+STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLog:
+    """Columns of n requests that were dispatched, by ascending index.
+
+    Stamps (`_ns`) and counts are int64, -1 where missing; texts are object arrays of str, "" where there is none.
+
+    chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
+    declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
+    status                 one of STATUSES
+    error                  "kind: message"
+    received_bytes         response bodies on the wire, framing included
+    """
+
+    index: Int64s
+    phase: Texts
+    workload_class: Texts
+    endpoint_url: Texts
+    request_id: Texts
+    trace_id: Texts
+    scheduled_ns: Int64s
+    dispatch_ns: Int64s
+    connected_ns: Int64s
+    submit_ns: Int64s
+    first_read_ns: Int64s
+    first_token_ns: Int64s
+    last_token_ns: Int64s
+    end_ns: Int64s
+    declared_input_tokens: Int64s
+    max_tokens: Int64s
+    input_tokens: Int64s
+    output_tokens: Int64s
+    status: Texts
+    http_status: Int64s
+    error: Texts
+    finish_reason: Texts
+    worker: Int64s
+    reused: npt.NDArray[np.bool_]
+    role_only_first: npt.NDArray[np.bool_]
+    blank_before_first: Int64s
+    received_bytes: Int64s
+    chunk_ns: Int64s
+    chunk_start: Int64s
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def assemble(plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str) -> RequestLog:
+    """Join what was planned with what happened.
+
+    Parts may come in any order; a request is told by its parts from seq 0 up to the first that is missing.
+
+    - planned, but without a part: not in the log, it was never dispatched
+    - without its last part: status in_flight, and whatever its bytes tell
+    - a part without its plan (a torn plan): phase "" and declared_input_tokens -1
+    """
+    planned = {request.index: _without_body(request) for request in plan}
+    waiting: dict[int, list[RequestPart]] = {}
+    rows: list[_Row] = []
+    for part in parts:
+        mine = waiting.setdefault(part.index, [])
+        mine.append(part)
+        # Parse as soon as a request is whole, so that only what is in flight is held as bytes.
+        if any(one.last for one in mine) and len(mine) == 1 + max(one.seq for one in mine):
+            rows.append(_row(waiting.pop(part.index)))
+    rows.extend(_row(mine) for mine in waiting.values())
+    rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
+    unknown = records.plan_end("")
+    return _columns(rows, [planned.get(row.last.index, unknown) for row in rows], run_id)
+
+
+def select(log: RequestLog, mask: npt.NDArray[np.bool_] | Int64s) -> RequestLog:
+    """The requests that a boolean mask (or positions) picks, their chunks with them."""
+    rows = np.arange(len(log))[mask]
+    starts, ends = log.chunk_start[:-1][rows], log.chunk_start[1:][rows]
+    chunk_start = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64)
+    # Position of each kept chunk: its place in its own request, moved to where that request began.
+    at = np.arange(chunk_start[-1]) + np.repeat(starts - chunk_start[:-1], ends - starts)
+    columns = {
+        column.name: getattr(log, column.name)[rows]
+        for column in fields(log)
+        if column.name not in {"chunk_ns", "chunk_start"}
+    }
+    return RequestLog(**columns, chunk_ns=log.chunk_ns[at], chunk_start=chunk_start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    parts: int
+    last: RequestPart
+    status_code: int
+    first_read_ns: int
+    received_bytes: int
+    reply: Reply
+
+
+def _without_body(request: PlannedRequest) -> PlannedRequest:
+    return PlannedRequest(
+        index=request.index,
+        phase=request.phase,
+        workload_class=request.workload_class,
+        path=request.path,
+        body=b"",
+        input_tokens=request.input_tokens,
+        max_tokens=request.max_tokens,
+        offset_ns=request.offset_ns,
+    )
+
+
+def _row(parts: Sequence[RequestPart]) -> _Row:
+    """One request from its parts. Later parts repeat earlier stamps, so the last part holds them all."""
+    ordered = sorted(parts, key=lambda part: part.seq)
+    known = [part for seq, part in enumerate(ordered) if part.seq == seq]
+    body = bytearray()
+    reads_ns, read_ends = bytearray(), []
+    for part in known:
+        read_ends.append(np.frombuffer(part.read_ends, "<i8") + len(body))
+        reads_ns += part.reads_ns
+        body += zlib.decompress(part.body) if part.body else b""
+    stamps = np.frombuffer(bytes(reads_ns), "<i8").astype(np.int64)
+    ends = np.concatenate(read_ends).astype(np.int64) if known else np.empty(0, np.int64)
+    status = max((part.status for part in known), default=0)
+    head = next((part.head for part in known if part.head), b"")
+    return _Row(
+        parts=len(known),
+        last=known[-1] if known else ordered[0],
+        status_code=status,
+        first_read_ns=int(stamps[0]) if len(stamps) else -1,
+        received_bytes=len(body),
+        reply=read_reply(status, head, bytes(body), stamps, ends),
+    )
+
+
+def _status(row: _Row) -> tuple[str, str]:
+    """Status and error of a request; the draft counts success or failure, a refusal is told apart."""
+    part, reply = row.last, row.reply
+    error = part.error or reply.error
+    if not part.last:
+        return "in_flight", error
+    # [DONE] means that all was said: a connection that then hangs or breaks takes nothing away.
+    if row.status_code == 200 and reply.complete and (reply.done or not part.error):
+        return ("refused" if reply.finish_reason == "content_filter" else "ok"), error
+    if 400 <= row.status_code < 500:
+        return "refused", reply.error or error
+    if part.error.startswith("cancelled"):
+        return "cancelled", error
+    return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
+
+
+def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
+    last = [row.last for row in rows]
+    replies = [row.reply for row in rows]
+    told = [_status(row) for row in rows]
+    counts = [len(reply.chunk_ns) for reply in replies]
+    return RequestLog(
+        index=_ints(part.index for part in last),
+        phase=_texts(request.phase for request in planned),
+        workload_class=_texts(request.workload_class for request in planned),
+        endpoint_url=_texts(part.url for part in last),
+        request_id=_texts(request_id(run_id, part.index) for part in last),
+        trace_id=_texts(trace_id(run_id, part.index) for part in last),
+        scheduled_ns=_ints(part.scheduled_ns for part in last),
+        dispatch_ns=_ints(part.dispatch_ns for part in last),
+        connected_ns=_ints(part.connected_ns for part in last),
+        submit_ns=_ints(part.submit_ns for part in last),
+        first_read_ns=_ints(row.first_read_ns for row in rows),
+        first_token_ns=_ints(reply.first_token_ns for reply in replies),
+        last_token_ns=_ints(reply.last_token_ns for reply in replies),
+        end_ns=_ints(part.end_ns for part in last),
+        declared_input_tokens=_ints(request.input_tokens for request in planned),
+        max_tokens=_ints(request.max_tokens for request in planned),
+        input_tokens=_ints(reply.input_tokens for reply in replies),
+        output_tokens=_ints(reply.output_tokens for reply in replies),
+        status=_texts(status for status, _ in told),
+        http_status=_ints(row.status_code for row in rows),
+        error=_texts(error for _, error in told),
+        finish_reason=_texts(reply.finish_reason for reply in replies),
+        worker=_ints(part.worker for part in last),
+        reused=np.fromiter((part.reused for part in last), np.bool_),
+        role_only_first=np.fromiter((reply.role_only_first for reply in replies), np.bool_),
+        blank_before_first=_ints(reply.blank_before_first for reply in replies),
+        received_bytes=_ints(row.received_bytes for row in rows),
+        chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
+        chunk_start=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
+    )
+
+
+def _ints(values: Iterable[int]) -> Int64s:
+    return np.fromiter(values, np.int64)
+
+
+def _texts(values: Iterable[str]) -> Texts:
+    return np.fromiter(values, np.object_)

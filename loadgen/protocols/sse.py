@@ -1,0 +1,54 @@
+"""Server-sent events: from bytes to events, to the letter of the WHATWG standard, and where each was complete.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event; `end` is the position behind its last data line, line end included."""
+
+    name: str
+    data: bytes
+    end: int
+
+
+def events(stream: bytes) -> Iterator[SseEvent]:
+    """Give the events of a stream that may be torn anywhere.
+
+    - lines end with CRLF, LF or CR; a byte order mark at the start is skipped
+    - comments (keep-alives) and the fields id and retry are ignored; several data lines are joined by a newline
+    - a line without its end was not received, and is not used
+    - whole data lines at the end of the stream count even without the blank line that should follow: the draft takes
+      T_first from the complete data line (the standard would drop the event)
+    """
+    at = len(_BYTE_ORDER_MARK) if stream.startswith(_BYTE_ORDER_MARK) else 0
+    name = ""
+    data: list[bytes] = []
+    end = at
+    for match in _LINE_END.finditer(stream, at):
+        line = stream[at : match.start()]
+        at = match.end()
+        if not line:
+            if data:
+                yield SseEvent(name, b"\n".join(data), end)
+            name, data = "", []
+            continue
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+            end = at
+        elif field == b"event":
+            name = value.decode(errors="replace")
+    if data:
+        yield SseEvent(name, b"\n".join(data), end)

@@ -1,0 +1,115 @@
+"""What the raw logs of the load generator hold: planned requests, parts of what came back, a worker's own state.
+
+Every stamp is int64 nanoseconds since the Unix epoch, -1 where the moment has not come. Nothing here needs numpy, so
+that a load worker starts fast.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+PLAN_END = -1
+
+
+class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One request as the conductor wants it sent.
+
+    index       unique in the run; warm-up and measurement share one numbering; PLAN_END closes a plan
+    input_tokens in the declared tokenizer; -1 unknown
+    offset_ns   from the phase's start; -1 in a closed loop
+    """
+
+    index: int
+    phase: str
+    workload_class: str
+    path: str
+    body: bytes
+    input_tokens: int
+    max_tokens: int
+    offset_ns: int
+
+
+class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):
+    """What one request did since its previous part; the parts of a request are numbered by seq and end with `last`.
+
+    url         where it was sent, path included
+    status      HTTP status, 0 until the response head is there
+    head        the raw response head, in the first part written after it arrived, else empty
+    reads_ns    int64 little-endian stamps, one a read of the socket
+    read_ends   int64 little-endian, one a read: length of this part's body after it
+    body        zlib (level 1) of the part's body bytes as they came, chunk framing included
+    end_ns      -1 unless last
+    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol
+    """
+
+    index: int
+    seq: int
+    last: bool
+    worker: int
+    url: str
+    scheduled_ns: int
+    dispatch_ns: int
+    connected_ns: int
+    submit_ns: int
+    reused: bool
+    status: int
+    head: bytes
+    reads_ns: bytes
+    read_ends: bytes
+    body: bytes
+    end_ns: int
+    error: str
+
+
+class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):
+    """A worker's own state, a few times a second.
+
+    cpu_ns        CPU time of the process so far
+    loop_delay_ns how late the worker's timer fired: what any stamp may be late by
+    """
+
+    worker: int
+    at_ns: int
+    cpu_ns: int
+    loop_delay_ns: int
+    in_flight: int
+    started: int
+
+
+LogRecord = RequestPart | WorkerStat
+
+
+def plan_end(phase: str) -> PlannedRequest:
+    """The record that says: this plan is complete."""
+    return PlannedRequest(
+        index=PLAN_END,
+        phase=phase,
+        workload_class="",
+        path="",
+        body=b"",
+        input_tokens=-1,
+        max_tokens=-1,
+        offset_ns=-1,
+    )
+
+
+def request_id(run_id: str, index: int) -> str:
+    """The X-Request-Id of a request: the run told by eight hex digits, then its index, readable in a server's log."""
+    return f"sl-{blake2b(run_id.encode(), digest_size=4).hexdigest()}-{index:06d}"
+
+
+def trace_id(run_id: str, index: int) -> str:
+    """The W3C trace id (32 hex digits) of a request, the same whenever it is derived again."""
+    return blake2b(f"{run_id}/{index}".encode(), digest_size=16, person=b"trace").hexdigest()
+
+
+def span_id(run_id: str, index: int) -> str:
+    """The W3C span id (16 hex digits) of a request's client span, parent of what the server records."""
+    return blake2b(f"{run_id}/{index}".encode(), digest_size=8, person=b"span").hexdigest()
+
+
+def traceparent(run_id: str, index: int) -> str:
+    """The W3C traceparent header of a request; its flags 01 ask the server to record the span."""
+    return f"00-{trace_id(run_id, index)}-{span_id(run_id, index)}-01"

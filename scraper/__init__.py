@@ -1,0 +1,1 @@
+"""The server: what its endpoints said, and what those numbers mean."""

@@ -1,0 +1,128 @@
+"""A canonical quantity over label sets and endpoints: counters and histograms add up, gauges combine by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scraper.engines import CanonicalSource
+from scraper.missing import Missing
+from scraper.normalise import (
+    Buckets,
+    CounterIncrease,
+    Cut,
+    GaugeSamples,
+    HistogramIncrease,
+    counter,
+    histogram,
+)
+from scraper.series import EndpointSeries, Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One endpoint's share of a quantity: its series, the scrapes chosen for the window, and where the quantity is."""
+
+    endpoint: EndpointSeries
+    chosen: Cut
+    source: CanonicalSource
+
+
+def share_slices(parts: Sequence[Part]) -> bool:
+    """Tell whether the slices of all parts are the same periods, so that they may be added."""
+    first = parts[0].chosen.edges_ns
+    return all(np.array_equal(part.chosen.edges_ns, first) for part in parts[1:])
+
+
+def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
+    """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
+    found = [counter(p.endpoint.values[:, column], p.chosen) for p in parts for column in p.source.columns]
+    increases = [one for one in found if isinstance(one, CounterIncrease)]
+    if not increases:
+        return _first_reason(found)
+    return CounterIncrease(
+        total=sum(one.total for one in increases),
+        resets=sum(one.resets for one in increases),
+        slices=_sum_slices([one.slices for one in increases], share=share_slices(parts)),
+    )
+
+
+def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
+    """Add the increases of every label set of every endpoint; the buckets only where all bounds agree.
+
+    The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
+    """
+    found = [histogram(p.endpoint.values, columns, p.chosen) for p in parts for columns in p.source.histograms]
+    increases = [one for one in found if isinstance(one, HistogramIncrease)]
+    if not increases:
+        return _first_reason(found)
+    share = share_slices(parts)
+    return HistogramIncrease(
+        count=sum(one.count for one in increases),
+        sum=sum(one.sum for one in increases),
+        resets=sum(one.resets for one in increases),
+        counts=np.concatenate([one.counts for one in increases]),
+        sums=np.concatenate([one.sums for one in increases]),
+        slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
+        slice_sums=_sum_slices([one.slice_sums for one in increases], share=share),
+        buckets=_sum_buckets([one.buckets for one in increases], share=share),
+    )
+
+
+def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
+    """Combine every label set of every endpoint at the same tick, by sum or maximum as the quantity says.
+
+    A tick at which one of the endpoints has no value is left out: part of a sum is not the sum. Missing: no tick is
+    left.
+    """
+    across = parts[0].source.quantity.across
+    ticks: dict[int, list[tuple[int, float]]] = {}
+    for part in parts:
+        values = part.endpoint.values[:, list(part.source.columns)]
+        taken = part.chosen.inside & np.isfinite(values).any(axis=1)
+        combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
+        stamps = zip(part.endpoint.due_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
+        for (due_ns, at_ns), value in zip(stamps, combined.tolist(), strict=True):
+            ticks.setdefault(due_ns, []).append((at_ns, value))
+    whole = [samples for _, samples in sorted(ticks.items()) if len(samples) == len(parts)]
+    if not whole:
+        several = len(parts) > 1 and bool(ticks)
+        return Missing("no tick at which every endpoint answered" if several else "no value inside the window")
+    fold = sum if across == "sum" else max
+    return GaugeSamples(
+        at_ns=np.array([sum(at for at, _ in samples) // len(samples) for samples in whole], dtype=np.int64),
+        values=np.array([fold(value for _, value in samples) for samples in whole], dtype=np.float64),
+    )
+
+
+def _sum_slices(slices: list[Float64], *, share: bool) -> Float64:
+    """Add slice by slice: unknown where one series could not see it, none where the slices are other periods."""
+    return np.asarray(np.sum(slices, axis=0)) if share else slices[0][:0]
+
+
+def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | Missing:
+    known: list[Buckets] = []
+    for one in buckets:
+        if isinstance(one, Missing):
+            return one
+        known.append(one)
+    if any(not _same(one.bounds, known[0].bounds) for one in known[1:]):
+        return Missing("the bucket bounds differ between label sets or endpoints")
+    return Buckets(
+        bounds=known[0].bounds,
+        le=known[0].le,
+        intervals=np.concatenate([one.intervals for one in known]),
+        totals=np.asarray(np.sum([one.totals for one in known], axis=0)),
+        slices=_sum_slices([one.slices for one in known], share=share),
+    )
+
+
+def _same(left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
+    return bool(np.array_equal(left, right))
+
+
+def _first_reason(found: Sequence[object]) -> Missing:
+    return next((one for one in found if isinstance(one, Missing)), Missing("the page shows no such series"))

@@ -1,0 +1,271 @@
+"""From cumulative values to what happened in a window: increases, rates, gauge statistics, timeslices, resets.
+
+The window is what the client measured, [start_ns, end_ns]; scraping went on for a while after it, so that the last
+increments show.
+- *Totals* run from the reference (the last scrape complete at or before the start) to the last scrape there is.
+- *Rates* divide by the window's own duration, never by the tail in which the last increments settled.
+- *Gauges* are judged by scrapes inside the window only.
+- A *slice* runs from the last scrape at or before its start to the last at or before its end; what settles later is
+  the last slice's.
+- After a *reset* (a cumulative value fell) the increase counts from zero: what came between the last page and the
+  restart is lost.
+- A series absent at the reference counts from zero; one seen before, and absent for a while, goes on from where it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scraper.missing import Missing
+from scraper.series import EndpointSeries, Float64, HistogramColumns, Int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A measured period on the run's clock (int64 ns Unix), both ends included."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_s(self) -> float:
+        """Return its length in seconds."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Which scrapes of one endpoint a window uses: rows of its matrix.
+
+    `reference` and `last` are rows; `late` says that no scrape precedes the window, so that the first one is the
+    reference. `edges_ns` (int64[S+1]) bound the slices, `rows` (int[S+1]) are the scrapes at the edges, `complete`
+    (bool[S]) is false for a slice that the window's end cut short. `per_interval`: the slices asked for were shorter
+    than the page's update interval, so every slice is one scrape interval. `inside` (bool[T]) are the scrapes within
+    the window.
+    """
+
+    window: Window
+    reference: int
+    last: int
+    late: bool
+    edges_ns: Int64
+    rows: NDArray[np.intp]
+    complete: NDArray[np.bool_]
+    per_interval: bool
+    inside: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterIncrease:
+    """A counter's increase over a window, and over each slice (float64[S]; NaN where no scrape fell into the slice)."""
+
+    total: float
+    resets: int
+    slices: Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Observations by bucket, *not* cumulative over buckets.
+
+    `intervals` (float64[R, B]) by scrape interval, `totals` (float64[B]) in all, `slices` (float64[S, B]) by slice.
+    """
+
+    bounds: Float64
+    le: tuple[str, ...]
+    intervals: Float64
+    totals: Float64
+    slices: Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramIncrease:
+    """A histogram's increase over a window: R scrape intervals after the reference, S slices.
+
+    `sum` and `sums` are NaN where the page shows no sum; slices are NaN where no scrape fell into them.
+    `buckets` is a reason where the bounds changed during the run or could not be matched.
+    """
+
+    count: float
+    sum: float
+    resets: int
+    counts: Float64
+    sums: Float64
+    slice_counts: Float64
+    slice_sums: Float64
+    buckets: Buckets | Missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaugeSamples:
+    """A gauge's finite values inside the window and when they were read (int64[n], float64[n], n > 0)."""
+
+    at_ns: Int64
+    values: Float64
+
+
+def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missing:
+    """Choose the scrapes that a window uses and lay its slices of `slice_ns` from its start.
+
+    The reference is the last scrape whose `response_ns` is at or before the start: one under way at that moment may
+    have seen what the window counts. Missing: no usable scrape, none after the reference, or a window without duration.
+    """
+    stamps = endpoint.response_ns
+    if window.end_ns <= window.start_ns:
+        return Missing("the window has no duration")
+    if not len(stamps):
+        return Missing("no scrape succeeded")
+    before = int(np.searchsorted(stamps, window.start_ns, side="right")) - 1
+    reference = max(before, 0)
+    last = len(stamps) - 1
+    if last <= reference:
+        return Missing(
+            "no scrape after the window opened" if before >= 0 else "a single scrape: nothing to compare with"
+        )
+    update_ns = update_interval_ns(endpoint)
+    per_interval = update_ns is not None and slice_ns < update_ns
+    if per_interval:
+        final = min(int(np.searchsorted(stamps, window.end_ns, side="left")), last)
+        rows = np.arange(reference, max(final, reference + 1) + 1)
+        edges_ns = stamps[rows]
+        complete = np.ones(len(rows) - 1, dtype=np.bool_)
+    else:
+        edges_ns, complete = slice_edges(window, slice_ns)
+        rows = np.maximum(np.searchsorted(stamps, edges_ns, side="right") - 1, reference)
+    rows = rows.copy()
+    rows[-1] = last
+    return Cut(
+        window=window,
+        reference=reference,
+        last=last,
+        late=before < 0,
+        edges_ns=edges_ns,
+        rows=rows,
+        complete=complete,
+        per_interval=per_interval,
+        inside=(endpoint.at_ns >= window.start_ns) & (endpoint.at_ns <= window.end_ns),
+    )
+
+
+def slice_edges(window: Window, slice_ns: int) -> tuple[Int64, NDArray[np.bool_]]:
+    """Return the edges (int64[S+1]) of slices laid from the window's start, and which are whole (bool[S])."""
+    if slice_ns <= 0:
+        raise ValueError("slice_ns must be above 0")
+    starts = np.arange(window.start_ns, window.end_ns, slice_ns, dtype=np.int64)
+    edges_ns = np.append(starts, np.int64(window.end_ns))
+    return edges_ns, np.diff(edges_ns) == slice_ns
+
+
+def update_interval_ns(endpoint: EndpointSeries) -> float | None:
+    """Return the median time between pages that differ; None with fewer than two such intervals."""
+    updates = endpoint.response_ns[endpoint.changed]
+    return float(np.median(np.diff(updates))) if len(updates) > 2 else None
+
+
+def unrolled(values: Float64, falls: NDArray[np.bool_] | None = None) -> tuple[Float64, NDArray[np.bool_]]:
+    """Make cumulative columns (float64[T, K]) rise across resets: returns them and where those were (bool[T, K]).
+
+    Absent values take the last known one, zero before the first. `falls` (bool[T]) states the resets instead of each
+    column's own decreases: the columns of a histogram restart together. A decrease within 1e-9 is rounding (several
+    processes' values added up in another order), not a restart.
+    """
+    known = np.isfinite(values)
+    rows = np.where(known, np.arange(len(values))[:, None], -1)
+    np.maximum.accumulate(rows, axis=0, out=rows)
+    filled = np.where(rows >= 0, np.take_along_axis(values, np.maximum(rows, 0), axis=0), 0.0)
+    resets = np.zeros(values.shape, dtype=np.bool_)
+    resets[1:] = filled[1:] < filled[:-1] * (1 - 1e-9) if falls is None else falls[1:, None]
+    lost = np.zeros(values.shape)
+    lost[1:] = np.where(resets[1:], filled[:-1], 0.0)
+    return filled + np.cumsum(lost, axis=0), resets
+
+
+def counter(values: Float64, chosen: Cut) -> CounterIncrease | Missing:
+    """Return the increase of one counter column (float64[T]) over a window. Missing: it is on no page of the window."""
+    if not np.isfinite(values[chosen.reference : chosen.last + 1]).any():
+        return Missing("the series is on no page of the window")
+    rising, resets = unrolled(values[:, None])
+    np.maximum.accumulate(rising, axis=0, out=rising)
+    span = slice(chosen.reference + 1, chosen.last + 1)
+    return CounterIncrease(
+        total=float(rising[chosen.last, 0] - rising[chosen.reference, 0]),
+        resets=int(resets[span].sum()),
+        slices=_by_slice(rising, chosen)[:, 0],
+    )
+
+
+def histogram(values: Float64, columns: HistogramColumns, chosen: Cut) -> HistogramIncrease | Missing:
+    """Return the increase of one histogram of a matrix (float64[T, N]) over a window.
+
+    A reset is a row where the count or a bucket fell: all of the histogram's columns then count from zero.
+    Missing: no count on any page of the window.
+    """
+    counted = columns.count if columns.count >= 0 else (columns.buckets[-1] if columns.buckets else -1)
+    if counted < 0 or not np.isfinite(values[chosen.reference : chosen.last + 1, counted]).any():
+        return Missing("the series is on no page of the window")
+    picked = values[:, [counted, *columns.buckets]]
+    falls = np.asarray(unrolled(picked)[1].any(axis=1), dtype=np.bool_)
+    rising = np.maximum.accumulate(unrolled(picked, falls)[0], axis=0)
+    sums = unrolled(values[:, [columns.sum]], falls)[0] if columns.sum >= 0 else np.full((len(values), 1), np.nan)
+    span = slice(chosen.reference, chosen.last + 1)
+    slice_totals = _by_slice(np.hstack((rising, sums)), chosen)
+    return HistogramIncrease(
+        count=float(rising[chosen.last, 0] - rising[chosen.reference, 0]),
+        sum=float(sums[chosen.last, 0] - sums[chosen.reference, 0]),
+        resets=int(falls[chosen.reference + 1 : chosen.last + 1].sum()),
+        counts=np.diff(rising[span, 0]),
+        sums=np.diff(sums[span, 0]),
+        slice_counts=slice_totals[:, 0],
+        slice_sums=slice_totals[:, -1],
+        buckets=_buckets(picked, rising, columns, chosen),
+    )
+
+
+def _buckets(picked: Float64, rising: Float64, columns: HistogramColumns, chosen: Cut) -> Buckets | Missing:
+    present = np.isfinite(picked[chosen.reference : chosen.last + 1])
+    shown = present[present[:, 0], 1:]  # the pages that have the histogram at all
+    if not columns.buckets or columns.bounds[-1] != np.inf:
+        return Missing("the histogram has no +Inf bucket")
+    if not shown.all():
+        return Missing("the bucket bounds changed during the run")
+    cumulative = rising[:, 1:]
+    span = slice(chosen.reference, chosen.last + 1)
+    return Buckets(
+        bounds=np.array(columns.bounds),
+        le=columns.le,
+        intervals=_apart(np.diff(cumulative[span], axis=0)),
+        totals=_apart(cumulative[chosen.last] - cumulative[chosen.reference]),
+        slices=_apart(_by_slice(cumulative, chosen)),
+    )
+
+
+def _apart(cumulative: Float64) -> Float64:
+    """Undo the accumulation over buckets (the last axis)."""
+    return np.diff(cumulative, axis=-1, prepend=0.0)
+
+
+def _by_slice(rising: Float64, chosen: Cut) -> Float64:
+    """Return the increase over each slice (float64[S, K]); NaN where no scrape fell into it."""
+    totals = np.diff(rising[chosen.rows], axis=0)
+    totals[np.diff(chosen.rows) == 0] = np.nan
+    return totals
+
+
+def gauge(endpoint: EndpointSeries, column: int, chosen: Cut) -> GaugeSamples | Missing:
+    """Return one gauge's finite values inside the window, unweighted. Missing: there is none."""
+    values = endpoint.values[:, column]
+    taken = chosen.inside & np.isfinite(values)
+    if not taken.any():
+        inside = bool(chosen.inside.any())
+        return Missing("the series is on no page inside the window" if inside else "no scrape fell inside the window")
+    return GaugeSamples(at_ns=endpoint.at_ns[taken], values=values[taken])
+
+
+def slice_of(at_ns: Int64, edges_ns: Int64) -> NDArray[np.intp]:
+    """Return the slice (0..S-1) of each stamp, -1 before them and S after them; the last edge is the last slice's."""
+    where = np.searchsorted(edges_ns, at_ns, side="right") - 1
+    where[at_ns == edges_ns[-1]] = len(edges_ns) - 2
+    return where

@@ -1,0 +1,1 @@
+"""The composition: command line, configuration, one measured session, live views."""

@@ -1,0 +1,224 @@
+"""The command line: one function a command, errors as one line, exit codes as the contract says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import cyclopts
+from cyclopts import App, Group, Parameter
+from cyclopts.config import Dict
+
+from sidecar import config
+from sidecar.config import RunOptions, ScrapeOptions, Verbose
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError
+from sidecar.progress import Progress, mode_for
+from sidecar.version import VERSION
+
+HELP = """Load an LLM engine, scrape it, and tell for each wait where the time went.
+
+First `sidelight demo`, which needs nothing.
+Then, against your own engine:
+
+  sidelight doctor --url http://HOST:8000
+  sidelight run --url http://HOST:8000 --rate 4 --duration 30"""
+
+EPILOGUE = (
+    "Exit codes: 0 done; 1 a stated criterion failed; 2 bad usage or configuration; 3 the target could not be reached "
+    "or measured; 130 interrupted (results up to then are written)."
+)
+
+MEASURE = Group("Measure", sort_key=1)
+LOOK = Group("Look", sort_key=2)
+
+app = App(name="sidelight", help=HELP, help_epilogue=EPILOGUE, version=VERSION, help_format="plaintext")
+
+
+@app.command(group=MEASURE)
+def demo(
+    *,
+    rate: Annotated[float, Parameter(help="Requests per second.")] = 6.0,
+    duration: Annotated[float, Parameter(help="Seconds of measured load.")] = 7.0,
+    seed: Annotated[int, Parameter(help="The same seed sends the same requests at the same times.")] = 42,
+    engine: Annotated[Literal["vllm"], Parameter(help="Which engine's pages the simulator shows.")] = "vllm",
+    out: config.Out = None,
+    listen: config.Listen = "127.0.0.1:9464",
+    quiet: config.Quiet = False,
+    json: config.JsonProgress = False,
+    verbose: Verbose = False,
+) -> int:
+    """Simulated engine, load, scrape, correlation and report, in about 15 s. No arguments needed."""
+    del verbose  # read by main()
+    from sidecar import demo as demonstration  # noqa: PLC0415  --help must not pay for what a run imports
+
+    load = RunOptions(rate=rate, duration=duration, seed=seed, warmup=3, out=out, listen=listen, quiet=quiet, json=json)
+    return _measured(
+        lambda progress: demonstration.demo(load, engine=engine, command=_command(), progress=progress),
+        quiet=quiet,
+        as_json=json,
+    )
+
+
+@app.command(group=MEASURE)
+def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and cyclopts reads the default
+    """Load a real endpoint while scraping it; writes a run directory and prints what it found.
+
+    Open loop:    sidelight run --url http://127.0.0.1:8000 --rate 4 --duration 30
+    Closed loop:  sidelight run --url http://127.0.0.1:8000 --concurrency 16 --requests 500
+    """
+    from sidecar import session  # noqa: PLC0415  as above
+
+    checked = config.check(options)
+    return _measured(
+        lambda progress: session.run(checked, command=_command(), progress=progress),
+        quiet=options.quiet,
+        as_json=options.json,
+    )
+
+
+@app.command(group=MEASURE)
+def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as above
+    """Collect server metrics only, for a duration or until Ctrl-C."""
+    from sidecar import session  # noqa: PLC0415  as above
+
+    checked = config.check_scrape(options)
+    return _measured(
+        lambda progress: session.scrape(checked, command=_command(), progress=progress),
+        quiet=options.quiet,
+        as_json=options.json,
+    )
+
+
+@app.command(group=LOOK, help_flags=[], name="simulate")
+def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """Only the simulated engine, as a server: for trying things out. See `sidelight simulate --help`."""
+    from simulator.__main__ import main as serve  # noqa: PLC0415  as above
+
+    return serve(arguments, prog="sidelight simulate")
+
+
+@app.command(group=LOOK)
+def report(
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")], *, verbose: Verbose = False
+) -> int:
+    """Derive everything again from a run directory, also from one that was cut short."""
+    del verbose
+    from sidecar import derive  # noqa: PLC0415  as above
+
+    derive.print_report(derive.derive(run_directory), run_directory)
+    return 0
+
+
+@app.command(group=LOOK)
+def doctor(
+    *,
+    url: config.Url = None,
+    model: config.Model = None,
+    api_key: config.ApiKey = None,
+    metrics: config.Metrics = (),
+    verbose: Verbose = False,
+) -> int:
+    """Look at an endpoint before a run: reachable, streaming, which engine, which quantities, what is missing."""
+    del verbose
+    from sidecar import doctor as examination  # noqa: PLC0415  as above
+
+    if url is None:
+        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
+    config.http_url("--url", url)
+    return asyncio.run(examination.examine(url, model=model, api_key=api_key, metrics=metrics))
+
+
+@app.command(group=LOOK)
+def schema(of: Annotated[Literal["config", "summary"], Parameter(help="Which one.")] = "config", /) -> int:
+    """Print the JSON Schema of the configuration, or of summary.json."""
+    from sidecar import schema as schemas  # noqa: PLC0415  as above
+
+    print(json.dumps(schemas.configuration() if of == "config" else schemas.summary(), indent=2))  # noqa: T201  its result
+    return 0
+
+
+def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet: bool, as_json: bool) -> int:
+    """Measure, derive, print. An interrupted run is derived and printed too, and exits 130."""
+    from sidecar import derive  # noqa: PLC0415  as above
+
+    mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
+    with Progress(mode) as progress:
+        path = asyncio.run(measure(progress))
+    summary = derive.derive(path)
+    derive.print_report(summary, path)
+    return Interrupted.exit_code if summary["status"] == "interrupted" else 0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code. The last resort: one line for the user, a traceback with --verbose."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = _dispatch(arguments)
+    except cyclopts.CycloptsError as error:
+        _say(_one_line(error), arguments)
+        code = 2
+    except SidelightError as error:
+        _say(str(error), arguments)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted", arguments)
+        code = Interrupted.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has left: nothing to say, and nobody to say it to.
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
+        code = 0
+    except OSError as error:
+        _say(f"{error.filename or 'input/output'}: {error.strerror or error}", arguments)
+        code = 3
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    found = _config_file(arguments)
+    if found is not None:
+        options: type = ScrapeOptions if "scrape" in arguments[:1] else RunOptions
+        data = {key.replace("_", "-"): value for key, value in config.load_yaml(found, options).items()}
+        app.config = (Dict(data, source=str(found), use_commands_as_keys=False),)
+    if not arguments:
+        app.help_print([])
+        return 0
+    result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    return result if isinstance(result, int) else 0
+
+
+def _config_file(arguments: Sequence[str]) -> Path | None:
+    for position, argument in enumerate(arguments):
+        if argument == "--config" and position + 1 < len(arguments):
+            return Path(arguments[position + 1])
+        if argument.startswith("--config="):
+            return Path(argument.removeprefix("--config="))
+    return None
+
+
+def _one_line(error: cyclopts.CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _say(text: str, arguments: Sequence[str]) -> None:
+    if "--verbose" in arguments:
+        traceback.print_exc()
+    sys.stderr.write(f"sidelight: {text}\n")
+
+
+def _command() -> list[str]:
+    """Return the command line for the manifest, secrets masked."""
+    shown, hide = [], False
+    for argument in sys.argv[1:]:
+        name, separator, _ = argument.partition("=")
+        secret = name == "--api-key"
+        shown.append("***" if hide else f"{name}=***" if secret and separator else argument)
+        hide = secret and not separator
+    return shown

@@ -1,0 +1,44 @@
+"""The one clock of a run: the monotonic clock, anchored once to the wall clock.
+
+Differences are never negative, and since CLOCK_MONOTONIC is one for the whole machine, stamps of all our processes
+compare.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+ANCHOR_TRIES = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """`offset_ns` turns a monotonic stamp into Unix time; `error_ns` bounds how far the anchor itself may be off."""
+
+    offset_ns: int
+    error_ns: int
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() + self.offset_ns
+
+
+def anchor() -> Clock:
+    """Read the wall clock between two monotonic reads, several times, and keep the tightest."""
+    best: tuple[int, int] | None = None
+    for _ in range(ANCHOR_TRIES):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        reading = (after - before, wall - (before + after) // 2)
+        best = reading if best is None else min(best, reading)
+    if best is None:
+        raise AssertionError("the anchor was read")
+    return Clock(offset_ns=best[1], error_ns=best[0] // 2 + 1)
+
+
+def iso_ms(stamp_ns: int) -> str:
+    """Return a Unix stamp as ISO 8601 in UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(stamp_ns // 1_000_000 / 1000, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

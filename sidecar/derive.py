@@ -1,0 +1,226 @@
+"""Everything a run has to say, derived from its directory alone; the same directory gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from correlator.associate import Association, associate
+from correlator.decompose import FinishSums, decompose, decompose_slices
+from correlator.finish import finish_sums
+from exporter import breakdown, tables, text
+from exporter.server_metrics import server_metrics_export
+from loadgen.log import RequestLog, select
+from loadgen.metrics import client_summary, request_metrics
+from loadgen.self_check import self_check
+from scraper import engines
+from scraper.missing import Missing
+from scraper.normalise import Window, slice_edges
+from scraper.series import EndpointSeries
+from scraper.server_summary import server_summary
+from sidecar import manifest as manifests
+from sidecar.clock import iso_ms
+from sidecar.run import Run, open_run, write_json, write_whole
+
+SUMMARY = "summary.json"
+DRAFT_WARMUP_REQUESTS = 100
+NOT_TESTED = "no test of the draft was run; this is a plain measurement"
+FOREIGN_RATIO = 0.02
+
+
+def derive(path: Path) -> dict[str, Any]:
+    """Write every derived file of a run directory and return its summary. Raises ConfigurationError, CannotWrite."""
+    run = open_run(path)
+    window = window_of(run)
+    summary = summarise(run, window)
+    write_json(path / SUMMARY, summary)
+    write_json(
+        path / "server_metrics_export.json",
+        server_metrics_export(
+            run.endpoints,
+            window=window,
+            slice_ns=_slice_ns(run),
+            benchmark_id=str(run.manifest["run_id"]),
+            input_config=run.manifest["config"],
+            tool_version=run.manifest["tool"]["version"],
+        ),
+    )
+    requests = tables.requests_table(run.requests)
+    write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
+    slices = tables.timeslices_table(summary)
+    write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
+    report = text.as_text(summary)
+    write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
+    return summary
+
+
+def window_of(run: Run) -> Window:
+    """Return the measured window: from the measured phase's start to the end of its last response.
+
+    A scrape without load: the phase's own end. A run that was cut short: the last stamp that anything left; one that
+    was cut short before measuring has an empty window at its start.
+    """
+    phase = next((phase for phase in run.phases if phase.name == "measure"), None)
+    if phase is None:
+        started_ns = int(run.manifest["started_ns"])
+        return Window(start_ns=started_ns, end_ns=started_ns)
+    measured = select(run.requests, run.requests.phase == "measure")
+    last = [int(stamps.max(initial=-1)) for stamps in (measured.end_ns, measured.last_token_ns)]
+    if max(last) < 0 or run.status == "crashed":
+        last += [int(endpoint.response_ns.max(initial=-1)) for endpoint in run.endpoints]
+    if max(last) < 0:
+        last.append(phase.end_ns or phase.start_ns)
+    return Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last))
+
+
+def summarise(run: Run, window: Window) -> dict[str, Any]:
+    """Return `summary.json` of a run."""
+    manifest = run.manifest
+    measured = select(run.requests, run.requests.phase == "measure")
+    stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
+    client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns)
+    server = server_summary(
+        run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
+    )
+    if manifest.get("server_missing"):
+        server = {**server, "reason": manifest["server_missing"]}
+    correlation = _correlation(run, measured, window)
+    check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None)
+    return {
+        "schema_version": manifests.SCHEMA_VERSION,
+        "run_id": manifest["run_id"],
+        "tool": manifest["tool"],
+        "status": run.status,
+        "started_at": manifest["started_at"],
+        "ended_at": manifest.get("ended_at"),
+        "window": {
+            "start_ns": window.start_ns,
+            "end_ns": window.end_ns,
+            "start": iso_ms(window.start_ns),
+            "end": iso_ms(window.end_ns),
+            "duration_s": window.duration_s,
+        },
+        "warnings": list(_warnings(run, client, correlation, check)),
+        "config": manifest["config"],
+        "workload": _workload(run),
+        "client": client,
+        "server": server,
+        "correlation": correlation,
+        "self_check": check,
+        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": NOT_TESTED},
+    }
+
+
+def print_report(summary: Mapping[str, Any], path: Path) -> None:
+    """Print the report, and under it what was written where."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = text.WIDTH
+    console.print(text.render(summary))
+    console.print("\nwritten:", style="bold")
+    for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
+        console.print(f"  {path / name}", soft_wrap=True)
+
+
+def _correlation(run: Run, measured: RequestLog, window: Window) -> dict[str, Any]:
+    # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
+    finished_ok = select(measured, measured.status == "ok")
+    ended_ns, ttft_ms = finished_ok.end_ns, request_metrics(finished_ok).ttft_ms
+    finished = [finish_sums(endpoint) for endpoint in run.endpoints]
+    servers = [sums for sums in finished if isinstance(sums, FinishSums)]
+    whole = decompose(ended_ns, ttft_ms, servers, start_ns=window.start_ns, end_ns=window.end_ns)
+    edges = slice_edges(window, _slice_ns(run))[0] if window.end_ns > window.start_ns else np.array([], np.int64)
+    slices = decompose_slices(ended_ns, ttft_ms, servers, edges_ns=[int(edge) for edge in edges]) if len(edges) else ()
+    return breakdown.correlation(whole, slices, _associations(run.endpoints, measured))
+
+
+def _associations(
+    endpoints: Sequence[EndpointSeries], measured: RequestLog
+) -> Iterator[Association | tuple[str, str, str]]:
+    ttft_ms = request_metrics(measured).ttft_ms
+    submitted = measured.submit_ns >= 0
+    for endpoint in endpoints:
+        engine = engines.detect(endpoint.series)
+        if engine is None:
+            continue
+        source = engines.canonical(endpoint.series, engine.name)["requests_waiting"]
+        if isinstance(source, Missing):
+            yield "ttft_ms", "requests_waiting", source.reason
+            continue
+        found = associate(
+            client="ttft_ms",
+            at_ns=measured.submit_ns[submitted],
+            values=ttft_ms[submitted],
+            server="requests_waiting",
+            gauge_ns=endpoint.at_ns,
+            gauge=np.asarray(endpoint.values[:, list(source.columns)].sum(axis=1)),
+        )
+        yield ("ttft_ms", "requests_waiting", found) if isinstance(found, str) else found
+
+
+def _workload(run: Run) -> dict[str, Any]:
+    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
+    measure = planned.get("measure", {})
+    return {
+        "name": run.manifest["config"].get("workload"),
+        "seed": run.manifest["config"].get("seed"),
+        "tokenizer": run.manifest.get("tokenizer"),
+        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
+        "planned_requests": measure.get("count"),
+        "clipped_inputs": measure.get("clipped_inputs"),
+        "clipped_outputs": measure.get("clipped_outputs"),
+        "requests_sha256": measure.get("sha256"),
+        "warmup_requests": run.manifest["config"].get("warmup"),
+    }
+
+
+def _warnings(
+    run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any], check: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what a reader must know before any number, worst first."""
+    if run.status == "crashed":
+        reason = run.manifest.get("reason", "nobody wrote an end to its manifest")
+        yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
+    elif run.status == "interrupted":
+        yield "this run was interrupted; numbers cover what was recorded up to then"
+    if not check["trusted"]:
+        yield f"the load generator was slow, {check['verdict']}: {'; '.join(check['reasons'])}"
+    yield from run.notes
+    workload = _workload(run)
+    clipped = (workload["clipped_inputs"] or 0, workload["clipped_outputs"] or 0)
+    if any(clipped):
+        yield (
+            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload['planned_requests']} requests were clipped "
+            f"to the model's length of {workload['max_model_len']} tokens"
+        )
+    warmup = run.manifest["config"].get("warmup")
+    if warmup is not None and warmup < DRAFT_WARMUP_REQUESTS:
+        yield f"warm-up of {warmup} requests; the draft asks for {DRAFT_WARMUP_REQUESTS} or 10,000 output tokens"
+    yield from _coverage_warnings(client, correlation)
+    failed = client["requests"]["failed"] + client["requests"]["refused"]
+    if failed:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in client["errors"].items())
+        yield f"{failed} of {client['requests']['sent']} requests did not succeed: {kinds}"
+
+
+def _coverage_warnings(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+    ok, timed = client["requests"]["ok"], correlation["client_requests"]
+    if timed < ok:
+        yield (
+            f"{ok - timed} of {ok} replies held nothing but blanks and so have no TTFT; "
+            "the engine's sums include them, the client's mean does not"
+        )
+    server = correlation["server_requests"]
+    if correlation.get("missing") is None and abs(server - ok) > FOREIGN_RATIO * ok:
+        yield (
+            f"the engine finished {server} requests here and the client {ok}: somebody else used it too, or scrapes "
+            "are missing, and the breakdown speaks of all of them"
+        )
+
+
+def _slice_ns(run: Run) -> int:
+    return int(float(run.manifest["config"]["slice_duration"]) * 1e9)

@@ -1,0 +1,175 @@
+"""A run while it goes: the logs are tailed, and the functions that derive a finished run are run on what is new.
+
+Requests count when they have ended; in flight and sent are as the workers last reported them, half a second ago at
+most.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from correlator.decompose import decompose
+from exporter.snapshot import Breakdown, EngineCounts, GeneratorCounts, Snapshot
+from loadgen.frames import FrameTail, decode_log, decode_planned
+from loadgen.log import assemble
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat
+from scraper.series import ScrapeRecord
+from sidecar.clock import Clock
+from sidecar.engine_view import EngineView
+from sidecar.progress import View
+from sidecar.run import RAW
+from sidecar.tally import Tally
+from sidecar.version import VERSION
+
+SLIDING_S = 10.0  # the breakdown speaks of requests that ended this recently
+RATE_S = 5.0
+
+
+class LiveRun:
+    """Owns the tails of a run's logs while it goes. A context manager."""
+
+    def __init__(self, path: Path, *, run_id: str, clock: Clock, planned_s: float | None) -> None:
+        self._raw = path / RAW
+        self._run_id = run_id
+        self._clock = clock
+        self._planned_s = planned_s
+        self._tails: dict[Path, FrameTail] = {}
+        self._phase, self._phase_ns = "start", clock.now_ns()
+        self._plan: dict[int, PlannedRequest] = {}
+        self._open: dict[int, list[RequestPart]] = {}
+        self._sent: dict[str, int] = {}
+        self._tallies: dict[str, Tally] = {"measure": Tally()}
+        self._stats: dict[int, WorkerStat] = {}
+        self._worst_delay_ns = 0
+        self._engines: dict[str, EngineView] = {}
+        self._decode_scrape = msgspec.msgpack.Decoder(ScrapeRecord).decode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tail in self._tails.values():
+            tail.close()
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase: the view counts from here."""
+        self._phase, self._phase_ns = phase, self._clock.now_ns()
+        self._tallies.setdefault(phase, Tally())
+
+    def started(self) -> int:
+        """Return how many requests of the measured phase have been sent, as far as the logs say."""
+        return self._sent.get("measure", 0)
+
+    def poll(self) -> None:
+        """Take in what the logs have gained."""
+        # Requests before plans: what a worker was sent stands in a plan by the time it is in the worker's log.
+        parts = [decode_log(payload) for payload in self._news("requests-*.log")]
+        for payload in self._news("plan-*.log"):
+            planned = decode_planned(payload)
+            self._plan[planned.index] = msgspec.structs.replace(planned, body=b"")
+        for record in parts:
+            if isinstance(record, WorkerStat):
+                self._stats[record.worker] = record
+                self._worst_delay_ns = max(self._worst_delay_ns, record.loop_delay_ns)
+            else:
+                self._take(record)
+        for payload in self._news("scrapes-*.log"):
+            scrape = self._decode_scrape(payload)
+            engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
+            engine.take(scrape, keep_s=SLIDING_S)
+
+    def view(self) -> View:
+        """Return the current phase for the panel."""
+        tally = self._tallies.get(self._phase, Tally())
+        now_ns = self._clock.now_ns()
+        ttft_ms = np.array(tally.ttfts_ms)
+        recent = [one.output_tokens for one in tally.lately if one.end_ns > now_ns - RATE_S * 1e9]
+        tokens = sum(count for count in recent if count > 0)
+        elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
+        return View(
+            phase=self._phase,
+            elapsed_s=elapsed_s,
+            planned_s=self._planned_s if self._phase == "measure" else None,
+            sent=self._sent.get(self._phase, 0),
+            ok=tally.statuses["ok"],
+            failed=tally.statuses["failed"] + tally.statuses["refused"],
+            in_flight=len(self._open),
+            output_tokens_per_s=tokens / min(RATE_S, elapsed_s) if tokens and elapsed_s > 0 else None,
+            ttft_p50_ms=float(np.quantile(ttft_ms, 0.5)) if len(ttft_ms) else None,
+            ttft_p99_ms=float(np.quantile(ttft_ms, 0.99)) if len(ttft_ms) else None,
+            running=self._gauge("requests_running"),
+            waiting=self._gauge("requests_waiting"),
+            kv_cache_usage_ratio=self._gauge("kv_cache_usage"),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return the measured phase so far for the Prometheus page."""
+        tally = self._tallies["measure"]
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
+        return Snapshot(
+            version=VERSION,
+            run_id=self._run_id,
+            phase=self._phase,
+            client=tally.client_counts(in_flight=len(self._open)),
+            generator=GeneratorCounts(
+                schedule_lateness=tally.lateness,
+                cpu_seconds={**cpu, "conductor": usage.ru_utime + usage.ru_stime},
+                loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
+            ),
+            engines=tuple(engine.counts for engine in self._engines.values()),
+            breakdown=self._breakdown(tally),
+        )
+
+    def _news(self, pattern: str) -> list[bytes]:
+        payloads: list[bytes] = []
+        for path in sorted(self._raw.glob(pattern)):
+            if path not in self._tails:
+                self._tails[path] = FrameTail(path)
+            while new := self._tails[path].read_new():
+                payloads += new
+        return payloads
+
+    def _take(self, part: RequestPart) -> None:
+        """Keep one part of a request; count the request when it is the last."""
+        parts = self._open.setdefault(part.index, [])
+        phase = self._plan[part.index].phase
+        if not parts:
+            self._sent[phase] = self._sent.get(phase, 0) + 1
+        parts.append(part)
+        if part.last:
+            planned = self._plan.pop(part.index)
+            tally = self._tallies.setdefault(phase, Tally())
+            tally.count(assemble([planned], self._open.pop(part.index), run_id=self._run_id))
+            tally.forget_before(self._clock.now_ns() - int(SLIDING_S * 1e9))
+
+    def _gauge(self, quantity: str) -> float | None:
+        gauges = [engine.counts.gauges for engine in self._engines.values() if quantity in engine.counts.gauges]
+        values = [found[quantity] for found in gauges]
+        return (max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
+
+    def _breakdown(self, tally: Tally) -> Breakdown | None:
+        """Break down the TTFT of the requests that ended between the first and last scrape of the sliding window."""
+        servers = [sums for engine in self._engines.values() if (sums := engine.finish_sums()) is not None]
+        ended = [one for one in tally.lately if one.ok]
+        if not servers or not ended:
+            return None
+        whole = decompose(
+            np.array([one.end_ns for one in ended], dtype=np.int64),
+            np.array([one.ttft_ms for one in ended]),
+            servers,
+            start_ns=min(int(server.at_ns[0]) for server in servers),
+            end_ns=max(int(server.at_ns[-1]) for server in servers),
+        )
+        if whole.queue_ms is None or whole.prefill_ms is None or whole.other_ms is None:
+            return None
+        parts_s = {"queue": whole.queue_ms / 1e3, "prefill": whole.prefill_ms / 1e3, "other": whole.other_ms / 1e3}
+        return Breakdown(parts_s=parts_s, requests=whole.client_requests, coverage_ratio=whole.coverage)

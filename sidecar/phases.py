@@ -1,0 +1,224 @@
+"""The phases of a session: prepare the requests, warm up, drain, measure, settle; each to its end or until the user
+stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exporter.prometheus import LivePage
+from loadgen.plan import Planned
+from sidecar.clock import Clock
+from sidecar.config import RunOptions
+from sidecar.errors import Interrupted, WorkerDied
+from sidecar.live import LiveRun
+from sidecar.prepare import Pace, Prepared, measure_plan, planned_ahead, warmup_plan, write_plan
+from sidecar.processes import Child
+from sidecar.progress import Progress
+from sidecar.run import RAW, Event, append_event
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LEAD_S = 0.3  # from the command to the first submission: the workers read their plan meanwhile
+STOP_TIMEOUT_S = 10.0
+WATCH_EVERY_S = 0.5
+WARMUP_CONCURRENCY = 4
+SETTLE_LEAST_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What the phases of one session share."""
+
+    path: Path
+    clock: Clock
+    progress: Progress
+    stop: asyncio.Event
+    workers: tuple[Child, ...]
+    scraper: Child | None
+    live: LiveRun
+    page: LivePage | None
+
+
+async def load(session: Session, options: RunOptions, found: Prepared) -> None:
+    """Warm a target up and measure it. Raises SidelightError when one of our processes, or /tokenize, fails."""
+    raw = session.path / RAW
+    warmup, measure = raw / "plan-warmup.log", raw / "plan-measure.log"
+    settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
+    session.progress.stage("preparing requests")
+    if options.warmup:
+        await unless_stopped(session.stop, _plan(session, warmup_plan(options, found), warmup))
+    measure.touch()  # a worker may open it before the first request is in it
+    ahead, enough = planned_ahead(options), asyncio.Event()
+    requests = measure_plan(options, found)
+    feeding = asyncio.ensure_future(_plan(session, requests, measure, ahead=ahead, enough=enough))
+    if ahead is None:
+        await unless_stopped(session.stop, feeding)
+    async with watching(session.live, session.progress, session.page):
+        if options.warmup:
+            width = min(options.concurrency or WARMUP_CONCURRENCY, options.warmup)
+            await _phase(session, warmup, concurrency=width, until_s=None, drain_s=options.drain_timeout)
+            # The reference scrape lies between the end of the warm-up and the first measured request.
+            await unless_stopped_for(session.stop, settle_s)
+        until_s, drain_s = options.duration, options.drain_timeout
+        await _phase(
+            session, measure, concurrency=options.concurrency, until_s=until_s, drain_s=drain_s, feeding=feeding
+        )
+        enough.set()
+        if session.scraper is not None:
+            await settle(session.scraper, session.path, session.clock, seconds=settle_s)
+    await feeding
+
+
+async def _plan(
+    session: Session,
+    requests: AsyncGenerator[Planned, None],
+    plan: Path,
+    *,
+    ahead: int | None = None,
+    enough: asyncio.Event | None = None,
+) -> None:
+    pace = None if ahead is None or enough is None else Pace(ahead=ahead, started=session.live.started, enough=enough)
+    about = await write_plan(requests, plan, progress=session.progress, pace=pace)
+    record(session.path, session.clock, "planned", **about)
+
+
+async def _phase(
+    session: Session,
+    plan: Path,
+    *,
+    concurrency: int | None,
+    until_s: float | None,
+    drain_s: float,
+    feeding: asyncio.Future[None] | None = None,
+) -> None:
+    """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it.
+
+    `feeding` still writes the plan; when it fails, so does the phase.
+    """
+    if session.stop.is_set():
+        return
+    name = plan.stem.removeprefix("plan-")
+    start_ns = session.clock.now_ns() + int(LEAD_S * 1e9)
+    until_ns = None if until_s is None else start_ns + int(until_s * 1e9)
+    command = {
+        "cmd": "run",
+        "plan": str(plan),
+        "start_ns": start_ns,
+        "concurrency": concurrency,
+        "until_ns": until_ns,
+        "drain_until_ns": None if until_ns is None else until_ns + int(drain_s * 1e9),
+    }
+    session.live.enter(name)
+    append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
+    for worker in session.workers:
+        await worker.send(command)
+    drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
+    stopped = asyncio.ensure_future(_stopped_or_failed(session.stop, feeding))
+    try:
+        await _first(drained, stopped)
+        if not drained.done():
+            session.progress.stage("stopping: what is in flight is cancelled and recorded")
+            for worker in session.workers:
+                await worker.send({"cmd": "stop"})
+        await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
+    except TimeoutError:
+        raise WorkerDied(f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
+    finally:
+        stopped.cancel()
+    record(session.path, session.clock, "phase_end", phase=name)
+    if feeding is not None and feeding.done():
+        feeding.result()
+
+
+async def _stopped_or_failed(stop: asyncio.Event, feeding: asyncio.Future[None] | None) -> None:
+    """Return when the user stops, or when what writes the plan fails."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        if feeding is not None:
+            await _first(stopping, feeding)
+            if feeding.done() and feeding.exception() is not None:
+                return
+        await stopping
+    finally:
+        stopping.cancel()
+
+
+async def unless_stopped_for(stop: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def settle(scraper: Child, path: Path, clock: Clock, *, seconds: float) -> None:
+    """Scrape a moment longer, so that what the engine has just counted shows. A dead scraper is noted, not fatal."""
+    try:
+        await scraper.send({"cmd": "settle", "seconds": seconds})
+        await scraper.expect("settled", timeout_s=seconds + STOP_TIMEOUT_S)
+    except WorkerDied as error:
+        note(path, clock, f"the scraper did not finish ({error}); server numbers end where its log does")
+
+
+@asynccontextmanager
+async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> AsyncIterator[None]:
+    """Show the run while the block goes on."""
+
+    def look() -> None:
+        try:
+            live.poll()
+            progress.update(live.view())
+            if page is not None:
+                page.update(live.snapshot())
+        except Exception:  # a view is a sink: what it stumbles over must not end a measurement
+            log.exception("the live view failed; the run goes on")
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+        look()
+    finally:
+        watching.cancel()
+        progress.close()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T:
+    """Await something, but give it up when the user stops. Raises Interrupted then."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await _first(working, stopped)
+        if not working.done():
+            raise Interrupted("interrupted before anything was measured")
+        return await working
+    finally:
+        stopped.cancel()
+        working.cancel()
+
+
+async def _first(*work: asyncio.Future[Any]) -> None:
+    """Wait for one of several, whatever becomes of it."""
+    await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+
+
+def record(path: Path, clock: Clock, name: str, **data: Any) -> None:
+    """Append an event of this moment to the run's log."""
+    append_event(path, Event(at_ns=clock.now_ns(), name=name, data=data))
+
+
+def note(path: Path, clock: Clock, text: str) -> None:
+    """Record something that a reader of the report must be told."""
+    record(path, clock, "note", text=text)

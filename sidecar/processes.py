@@ -1,0 +1,105 @@
+"""Our own processes (load workers, the scraper, the simulator): JSON lines in, JSON lines out.
+
+A child gets its specification as its first line of standard input and ends when that input does, so that it never
+outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which decides what happens to whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sidecar.errors import WorkerDied
+
+EXIT_TIMEOUT_S = 5.0
+
+
+class Child:
+    """One child process and its two pipes. An async context manager: leaving it ends the process."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, spec: Mapping[str, Any] | None, stderr: Path) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._spec = spec
+        self._stderr = stderr
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        with self._stderr.open("ab") as stderr:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *self._arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        if self._spec is not None:
+            await self.send(self._spec)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._running
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def send(self, command: Mapping[str, Any]) -> None:
+        """Write one command. A child that has ended is noticed by `expect`, which can say why."""
+        stdin = self._running.stdin
+        if stdin is None:
+            raise AssertionError("a child has a standard input")
+        with suppress(ConnectionResetError, BrokenPipeError):
+            stdin.write(json.dumps(dict(command)).encode() + b"\n")
+            await stdin.drain()
+
+    async def expect(self, event: str, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return the next message of this kind, passing over others.
+
+        Raises WorkerDied when the child reports an error, ends first, or takes longer than `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self._next_message()
+                    if message.get("event") == "error":
+                        raise WorkerDied(f"{self.name}: {message.get('message')}")
+                    if message.get("event") == event:
+                        return message
+        except TimeoutError:
+            raise WorkerDied(f"{self.name} was not {event} within {timeout_s:g} s") from None
+
+    async def _next_message(self) -> dict[str, Any]:
+        stdout = self._running.stdout
+        if stdout is None:
+            raise AssertionError("a child has a standard output")
+        line = await stdout.readline()
+        if not line:
+            code = await self._running.wait()
+            raise WorkerDied(f"{self.name} ended with code {code}: {self._last_words()}")
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
+
+    def _last_words(self) -> str:
+        lines = self._stderr.read_text(errors="replace").strip().splitlines()
+        return f"{lines[-1]} (all of it in {self._stderr})" if lines else f"it said nothing in {self._stderr}"
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise AssertionError(f"{self.name} was not started")
+        return self._process

@@ -1,0 +1,160 @@
+"""What a user sees while a run goes: one live panel on a terminal, a line now and then elsewhere, JSON lines for
+machines, or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+Mode = Literal["panel", "lines", "json", "quiet"]
+LINE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One moment of a run in numbers; None is shown as a dash."""
+
+    phase: str
+    elapsed_s: float
+    planned_s: float | None
+    sent: int
+    ok: int
+    failed: int
+    in_flight: int
+    output_tokens_per_s: float | None
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    running: float | None
+    waiting: float | None
+    kv_cache_usage_ratio: float | None
+
+
+def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
+    if as_json:
+        return "json"
+    if quiet:
+        return "quiet"
+    return "panel" if stream_is_terminal else "lines"
+
+
+class Progress:
+    """Owns standard error while a run goes. A context manager: the panel is gone when it ends."""
+
+    def __init__(self, mode: Mode, *, title: str = "sidelight") -> None:
+        self.mode = mode
+        self.title = title
+        self.console = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._last_line_s = -LINE_EVERY_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the panel away; later stages and results are printed below where it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, text: str) -> None:
+        """Say what is being done now."""
+        if self.mode == "json":
+            self._json({"event": "stage", "stage": text})
+        elif self.mode != "quiet":
+            self.console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Say, once, something that the reader must know; also when quiet."""
+        if self.mode == "json":
+            self._json({"event": "warning", "text": text})
+        else:
+            self.console.print(Text(f"! {text}", style="yellow"), soft_wrap=True)
+
+    def update(self, view: View) -> None:
+        """Show the latest numbers."""
+        if self.mode == "json":
+            self._json({"event": "progress", **asdict(view)})
+        elif self.mode == "panel":
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(panel(view, title=self.title), refresh=True)
+        elif self.mode == "lines" and (
+            view.elapsed_s - self._last_line_s >= LINE_EVERY_S or view.elapsed_s < self._last_line_s
+        ):
+            self._last_line_s = view.elapsed_s
+            self.console.print(f"  {line(view)}", soft_wrap=True)
+
+    def _json(self, message: dict[str, object]) -> None:
+        sys.stderr.write(json.dumps(message) + "\n")
+        sys.stderr.flush()
+
+
+def line(view: View) -> str:
+    """Return one moment as a line of text."""
+    return (
+        f"{view.phase} {_elapsed(view)}: sent {view.sent}, ok {view.ok}, failed {view.failed}, "
+        f"in flight {view.in_flight}, {_number(view.output_tokens_per_s)} tokens/s, "
+        f"TTFT p50 {_number(view.ttft_p50_ms)} p99 {_number(view.ttft_p99_ms)} ms, "
+        f"engine running {_number(view.running)} waiting {_number(view.waiting)} "
+        f"KV {_percent(view.kv_cache_usage_ratio)}"
+    )
+
+
+def panel(view: View, *, title: str) -> Panel:
+    """Return one moment as a panel: the client's numbers, and under them the engine's."""
+    client = Table.grid(padding=(0, 3))
+    client.add_row(
+        _cell("sent", f"{view.sent}"),
+        _cell("ok", f"{view.ok}", "green"),
+        _cell("failed", f"{view.failed}", "red" if view.failed else ""),
+        _cell("in flight", f"{view.in_flight}"),
+        _cell("tokens/s", _number(view.output_tokens_per_s)),
+        _cell("TTFT p50", f"{_number(view.ttft_p50_ms)} ms"),
+        _cell("p99", f"{_number(view.ttft_p99_ms)} ms"),
+    )
+    engine = Table.grid(padding=(0, 3))
+    engine.add_row(
+        _cell("running", _number(view.running)),
+        _cell("waiting", _number(view.waiting), "yellow" if view.waiting else ""),
+        _cell("KV cache", _percent(view.kv_cache_usage_ratio)),
+    )
+    body = Table.grid(padding=(0, 2))
+    body.add_row(Text("client", style="bold cyan"), client)
+    body.add_row(Text("engine", style="bold cyan"), engine)
+    heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
+    return Panel(Group(heading, body), title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def _cell(label: str, value: str, style: str = "") -> Text:
+    return Text.assemble((f"{label} ", "dim"), (value, f"bold {style}".strip()))
+
+
+def _elapsed(view: View) -> str:
+    planned = "" if view.planned_s is None else f" of {view.planned_s:.0f}"
+    return f"{view.elapsed_s:.0f}{planned} s"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f} %"

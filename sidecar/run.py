@@ -1,0 +1,155 @@
+"""The run directory: the single source of truth of a run, and the only reader of its raw logs.
+
+A manifest says what was asked, with what and when; everything measured stands in append-only logs under `raw/`. A run
+whose manifest has no end was cut short, and is read all the same up to the tear.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.frames import append_frame, open_log, read_frames, read_log, read_plan
+from loadgen.log import RequestLog, assemble
+from loadgen.records import RequestPart, WorkerStat
+from scraper import series
+from sidecar.errors import CannotWrite, ConfigurationError
+
+MANIFEST = "manifest.json"
+RAW = "raw"
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True):
+    """Something that happened to the run as a whole: a phase began or ended, a note for the reader."""
+
+    at_ns: int
+    name: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stretch of a run; `end_ns` is None when the run was cut short within it."""
+
+    name: str
+    start_ns: int
+    end_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The logs of a run directory as columnar tables."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    requests: RequestLog
+    worker_stats: tuple[WorkerStat, ...]
+    endpoints: tuple[series.EndpointSeries, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def status(self) -> str:
+        """Return `complete`, `interrupted` or, where nobody wrote an end, `crashed`."""
+        return str(self.manifest.get("status") or "crashed")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        ends = {event.data["phase"]: event.at_ns for event in self.events if event.name == "phase_end"}
+        return tuple(
+            Phase(name=event.data["phase"], start_ns=event.at_ns, end_ns=ends.get(event.data["phase"]))
+            for event in self.events
+            if event.name == "phase_start"
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(event.data["text"] for event in self.events if event.name == "note")
+
+
+def require_free(path: Path | None) -> None:
+    """Raise ConfigurationError if something is where a new run directory shall be; None is a new name, always free."""
+    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "holds another run" if (path / MANIFEST).exists() or (path / RAW).exists() else "is not empty"
+        raise ConfigurationError(f"--out {path}: {what}; name a new directory, results are never mixed or overwritten")
+
+
+def create(path: Path) -> Path:
+    """Make a new run directory with its `raw/`. Raises ConfigurationError as `require_free` does, CannotWrite."""
+    require_free(path)
+    try:
+        (path / RAW).mkdir(parents=True)
+    except OSError as error:
+        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+    return path
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside its place and move it there, so that no reader ever sees half of it."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        write(draft)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise CannotWrite(f"{path}: {error.strerror}") from error
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write strict JSON (no NaN), keys in the order given."""
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(path, lambda draft: draft.write_text(text + "\n", encoding="utf-8"))
+
+
+def append_event(path: Path, event: Event) -> None:
+    """Append one event to `raw/events.log` of the run directory."""
+    fd = open_log(path / RAW / "events.log")
+    try:
+        append_frame(fd, msgspec.msgpack.encode(event))
+    finally:
+        os.close(fd)
+
+
+def open_run(path: Path) -> Run:
+    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: no {MANIFEST} here; give the directory that --out named") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    logged = [record for name in _logs(path, "requests-*.log") for record in read_log(name)]
+    parts = [record for record in logged if isinstance(record, RequestPart)]
+    planned = (record for name in _logs(path, "plan-*.log") for record in read_plan(name))
+    return Run(
+        path=path,
+        manifest=manifest,
+        requests=assemble(planned, parts, run_id=str(manifest["run_id"])),
+        worker_stats=tuple(record for record in logged if isinstance(record, WorkerStat)),
+        endpoints=series.build(_scrapes(path)),
+        events=tuple(_events(path)),
+    )
+
+
+def _logs(path: Path, pattern: str) -> list[Path]:
+    return sorted((path / RAW).glob(pattern))
+
+
+def _scrapes(path: Path) -> Iterator[series.ScrapeRecord]:
+    decoder = msgspec.msgpack.Decoder(series.ScrapeRecord)
+    for name in _logs(path, "scrapes-*.log"):
+        for frame in read_frames(name):
+            yield decoder.decode(frame)
+
+
+def _events(path: Path) -> Iterator[Event]:
+    decoder = msgspec.msgpack.Decoder(Event)
+    name = path / RAW / "events.log"
+    if name.exists():
+        for frame in read_frames(name):
+            yield decoder.decode(frame)

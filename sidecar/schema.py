@@ -1,0 +1,60 @@
+"""JSON Schemas, generated from what they describe: the configuration from its dataclass; `summary.json` is described by
+hand beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from cyclopts import Parameter
+
+from sidecar.config import RunOptions
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Path: "string"}
+
+
+def configuration() -> dict[str, Any]:
+    """Return the schema of a configuration file: every option of `sidelight run`, with its help and default."""
+    hints = get_type_hints(RunOptions, include_extras=True)
+    properties = {
+        field.name: _property(hints[field.name], field.default)
+        for field in dataclasses.fields(RunOptions)
+        if field.name != "config"
+    }
+    return {
+        "$schema": DIALECT,
+        "title": "Sidelight configuration",
+        "description": "Keys may be written with - or _.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def summary() -> dict[str, Any]:
+    """Return the schema of `summary.json`."""
+    loaded: dict[str, Any] = json.loads(resources.files("sidecar").joinpath("summary.schema.json").read_text("utf-8"))
+    return loaded
+
+
+def _property(hint: Any, default: object) -> dict[str, Any]:
+    inner, *extras = get_args(hint)
+    help_text = next((extra.help for extra in extras if isinstance(extra, Parameter) and extra.help), None)
+    plain = list(default) if isinstance(default, tuple) else default
+    return {**_type(inner), **({"description": help_text} if help_text else {}), "default": plain}
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _type(get_args(hint)[0])}
+    if hint in NAMES:
+        return {"type": NAMES[hint]}
+    return {"type": [NAMES[part] for part in get_args(hint)]}

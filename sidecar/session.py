@@ -1,0 +1,194 @@
+"""A session: what is found out first, which processes it starts, and how its run directory is opened and closed.
+
+The conductor times nothing: load workers and the scraper stamp and append; it starts them, watches, and reads what they
+wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from exporter.metrics_server import serving
+from exporter.prometheus import LivePage
+from sidecar import manifest as manifests
+from sidecar import run as run_directory
+from sidecar.clock import Clock, anchor
+from sidecar.config import RunOptions, ScrapeOptions, as_recorded, listen_address
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError
+from sidecar.live import LiveRun
+from sidecar.phases import Session, load, note, record, settle, unless_stopped, unless_stopped_for, watching
+from sidecar.prepare import Prepared, prepare_scrape, prepared
+from sidecar.processes import Child
+from sidecar.progress import Progress
+from sidecar.target import auth_headers
+
+START_TIMEOUT_S = 30.0
+DEFAULT_LISTEN_PORT = 9464
+
+
+async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Path:
+    """Load and scrape a target. Returns the run directory; its manifest says how the run ended.
+
+    Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
+    processes died (the manifest then says `crashed`, and why).
+    """
+    async with AsyncExitStack() as stack:
+        stop = await stack.enter_async_context(stop_on_signals())
+        run_directory.require_free(options.out)
+        clock = anchor()
+        found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
+        page = await _serve(stack, options.listen, progress)
+        run_id = manifests.new_run_id()
+        path = run_directory.create(options.out or Path("runs") / run_id)
+        config = as_recorded(replace(options, model=found.served.model, out=path))
+        about = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
+        await stack.enter_async_context(_recorded(path, about, clock, stop))
+        for text in found.notes:
+            progress.warn(text)
+            note(path, clock, text)
+        live = stack.enter_context(LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration))
+        worker = await stack.enter_async_context(_worker(path, run_id, found, options, clock))
+        scraper = None
+        if found.targets:
+            headers = auth_headers(options.api_key)
+            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, headers))
+        session = Session(
+            path=path,
+            clock=clock,
+            progress=progress,
+            stop=stop,
+            workers=(worker,),
+            scraper=scraper,
+            live=live,
+            page=page,
+        )
+        for child in (worker, scraper):
+            if child is not None:
+                await child.expect("ready", timeout_s=START_TIMEOUT_S)
+        await load(session, options, found)
+    return path
+
+
+async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Path:
+    """Scrape targets without any load, for a duration or until a signal. Returns the run directory."""
+    async with stop_on_signals() as stop:
+        run_directory.require_free(options.out)
+        clock = anchor()
+        targets, about = await unless_stopped(stop, prepare_scrape(options))
+        run_id = manifests.new_run_id()
+        path = run_directory.create(options.out or Path("runs") / run_id)
+        config = as_recorded(replace(options, out=path))
+        started = manifests.begin(run_id, config=config, command=command, clock=clock, about=about)
+        # Ctrl-C is how a scrape without a duration is meant to end.
+        awaited = stop if options.duration is not None else asyncio.Event()
+        async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
+            scraper = await stack.enter_async_context(_scraper(path, targets, options, clock, headers={}))
+            await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+            live = stack.enter_context(LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration))
+            await stack.enter_async_context(watching(live, progress, None))
+            live.enter("measure")
+            record(path, clock, "phase_start", phase="measure")
+            if options.duration is None:
+                await stop.wait()
+            else:
+                await unless_stopped_for(stop, options.duration)
+            record(path, clock, "phase_end", phase="measure")
+            await settle(scraper, path, clock, seconds=options.scrape_interval)
+    return path
+
+
+@asynccontextmanager
+async def _worker(path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock) -> AsyncIterator[Child]:
+    spec = {
+        "worker": 0,
+        "workers": 1,
+        "run_id": run_id,
+        "clock_offset_ns": clock.offset_ns,
+        "url": found.served.url,
+        "headers": auth_headers(options.api_key),
+        "out": str(path / run_directory.RAW / "requests-0.log"),
+        "request_timeout_s": options.request_timeout,
+    }
+    stderr = path / run_directory.RAW / "worker-0.stderr"
+    async with Child("load worker 0", ["loadgen.worker"], spec=spec, stderr=stderr) as child:
+        yield child
+
+
+@asynccontextmanager
+async def _scraper(
+    path: Path,
+    targets: Sequence[str],
+    options: RunOptions | ScrapeOptions,
+    clock: Clock,
+    headers: Mapping[str, str],
+) -> AsyncIterator[Child]:
+    spec = {
+        "targets": list(targets),
+        "interval_s": options.scrape_interval,
+        "timeout_s": options.scrape_timeout,
+        "clock_offset_ns": clock.offset_ns,
+        "out": str(path / run_directory.RAW / "scrapes-0.log"),
+        "headers": dict(headers),
+    }
+    stderr = path / run_directory.RAW / "scraper.stderr"
+    async with Child("scraper", ["scraper.worker"], spec=spec, stderr=stderr) as child:
+        yield child
+
+
+async def _serve(stack: AsyncExitStack, listen: str, progress: Progress) -> LivePage | None:
+    address = listen_address(listen)
+    if address is None:
+        return None
+    host, port = address
+    page = LivePage()
+    try:
+        url = await stack.enter_async_context(serving(page, host, port))
+    except OSError as error:
+        if port != DEFAULT_LISTEN_PORT:
+            raise ConfigurationError(f"--listen {listen}: {error.strerror}; choose another port, or 0") from error
+        url = await stack.enter_async_context(serving(page, host, 0))
+    progress.stage(f"live Prometheus page: {url}")
+    return page
+
+
+@asynccontextmanager
+async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Write the manifest at the start and again at the end, with how it ended."""
+    name = path / run_directory.MANIFEST
+    run_directory.write_json(name, about)
+    try:
+        yield
+    except Interrupted:
+        pass
+    except SidelightError as error:
+        run_directory.write_json(name, manifests.end(about, status="crashed", clock=clock, reason=str(error)))
+        raise
+    status = "interrupted" if stop.is_set() else "complete"
+    run_directory.write_json(name, manifests.end(about, status=status, clock=clock))
+
+
+@asynccontextmanager
+async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
+    """Set an event at the first SIGINT or SIGTERM; a second one ends the process as if nobody listened."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def arrived() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    for number in signals:
+        loop.add_signal_handler(number, arrived)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

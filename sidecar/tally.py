@@ -1,0 +1,89 @@
+"""What has ended so far in one phase of a run, added up batch by batch for the live views."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from exporter.snapshot import (
+    LATENCY_BOUNDS_S,
+    LATENESS_BOUNDS_S,
+    TOKEN_BOUNDS_S,
+    ClientCounts,
+    Cumulative,
+    add,
+    bucketize,
+)
+from loadgen.log import RequestLog
+from loadgen.metrics import request_metrics, schedule_lateness_ms
+
+STATUSES = ("ok", "failed", "refused", "cancelled")
+KEPT_TTFTS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One request that ended; `ttft_ms` is NaN and `output_tokens` -1 where missing."""
+
+    end_ns: int
+    ttft_ms: float
+    output_tokens: int
+    ok: bool
+
+
+def _empty(bounds_s: tuple[float, ...]) -> Callable[[], Cumulative]:
+    return lambda: bucketize([], bounds_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts and histograms since a phase began, and the requests that ended lately (the caller drops the old ones)."""
+
+    statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    input_tokens: int = 0
+    output_tokens: int = 0
+    ttft: Cumulative = field(default_factory=_empty(LATENCY_BOUNDS_S))
+    inter_token: Cumulative = field(default_factory=_empty(TOKEN_BOUNDS_S))
+    tpot: Cumulative = field(default_factory=_empty(TOKEN_BOUNDS_S))
+    e2e: Cumulative = field(default_factory=_empty(LATENCY_BOUNDS_S))
+    lateness: Cumulative = field(default_factory=_empty(LATENESS_BOUNDS_S))
+    ttfts_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TTFTS))
+    lately: deque[Ended] = field(default_factory=deque)
+
+    def count(self, log: RequestLog) -> None:
+        """Add requests that have ended, none of them before."""
+        metrics = request_metrics(log)
+        for status in log.status:
+            self.statuses[str(status)] += 1
+        self.input_tokens += int(log.input_tokens[log.input_tokens > 0].sum())
+        self.output_tokens += int(log.output_tokens[log.output_tokens > 0].sum())
+        self.ttft = add(self.ttft, bucketize(metrics.ttft_ms / 1e3, LATENCY_BOUNDS_S))
+        self.inter_token = add(self.inter_token, bucketize(metrics.itl_ms / 1e3, TOKEN_BOUNDS_S))
+        self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
+        self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
+        self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
+        self.ttfts_ms.extend(metrics.ttft_ms[np.isfinite(metrics.ttft_ms)].tolist())
+        rows = zip(log.end_ns.tolist(), metrics.ttft_ms.tolist(), log.output_tokens.tolist(), log.status, strict=True)
+        for end_ns, ttft_ms, tokens, status in rows:
+            self.lately.append(Ended(end_ns=end_ns, ttft_ms=ttft_ms, output_tokens=tokens, ok=status == "ok"))
+
+    def forget_before(self, at_ns: int) -> None:
+        """Drop from `lately` what ended before a time."""
+        while self.lately and self.lately[0].end_ns < at_ns:
+            self.lately.popleft()
+
+    def client_counts(self, *, in_flight: int) -> ClientCounts:
+        """Return the tally as the live page shows it."""
+        return ClientCounts(
+            requests=dict(self.statuses),
+            in_flight=in_flight,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            ttft=self.ttft,
+            inter_token=self.inter_token,
+            time_per_output_token=self.tpot,
+            e2e=self.e2e,
+        )

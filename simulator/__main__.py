@@ -1,0 +1,123 @@
+"""`python -m simulator`: the simulated engine as a process.
+
+It prints one JSON line, {"event":"ready","url":...}, once it listens, and runs until SIGINT or SIGTERM (exit 0) or,
+with --exit-on-eof, until its standard input ends. Exit 2: unusable options; exit 3: the address cannot be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from simulator.server import serve
+from simulator.settings import ENGINES, PROFILES, EngineSettings, SettingsError, SimulatorSettings, speed_profile
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simulator") -> int:
+    """Run with these command-line arguments (those of the process if None) and return the exit code."""
+    options = _parser(prog).parse_args(arguments)
+    try:
+        settings = _settings(options)
+        if settings.truth is not None:
+            settings.truth.touch()
+    except SettingsError as error:
+        return _fail(f"{error}", 2)
+    except OSError as error:
+        return _fail(f"truth: cannot write {options.truth}: {error.strerror}", 2)
+    try:
+        asyncio.run(_run(settings, exit_on_eof=options.exit_on_eof))
+    except OSError as error:
+        # A positive number is an errno, whose text is shorter than asyncio's; others come from name resolution.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        return _fail(f"cannot listen on {settings.host}:{settings.port}: {reason}", 3)
+    return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    limits = EngineSettings()
+    server = SimulatorSettings()
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="A simulated continuous-batching engine with an OpenAI-compatible server and a /metrics page.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--engine", default=server.engine, help=f"whose page and streams to imitate: {', '.join(ENGINES)}")
+    add("--host", default=server.host, help="address to listen on")
+    add("--port", type=int, default=server.port, help="port to listen on; 0 takes any")
+    add("--model", default=server.model, help="the model's name")
+    add("--seed", type=int, default=limits.seed, help="of the texts, their lengths and the jitter of steps")
+    add("--truth", type=Path, default=None, help="file for the true times of every request, as JSON lines")
+    add("--speed-profile", default="demo", help=f"how long a step takes: {', '.join(PROFILES)}")
+    add("--max-num-seqs", type=int, default=limits.max_num_seqs, help="sequences that run at once")
+    add("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens, help="token budget of a step")
+    add("--max-model-len", type=int, default=limits.max_model_len, help="prompt and output tokens of a request")
+    add("--kv-blocks", type=int, default=limits.kv_blocks, help=f"KV cache, in blocks of {limits.block_size} tokens")
+    add("--no-tokenize", action="store_true", help="leave /tokenize and /detokenize out")
+    add("--exit-on-eof", action="store_true", help="stop when standard input ends")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> SimulatorSettings:
+    """Return the settings that the options state. Raises SettingsError."""
+    return SimulatorSettings(
+        engine=options.engine,
+        host=options.host,
+        port=options.port,
+        model=options.model,
+        truth=options.truth,
+        tokenize=not options.no_tokenize,
+        engine_settings=EngineSettings(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            kv_blocks=options.kv_blocks,
+            max_model_len=options.max_model_len,
+            seed=options.seed,
+            speed=speed_profile(options.speed_profile),
+        ),
+    )
+
+
+async def _run(settings: SimulatorSettings, *, exit_on_eof: bool) -> None:
+    """Serve until a signal or, if asked for, the end of standard input."""
+    loop = asyncio.get_running_loop()
+    serving = asyncio.create_task(serve(settings, _announce))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, serving.cancel)
+    if exit_on_eof:
+        threading.Thread(target=_cancel_at_eof, args=(loop, serving), daemon=True).start()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+def _announce(url: str) -> None:
+    # What is alive now lives to the end: the collector need not look at it between steps.
+    gc.freeze()
+    print(msgspec.json.encode({"event": "ready", "url": url}).decode(), flush=True)
+
+
+def _cancel_at_eof(loop: asyncio.AbstractEventLoop, serving: asyncio.Task[None]) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    # The loop may have ended first.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(serving.cancel)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"simulator: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

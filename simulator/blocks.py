@@ -1,0 +1,106 @@
+"""The KV cache: a pool of equal blocks, of which the full ones are found again by their contents.
+
+A block that no sequence uses keeps its contents until another needs the room; the one unused for longest goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+def extend_chain(chain: list[int], token_ids: Sequence[int], full_blocks: int, block_size: int) -> None:
+    """Extend a chain of block hashes in place until it names `full_blocks` blocks of `token_ids`.
+
+    A hash covers its block and all before it, so equal hashes mean equal prefixes. Python's hash of integers and
+    tuples of them does not depend on the process.
+    """
+    for block in range(len(chain), full_blocks):
+        parent = chain[-1] if chain else 0
+        chain.append(hash((parent, *token_ids[block * block_size : (block + 1) * block_size])))
+
+
+class BlockPool:
+    """Own the blocks of one engine: who uses which, and which still hold a known prefix.
+
+    A block's contents are known from `register` until the block is given to someone else. Every method is
+    O(blocks it touches).
+    """
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        """Start with `blocks` free blocks of `block_size` tokens each."""
+        self.block_size = block_size
+        self.size = blocks
+        self._users = [0] * blocks
+        self._hash_of: list[int | None] = [None] * blocks
+        self._block_of: dict[int, int] = {}
+        # Insertion order is the order of reuse: the first has been unused for longest.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+
+    @property
+    def used(self) -> int:
+        """The number of blocks that at least one sequence uses."""
+        return self.size - len(self._free)
+
+    def match(self, chain: Sequence[int]) -> list[int]:
+        """Return the blocks that hold the longest known prefix of a chain; they are not taken."""
+        found: list[int] = []
+        for block_hash in chain:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, shared: Sequence[int], tokens: int) -> list[int] | None:
+        """Take the `shared` blocks of a match and as many new ones as `tokens` tokens need in all.
+
+        Returns the blocks in order, or None (and takes nothing) when there is too little room.
+        """
+        new = self._blocks_for(tokens) - len(shared)
+        unused_shared = sum(1 for block in shared if not self._users[block])
+        if new > len(self._free) - unused_shared:
+            return None
+        for block in shared:
+            if not self._users[block]:
+                del self._free[block]
+            self._users[block] += 1
+        return [*shared, *(self._take_free() for _ in range(new))]
+
+    def grow(self, blocks: list[int], tokens: int) -> bool:
+        """Append blocks in place until `tokens` tokens fit; false (and nothing appended) when there is no room."""
+        new = self._blocks_for(tokens) - len(blocks)
+        if new > len(self._free):
+            return False
+        blocks.extend(self._take_free() for _ in range(new))
+        return True
+
+    def register(self, block: int, block_hash: int) -> None:
+        """Make a computed full block findable; a prefix that is known already stays with the first block."""
+        if self._hash_of[block] is None and block_hash not in self._block_of:
+            self._hash_of[block] = block_hash
+            self._block_of[block_hash] = block
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back the blocks of one sequence and clear the list.
+
+        The tail becomes the first to be reused: a prefix without its tail is worth more than a tail without its
+        prefix.
+        """
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                self._free[block] = None
+        blocks.clear()
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _take_free(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        block_hash = self._hash_of[block]
+        if block_hash is not None:
+            del self._block_of[block_hash]
+            self._hash_of[block] = None
+        self._users[block] = 1
+        return block

@@ -1,0 +1,82 @@
+"""What goes into the engine and what comes out of it, as plain records.
+
+All stamps are int64 nanoseconds of whatever clock drives the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """The true history of one request that finished or was aborted; stamps are int64 ns.
+
+    `queued_ns` is when the engine took it in between two steps, `scheduled_ns` when it was scheduled for the first
+    time; both, like `first_token_ns`, are None where an abort came first. `cached_tokens` are the prompt tokens found
+    in the prefix cache at that first time. `finish_reason` is "stop", "length" or "abort".
+    """
+
+    request_id: str
+    arrival_ns: int
+    queued_ns: int | None
+    scheduled_ns: int | None
+    first_token_ns: int | None
+    finished_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    max_tokens: int
+    finish_reason: str
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """One token of one request; `interval_ns` is the time since its last token, None for its first."""
+
+    number: int
+    token_id: int
+    output_tokens: int
+    interval_ns: int | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """A prefill was completed: the time since arrival, the prompt's length and how much of it was cached."""
+
+    ttft_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What one step did, and the state of the engine after it.
+
+    `running` and `waiting` count requests (those not yet taken in are in neither), `kv_usage_ratio` is the share of
+    blocks in use. The prefix cache's queries and hits are prompt tokens of requests first scheduled in this step.
+    """
+
+    at_ns: int
+    tokens: tuple[TokenOutput, ...]
+    first_tokens: tuple[FirstToken, ...]
+    finished: tuple[RequestRecord, ...]
+    running: int
+    waiting: int
+    kv_usage_ratio: float
+    scheduled_tokens: int
+    preemptions: int
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int

@@ -1,0 +1,118 @@
+"""Writing replies of the OpenAI-compatible endpoints, as vLLM's bytes.
+
+A stream is one event a token. All that is constant in an event is encoded once a request, because this process
+shares its cores with the load generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from simulator.history import TokenOutput
+from simulator.replies import TOKEN_IDS, WORDS
+from simulator.tokenizer import END_OF_SEQUENCE
+
+DONE = b"data: [DONE]\n\n"
+
+#: The text of a token inside a JSON string: the words need no escapes.
+_TEXT = {END_OF_SEQUENCE: b""} | {token_id: word.encode() for token_id, word in zip(TOKEN_IDS, WORDS, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTemplate:
+    """The parts of a request's stream that are the same in every event.
+
+    `opening` is the role-only event that precedes the first token of a chat, empty for completions.
+    """
+
+    opening: bytes
+    before_text: bytes
+    after_text: bytes
+    after_last_text: dict[str, bytes]
+    head: bytes
+    prompt_tokens: int
+    continuous_usage: bool
+
+
+def event_template(
+    *, response_id: str, model: str, created_s: int, chat: bool, prompt_tokens: int, continuous_usage: bool
+) -> EventTemplate:
+    """Return the template of a stream; `created_s` is in Unix seconds."""
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    fields = {"id": response_id, "object": kind, "created": created_s, "model": model}
+    head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
+    text = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
+    closing = b'"},"logprobs":null,"finish_reason":%b%b}]' if chat else b'","logprobs":null,"finish_reason":%b%b}]'
+    opening = b""
+    if chat:
+        opening = head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        opening += (b',"usage":' + usage(prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
+    return EventTemplate(
+        opening=opening,
+        before_text=head + text,
+        # vLLM shows stop_reason in every completions chunk, but in a chat only beside a finish_reason.
+        after_text=closing % (b"null", b"" if chat else b',"stop_reason":null'),
+        after_last_text={
+            reason: closing % (b'"%b"' % reason.encode(), b',"stop_reason":null') for reason in ("stop", "length")
+        },
+        head=head,
+        prompt_tokens=prompt_tokens,
+        continuous_usage=continuous_usage,
+    )
+
+
+def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
+    """Return the event of one token; for the first token of a chat, the role-only event comes with it."""
+    reason = output.finish_reason
+    parts = [
+        template.opening if output.output_tokens == 1 else b"",
+        template.before_text,
+        _TEXT[output.token_id],
+        template.after_text if reason is None else template.after_last_text[reason],
+    ]
+    if template.continuous_usage:
+        parts += [b',"usage":', usage(template.prompt_tokens, output.output_tokens)]
+    parts.append(b"}\n\n")
+    return b"".join(parts)
+
+
+def usage_event(template: EventTemplate, output_tokens: int) -> bytes:
+    """Return the event without choices that states the usage."""
+    return template.head + b'],"usage":' + usage(template.prompt_tokens, output_tokens) + b"}\n\n"
+
+
+def usage(prompt_tokens: int, output_tokens: int) -> bytes:
+    """Return the usage object."""
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        prompt_tokens,
+        prompt_tokens + output_tokens,
+        output_tokens,
+    )
+
+
+def whole_reply(
+    outputs: Sequence[TokenOutput], *, response_id: str, model: str, created_s: int, chat: bool, prompt_tokens: int
+) -> bytes:
+    """Return the body of a reply that is not streamed."""
+    text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
+    choice: dict[str, object] = {"index": 0}
+    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
+    return msgspec.json.encode(
+        {
+            "id": response_id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created_s,
+            "model": model,
+            "choices": [choice],
+            "usage": msgspec.Raw(usage(prompt_tokens, len(outputs))),
+        }
+    )
+
+
+def error_reply(status: int, message: str, *, kind: str, param: str | None) -> bytes:
+    """Return the body of an error reply."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})

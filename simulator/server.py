@@ -1,0 +1,273 @@
+"""The simulated engine as a server that a client cannot tell from vLLM's, but for the text.
+
+`running` starts one inside this process, `serve` runs one until it is cancelled; `python -m simulator` is a process
+around `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from simulator.driver import EngineDriver, EngineStoppedError, TokenStream, anchored_clock
+from simulator.engine import Engine
+from simulator.history import EngineRequest, StepOutcome
+from simulator.metrics import CONTENT_TYPE, EngineMetrics
+from simulator.requests import (
+    DetokenizeRequest,
+    Generation,
+    RefusedError,
+    TokenizeRequest,
+    chat_token_ids,
+    check_model,
+    read,
+    read_generation,
+)
+from simulator.responses import DONE, error_reply, event_template, token_event, usage_event, whole_reply
+from simulator.settings import SimulatorSettings
+from simulator.tokenizer import UnknownTokenError, decode, encode
+from simulator.truth import TruthLog
+
+#: The version whose page and streams are imitated; the local part says what it is.
+VERSION = "0.32.0+simulator"
+
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+_SHUTDOWN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the request handlers work with."""
+
+    settings: SimulatorSettings
+    driver: EngineDriver
+    metrics: EngineMetrics
+    clock: Callable[[], int]
+
+
+SERVICE = web.AppKey("service", Service)
+
+
+async def serve(settings: SimulatorSettings, on_ready: Callable[[str], None]) -> None:
+    """Run a simulator until this task is cancelled; `on_ready` gets its URL once it listens.
+
+    Raises OSError when it cannot listen or cannot write the truth file.
+    """
+    async with running(settings) as url:
+        on_ready(url)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def running(settings: SimulatorSettings, *, truth: TruthLog | None = None) -> AsyncIterator[str]:
+    """Run a simulator in this event loop for as long as the context lasts, and give its URL (no slash at the end).
+
+    Whoever wants to read the true records in this process passes a TruthLog; it then stands for `settings.truth`.
+    Requests in flight at the end are aborted. Raises OSError as `serve`.
+    """
+    metrics = EngineMetrics(settings.model, settings.engine_settings)
+    clock = anchored_clock()
+    with TruthLog(settings.truth) if truth is None else truth as log:
+
+        def on_step(outcome: StepOutcome) -> None:
+            metrics.observe(outcome)
+            for record in outcome.finished:
+                log.add(record)
+
+        driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=log.add)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app[SERVICE] = Service(settings=settings, driver=driver, metrics=metrics, clock=clock)
+        app.add_routes(_routes(settings))
+        # A client that goes away cancels its handler, and so aborts its request.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
+        await runner.setup()
+        stepping = asyncio.create_task(driver.run())
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+            yield _url(settings.host, runner.addresses[0][1])
+        finally:
+            # The engine first: that ends the streams, so that there is nothing to wait for.
+            stepping.cancel()
+            await asyncio.wait([stepping])
+            await runner.cleanup()
+        if not stepping.cancelled():
+            stepping.result()
+
+
+def _url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  named, not bound
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
+    routes = [
+        web.post("/v1/chat/completions", _chat_completions),
+        web.post("/v1/completions", _completions),
+        web.get("/v1/models", _models),
+        web.get("/health", _health),
+        web.get("/version", _version),
+        web.get("/metrics", _metrics),
+    ]
+    if settings.tokenize:
+        routes += [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
+    return routes
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        return _json(error_reply(error.status, error.message, kind=error.kind, param=error.param), error.status)
+    except web.HTTPException as error:
+        return _json(msgspec.json.encode({"detail": error.reason}), error.status)
+    except EngineStoppedError as error:
+        return _json(_engine_stopped(error), 500)
+
+
+def _engine_stopped(error: EngineStoppedError) -> bytes:
+    return error_reply(500, f"{error}", kind="InternalServerError", param=None)
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def _chat_completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, chat=True)
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, chat=False)
+
+
+async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    body = await request.read()
+    # vLLM's arrival too: the body is here, its rendering and tokenizing begin.
+    arrival_ns = service.clock()
+    settings = service.settings
+    max_model_len = settings.engine_settings.max_model_len
+    generation = read_generation(body, chat=chat, model=settings.model, max_model_len=max_model_len)
+    base_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+    engine_request = EngineRequest(
+        request_id=f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
+        prompt_token_ids=generation.prompt_token_ids,
+        max_tokens=generation.max_tokens,
+        ignore_eos=generation.ignore_eos,
+    )
+    stream = service.driver.submit(engine_request, arrival_ns)
+    created_s = arrival_ns // 1_000_000_000
+    try:
+        if generation.stream:
+            return await _stream(request, stream, generation, engine_request.request_id, created_s)
+        outputs = await stream.take()
+        while outputs[-1].finish_reason is None:
+            outputs += await stream.take()
+    finally:
+        service.driver.abandon(stream)
+    return _json(
+        whole_reply(
+            outputs,
+            response_id=engine_request.request_id,
+            model=settings.model,
+            created_s=created_s,
+            chat=chat,
+            prompt_tokens=len(generation.prompt_token_ids),
+        )
+    )
+
+
+async def _stream(
+    request: web.Request, stream: TokenStream, generation: Generation, response_id: str, created_s: int
+) -> web.StreamResponse:
+    """Send one event a token as the tokens come; those that came together go out in one write.
+
+    When the engine stops, an error event ends the stream, as when vLLM's engine dies.
+    """
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    # Like vLLM, it says 200 before the request is scheduled.
+    await response.prepare(request)
+    template = event_template(
+        response_id=response_id,
+        model=request.app[SERVICE].settings.model,
+        created_s=created_s,
+        chat=generation.chat,
+        prompt_tokens=len(generation.prompt_token_ids),
+        continuous_usage=generation.continuous_usage,
+    )
+    ended = False
+    while not ended:
+        try:
+            outputs = await stream.take()
+        except EngineStoppedError as error:
+            await response.write(b"data: %b\n\n%b" % (_engine_stopped(error), DONE))
+            break
+        events = [token_event(template, output) for output in outputs]
+        ended = outputs[-1].finish_reason is not None
+        if ended:
+            if generation.include_usage:
+                events.append(usage_event(template, outputs[-1].output_tokens))
+            events.append(DONE)
+        await response.write(b"".join(events))
+    await response.write_eof()
+    return response
+
+
+async def _models(request: web.Request) -> web.Response:
+    settings = request.app[SERVICE].settings
+    model = {
+        "id": settings.model,
+        "object": "model",
+        "created": request.app[SERVICE].clock() // 1_000_000_000,
+        "owned_by": "vllm",
+        "root": settings.model,
+        "parent": None,
+        "max_model_len": settings.engine_settings.max_model_len,
+    }
+    return _json(msgspec.json.encode({"object": "list", "data": [model]}))
+
+
+async def _health(_request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def _version(_request: web.Request) -> web.Response:
+    return _json(msgspec.json.encode({"version": VERSION}))
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[SERVICE].metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    asked = read(await request.read(), TokenizeRequest)
+    settings = request.app[SERVICE].settings
+    check_model(asked.model, settings.model)
+    if asked.messages is not None:
+        token_ids = chat_token_ids(asked.messages, open_reply=asked.add_generation_prompt is not False)
+    elif asked.prompt is not None:
+        token_ids = encode(asked.prompt)
+    else:
+        raise RefusedError(400, "either prompt or messages must be given")
+    max_model_len = settings.engine_settings.max_model_len
+    answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": None}
+    return _json(msgspec.json.encode(answer))
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    asked = read(await request.read(), DetokenizeRequest)
+    check_model(asked.model, request.app[SERVICE].settings.model)
+    try:
+        text = decode(asked.tokens)
+    except UnknownTokenError as error:
+        raise RefusedError(400, f"{error}", param="tokens") from None
+    return _json(msgspec.json.encode({"prompt": text}))

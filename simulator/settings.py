@@ -1,0 +1,131 @@
+"""The settings of a simulated engine and of the server around it.
+
+Every value is checked where the record is made, so that nothing behind it has to ask again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+ENGINES = ("vllm",)
+
+
+class SettingsError(ValueError):
+    """A setting has no usable value; the message is one line that names the field and what would be valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedProfile:
+    """How long one engine step takes.
+
+    step_s + prefill_token_s x prompt tokens computed + sequence_s x sequences in the step
+    + kv_token_s x tokens those sequences hold in the KV cache, times a log-normal factor of mean 1
+    whose logarithm has the standard deviation `jitter_ratio`.
+    """
+
+    step_s: float
+    prefill_token_s: float
+    sequence_s: float
+    kv_token_s: float
+    jitter_ratio: float
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for a negative constant or a step that takes no time."""
+        if min(self.prefill_token_s, self.sequence_s, self.kv_token_s, self.jitter_ratio) < 0:
+            raise SettingsError("speed profile: no constant may be negative")
+        if not self.step_s > 0:
+            raise SettingsError(f"speed profile: step_s must be above 0, not {self.step_s}")
+
+
+#: `demo`: about 10-15 ms a step and 0.15 ms a prompt token, so that queueing and prefill show beside a load
+#: generator on two shared cores. `fast`: a tenth of that, for tests of what surrounds the engine.
+PROFILES = {
+    "demo": SpeedProfile(step_s=8e-3, prefill_token_s=150e-6, sequence_s=200e-6, kv_token_s=0.2e-6, jitter_ratio=0.05),
+    "fast": SpeedProfile(step_s=1e-3, prefill_token_s=10e-6, sequence_s=20e-6, kv_token_s=0.02e-6, jitter_ratio=0.05),
+}
+
+
+def speed_profile(name: str) -> SpeedProfile:
+    """Return the profile of that name.
+
+    Raises SettingsError, which lists the names and the nearest one.
+    """
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise SettingsError(f"speed profile: {_unknown(name, PROFILES)}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The limits of one engine, as in vLLM's options of the same names.
+
+    `max_num_batched_tokens` is the token budget of a step, `kv_blocks` the size of the KV cache in blocks of
+    `block_size` tokens; `eos_chance` is the probability that a token ends a reply which does not ignore the end.
+    """
+
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 1024
+    kv_blocks: int = 2048
+    block_size: int = 16
+    max_model_len: int = 8192
+    eos_chance: float = 0.01
+    seed: int = 0
+    speed: SpeedProfile = PROFILES["demo"]
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for limits under which some request could never run."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}: must be 1 or more, not {getattr(self, name)}")
+        if self.max_model_len < 2:
+            raise SettingsError(f"max_model_len: must be 2 or more, not {self.max_model_len}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SettingsError(
+                f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs}), "
+                f"not {self.max_num_batched_tokens}"
+            )
+        if self.kv_blocks * self.block_size < self.max_model_len:
+            needed = -(-self.max_model_len // self.block_size)
+            raise SettingsError(
+                f"kv_blocks: one request of max_model_len {self.max_model_len} needs {needed}, there are "
+                f"{self.kv_blocks}; raise kv_blocks or lower max_model_len"
+            )
+        if not 0 <= self.eos_chance <= 1:
+            raise SettingsError(f"eos_chance: must be from 0 to 1, not {self.eos_chance}")
+        if self.seed < 0:
+            raise SettingsError(f"seed: must be 0 or more, not {self.seed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorSettings:
+    """A simulated engine behind an HTTP server.
+
+    `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, or None.
+    `tokenize` false leaves /tokenize and /detokenize out, as some engines do.
+    """
+
+    engine: str = "vllm"
+    host: str = "127.0.0.1"
+    port: int = 0
+    model: str = "sim-llama"
+    truth: Path | None = None
+    tokenize: bool = True
+    engine_settings: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for an engine that is not simulated, an impossible port or an empty name."""
+        if self.engine not in ENGINES:
+            raise SettingsError(f"engine: {_unknown(self.engine, ENGINES)}")
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port: must be from 0 to 65535, not {self.port}")
+        if not self.model:
+            raise SettingsError("model: must not be empty")
+
+
+def _unknown(name: str, valid: dict[str, SpeedProfile] | tuple[str, ...]) -> str:
+    """Say that a name is unknown, which names are valid and which of them is near."""
+    near = get_close_matches(name, valid, n=1)
+    return f"unknown {name!r}; valid: {', '.join(valid)}" + (f" (did you mean {near[0]!r}?)" if near else "")

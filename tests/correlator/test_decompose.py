@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from correlator.decompose import FinishSums, decompose, decompose_slices
+
+SECOND = 10**9
+
+
+def sums(at_s: list[float], count: list[float], queue_s: list[float], prefill_s: list[float]) -> FinishSums:
+    return FinishSums(
+        at_ns=np.array([int(at * SECOND) for at in at_s], dtype=np.int64),
+        count=np.array(count, dtype=np.float64),
+        queue_s=np.array(queue_s, dtype=np.float64),
+        prefill_s=np.array(prefill_s, dtype=np.float64),
+    )
+
+
+def stamps(*at_s: float) -> np.ndarray:
+    return np.array([int(at * SECOND) for at in at_s], dtype=np.int64)
+
+
+def test_the_mean_ttft_is_queue_plus_prefill_plus_the_rest():
+    """Two requests waited 200 ms each; the server says 300 ms of queue and 60 ms of prefill between them."""
+    server = sums([0, 1, 2], [10, 11, 12], [5.0, 5.1, 5.3], [1.0, 1.02, 1.06])
+
+    whole = decompose(stamps(0.5, 1.5), np.array([200.0, 200.0]), [server], start_ns=0, end_ns=2 * SECOND)
+
+    assert (200.0, 2, 2, 1.0) == (whole.ttft_ms, whole.client_requests, whole.server_requests, whole.coverage)
+    assert whole.queue_ms == pytest.approx(150.0, abs=1e-5)
+    assert whole.prefill_ms == pytest.approx(30.0, abs=1e-5)
+    assert whole.other_ms == pytest.approx(20.0, abs=1e-5)
+
+
+def test_what_settles_after_the_window_belongs_to_requests_that_ended_in_it():
+    server = sums([0, 1, 2], [0, 0, 1], [0.0, 0.0, 0.05], [0.0, 0.0, 0.01])
+
+    whole = decompose(stamps(0.9), np.array([100.0]), [server], start_ns=0, end_ns=SECOND)
+
+    assert 1 == whole.server_requests
+    assert whole.queue_ms == pytest.approx(50.0, abs=1e-5)
+
+
+def test_several_servers_add_up():
+    one = sums([0, 1], [0, 1], [0.0, 0.1], [0.0, 0.02])
+    other = sums([0, 1], [7, 8], [3.0, 3.3], [1.0, 1.04])
+
+    whole = decompose(stamps(0.5, 0.6), np.array([300.0, 500.0]), [one, other], start_ns=0, end_ns=SECOND)
+
+    assert 2 == whole.server_requests
+    assert whole.queue_ms == pytest.approx(200.0, abs=1e-5)
+
+
+def test_a_slice_sets_the_same_requests_beside_each_other():
+    """Slice edges move to scrapes on both sides: the request that ended at 1.9 s is in the slice whose scrape saw it
+    end.
+    """
+    server = sums([0, 0.95, 2.05, 3], [0, 1, 2, 3], [0.0, 0.1, 0.3, 0.6], [0.0, 0.0, 0.0, 0.0])
+    ended = stamps(0.5, 1.9, 2.5)
+
+    first, second = decompose_slices(
+        ended, np.array([110.0, 210.0, 310.0]), [server], edges_ns=[0, 2 * SECOND, 3 * SECOND]
+    )
+
+    assert (1, 1) == (first.client_requests, first.server_requests)
+    assert first.queue_ms == pytest.approx(100.0, abs=1e-5)
+    assert (2, 2) == (second.client_requests, second.server_requests)
+    assert second.queue_ms == pytest.approx(250.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("servers", "ttft_ms", "reason"),
+    [
+        ([], [1.0], "no server offers queue and prefill times"),
+        ([sums([0, 1], [0, 1], [0, 1], [0, 1])], [np.nan], "no request with a first token ended here"),
+        ([sums([0, 1], [4, 4], [1, 1], [1, 1])], [1.0], "the server observed no finished request here"),
+    ],
+)
+def test_what_cannot_be_known_is_missing_with_a_reason(servers: list[FinishSums], ttft_ms: list[float], reason: str):
+    whole = decompose(stamps(0.5), np.array(ttft_ms), servers, start_ns=0, end_ns=SECOND)
+
+    assert (None, None, None, reason) == (whole.queue_ms, whole.prefill_ms, whole.other_ms, whole.missing)
+
+
+@given(
+    ttft_ms=st.lists(st.floats(0.001, 1e6), min_size=1, max_size=30),
+    queue_s=st.floats(0, 1e3),
+    prefill_s=st.floats(0, 1e3),
+)
+def test_the_parts_sum_to_the_whole_exactly(ttft_ms: list[float], queue_s: float, prefill_s: float):
+    """Not within a tolerance: to the last bit, in whichever order they are added."""
+    count = len(ttft_ms)
+    server = sums([0, 1], [0, count], [0, queue_s], [0, prefill_s])
+
+    whole = decompose(stamps(*[0.5] * count), np.array(ttft_ms), [server], start_ns=0, end_ns=SECOND)
+
+    assert whole.queue_ms is not None
+    assert whole.prefill_ms is not None
+    assert whole.other_ms is not None
+    assert whole.ttft_ms == whole.queue_ms + whole.prefill_ms + whole.other_ms
+    assert whole.ttft_ms == whole.other_ms + whole.prefill_ms + whole.queue_ms

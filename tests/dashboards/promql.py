@@ -1,0 +1,155 @@
+"""Ask a Prometheus what the dashboard's panels would show.
+
+Loaded by path (tests are files, not packages), also by the end-to-end test of a whole demo:
+
+    async with prometheus(scraping=["127.0.0.1:9464"], directory=tmp_path) as base_url:
+        ... the run goes on ...
+        assert {} == await empty_queries(base_url, json.loads(DASHBOARD.read_text()), deadline_s=10)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+DASHBOARD = Path(__file__).parents[2] / "dashboards" / "grafana" / "sidelight.json"
+PROMETHEUS = shutil.which("prometheus")
+VARIABLES = {"instance": ".*", "endpoint": ".*", "__rate_interval": "5s", "__range": "60s", "__interval": "1s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelQuery:
+    """One expression of a dashboard and where it stands."""
+
+    where: str
+    expr: str
+
+
+def panel_queries(dashboard: dict[str, Any]) -> tuple[PanelQuery, ...]:
+    """Return every query of every panel, of panels inside collapsed rows too, and those of the annotations."""
+    panels = [inner for panel in dashboard["panels"] for inner in (panel, *panel.get("panels", ()))]
+    queries = [
+        PanelQuery(where=f"{panel['title']} / {target['refId']}", expr=target["expr"])
+        for panel in panels
+        for target in panel.get("targets", ())
+    ]
+    annotations = dashboard.get("annotations", {}).get("list", ())
+    queries += [
+        PanelQuery(where=f"annotation {annotation['name']}", expr=annotation["expr"])
+        for annotation in annotations
+        if "expr" in annotation
+    ]
+    return tuple(queries)
+
+
+def substitute(expr: str, variables: Mapping[str, str] = VARIABLES) -> str:
+    """Put values in place of $variables, as Grafana does. Raises ValueError where one is left."""
+    for name in sorted(variables, key=len, reverse=True):
+        expr = expr.replace(f"${{{name}}}", variables[name]).replace(f"${name}", variables[name])
+    if "$" in expr:
+        raise ValueError(f"a variable without a value: {expr}")
+    return expr
+
+
+async def has_data(session: aiohttp.ClientSession, base_url: str, expr: str, *, range_s: float) -> bool:
+    """Tell whether an expression has a finite value at any time of the last `range_s` seconds.
+
+    Raises ValueError with Prometheus' message where it does not accept the expression.
+    """
+    now_s = time.time()
+    parameters = {"query": expr, "start": str(now_s - range_s), "end": str(now_s), "step": "1"}
+    async with session.post(f"{base_url}/api/v1/query_range", data=parameters) as response:
+        reply = await response.json()
+    if reply["status"] != "success":
+        raise ValueError(f"{reply.get('error')}: {expr}")
+    series = reply["data"]["result"]
+    return any(math.isfinite(float(value)) for one in series for _, value in one["values"])
+
+
+async def empty_queries(
+    base_url: str, dashboard: dict[str, Any], *, deadline_s: float, range_s: float = 60.0, pause_s: float = 0.25
+) -> dict[str, str]:
+    """Return the queries (place -> expression as sent) that still have no data when the deadline is reached.
+
+    Asks again and again while there are any, so that a run that has just begun has time to be scraped.
+    """
+    remaining = {query.where: substitute(query.expr) for query in panel_queries(dashboard)}
+    ends_at_s = time.monotonic() + deadline_s
+    async with aiohttp.ClientSession() as session:
+        while True:
+            for where, expr in tuple(remaining.items()):
+                if await has_data(session, base_url, expr, range_s=range_s):
+                    del remaining[where]
+            if not remaining or time.monotonic() > ends_at_s:
+                return remaining
+            await asyncio.sleep(pause_s)
+
+
+@asynccontextmanager
+async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterator[str]:
+    """Run a real Prometheus on loopback that scrapes "host:port" targets each second; yield its base URL.
+
+    Everything it writes is under `directory`. Raises RuntimeError with its log if it is not ready within 15 s.
+    """
+    if PROMETHEUS is None:
+        raise RuntimeError("prometheus is not installed")
+    config = directory / "prometheus.yml"
+    targets = ", ".join(f'"{target}"' for target in scraping)
+    config.write_text(
+        "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+        f"scrape_configs: [{{job_name: sidelight, static_configs: [{{targets: [{targets}]}}]}}]\n"
+    )
+    port = _free_port()
+    with (directory / "prometheus.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            PROMETHEUS,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={directory / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            stdout=log,
+            stderr=log,
+        )
+    base_url = f"http://127.0.0.1:{port}"
+    try:
+        if not await _answers(f"{base_url}/-/ready", lambda: process.returncode is None, deadline_s=15.0):
+            raise RuntimeError((directory / "prometheus.log").read_text())
+        yield base_url
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 10.0)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _answers(url: str, alive: Callable[[], bool], *, deadline_s: float) -> bool:
+    ends_at_s = time.monotonic() + deadline_s
+    async with aiohttp.ClientSession() as session:
+        while alive() and time.monotonic() < ends_at_s:
+            try:
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return True
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(0.05)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

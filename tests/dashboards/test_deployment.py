@@ -1,0 +1,194 @@
+"""What brings the dashboard up fits together: compose, provisioning, Prometheus' configuration, alerts, the image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+DASHBOARDS = REPOSITORY / "dashboards"
+PROMTOOL = shutil.which("promtool")
+SHELL_DEFAULT = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")
+
+
+def read(path: str) -> Any:
+    return yaml.safe_load((DASHBOARDS / path).read_text(encoding="utf-8"))
+
+
+COMPOSE = read("compose.yaml")
+SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+
+
+def mounts(service: str) -> dict[str, str]:
+    """Return where a service sees which source (a path or a volume's name)."""
+    parts = [volume.split(":") for volume in SERVICES[service].get("volumes", ())]
+    return {part[1]: part[0] for part in parts}
+
+
+def promtool(*arguments: str) -> str:
+    """Run promtool and return what it wrote; the test skips by name where it is absent."""
+    if PROMTOOL is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_compose_brings_up_the_four() -> None:
+    """An engine (real or simulated, one profile each), the sidecar, Prometheus and Grafana."""
+    assert set(SERVICES) == {"vllm", "simulator", "sidelight", "prometheus", "grafana"}
+    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
+        "vllm": ["vllm"],
+        "simulator": ["simulator"],
+    }
+    assert "COMPOSE_PROFILES=vllm" in (DASHBOARDS / ".env").read_text().splitlines()
+
+
+def test_either_engine_answers_to_the_same_name() -> None:
+    """The sidecar and Prometheus need not know which engine it is."""
+    assert {SERVICES[name]["networks"]["default"]["aliases"][0] for name in ("vllm", "simulator")} == {"engine"}
+    assert SERVICES["simulator"]["command"] == ["simulate", "--host", "0.0.0.0", "--port", "8000"]
+    assert set(SERVICES["sidelight"]["depends_on"]) == {"vllm", "simulator", "prometheus"}
+    assert all(not SERVICES["sidelight"]["depends_on"][name]["required"] for name in ("vllm", "simulator"))
+
+
+def test_the_sidecar_serves_what_prometheus_scrapes() -> None:
+    """The address in the run's command, the scrape target and the image's health check agree on the port."""
+    command = SERVICES["sidelight"]["command"]
+    assert command[:3] == ["run", "--url", "http://engine:8000"]
+    assert command[command.index("--listen") + 1] == "0.0.0.0:9464"
+    jobs = {job["job_name"]: job for job in read("prometheus/prometheus.yml")["scrape_configs"]}
+    assert jobs["sidelight"]["static_configs"] == [{"targets": ["sidelight:9464"]}]
+    assert jobs["engine"]["static_configs"] == [{"targets": ["engine:8000"]}]
+
+
+def test_every_command_is_text() -> None:
+    """Compose refuses numbers in a command, and would take a bare yes for a truth value."""
+    for name, service in SERVICES.items():
+        assert all(isinstance(word, str) for word in service.get("command", ())), name
+
+
+def test_mounted_files_are_in_the_repository() -> None:
+    """Every bind mount has a source here, and every named volume is declared."""
+    for name in SERVICES:
+        for source in mounts(name).values():
+            if source.startswith("."):
+                assert (DASHBOARDS / source).is_dir(), source
+            else:
+                assert source in COMPOSE["volumes"], source
+
+
+def test_every_default_stands_in_the_env_file() -> None:
+    """What compose falls back to and what .env says is the same, so neither surprises."""
+    text = (DASHBOARDS / "compose.yaml").read_text(encoding="utf-8")
+    stated = dict(line.split("=", 1) for line in (DASHBOARDS / ".env").read_text().splitlines() if "=" in line[:30])
+    for name, default in re.findall(r"\$\{([A-Z_]+):-([^}]+)\}", text):
+        assert stated[name] == default
+
+
+def test_ports_are_published_on_loopback_once() -> None:
+    """Nothing is open to the network by default, and no two services want one port."""
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert sorted(port.split(":")[1] for port in ports) == ["3000", "9090", "9464"]
+
+
+def test_images_have_a_tag_and_no_registry_host() -> None:
+    """A pinned tag, from wherever the user's container engine takes its images."""
+    for service in SERVICES.values():
+        image = SHELL_DEFAULT.sub(r"\1", service["image"])
+        if "build" in service:
+            assert (DASHBOARDS / service["build"]["context"] / "Dockerfile").is_file()
+            continue
+        assert re.fullmatch(r"[a-z-]+/[a-z-]+:v?\d+\.\d+\.\d+", image), image
+
+
+def test_grafana_finds_data_source_and_dashboard() -> None:
+    """The provisioned paths are where the compose file mounts the files."""
+    inside = mounts("grafana")
+    assert inside["/etc/grafana/provisioning"] == "./provisioning"
+    (provider,) = read("provisioning/dashboards/sidelight.yaml")["providers"]
+    folder = DASHBOARDS / inside[provider["options"]["path"]]
+    assert [path.name for path in folder.glob("*.json")] == ["sidelight.json"]
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (folder / home.name).is_file()
+    (source,) = read("provisioning/datasources/prometheus.yaml")["datasources"]
+    assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
+
+
+def test_grafana_knows_the_scrape_interval() -> None:
+    """$__rate_interval is made from it: were it smaller than the real one, every rate would be empty."""
+    (source,) = read("provisioning/datasources/prometheus.yaml")["datasources"]
+    interval = read("prometheus/prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+
+
+def test_prometheus_accepts_its_configuration() -> None:
+    """promtool finds the configuration, and the rules that it names, valid."""
+    assert "SUCCESS" in promtool("check", "config", "dashboards/prometheus/prometheus.yml")
+
+
+def test_alerts_fire_on_their_trouble_only() -> None:
+    """Each rule fires on made-up series of its trouble, and none in a healthy run."""
+    assert "SUCCESS" in promtool("test", "rules", "tests/dashboards/rules_test.yml")
+
+
+def test_every_alert_is_tested_and_says_what_to_do() -> None:
+    """No rule without a firing test, a severity, a summary and a conclusion."""
+    rules = [rule for group in read("prometheus/rules.yml")["groups"] for rule in group["rules"]]
+    healthy, troubled = yaml.safe_load((Path(__file__).parent / "rules_test.yml").read_text())["tests"]
+    names = {rule["alert"] for rule in rules}
+    assert {check["alertname"] for check in healthy["alert_rule_test"]} == names
+    assert {check["alertname"] for check in troubled["alert_rule_test"] if check["exp_alerts"]} == names
+    for rule in rules:
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_the_image_is_built_in_two_stages_from_hashes() -> None:
+    """Dependencies come from the lock file, verified; our wheel brings none; build tools stay behind."""
+    assert re.findall(r"^FROM (\S+)( AS \w+)?$", DOCKERFILE, re.MULTILINE) == [
+        ("python:3.11-slim", " AS build"),
+        ("python:3.11-slim", ""),
+    ]
+    assert "pip install --require-hashes -r requirements.lock" in DOCKERFILE
+    assert "pip install --no-deps /dist/*.whl" in DOCKERFILE
+
+
+def test_the_image_runs_unprivileged_and_is_checked() -> None:
+    """It starts as a plain user, stops in a way that writes results, and its health check asks the live page."""
+    final = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert "\nUSER sidelight\n" in final
+    assert final.index("USER sidelight") < final.index('ENTRYPOINT ["sidelight"]')
+    assert "HEALTHCHECK" in final
+    assert "http://127.0.0.1:9464/healthz" in final
+    assert "EXPOSE 9464" in final
+    assert "STOPSIGNAL SIGINT" in final
+
+
+def test_the_image_names_no_host_but_itself() -> None:
+    """No registry, index or proxy is written into the build."""
+    hosts = set(re.findall(r"https?://([^/:'\"\s]+)", DOCKERFILE))
+    assert hosts == {"127.0.0.1"}
+    assert "--index-url" not in DOCKERFILE
+
+
+def test_the_build_sees_what_it_copies_and_no_more() -> None:
+    """The allow-list of .dockerignore, the COPY lines and the wheel's packages are one set."""
+    allowed = {
+        line[1:].rstrip("/") for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
+    copied = {
+        name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
+    }
+    assert copied == allowed
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied

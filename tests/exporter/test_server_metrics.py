@@ -1,0 +1,225 @@
+"""The AIPerf-compatible JSON: names, presence rules and numbers against a recording."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.server_metrics import server_metrics_export
+from scraper.normalise import Window
+from scraper.series import EndpointSeries, ScrapeRecord, build
+
+REPOSITORY = Path(__file__).parents[2]
+S = 10**9
+URL = "http://127.0.0.1:8000/metrics"
+
+
+def scrape(at_ns: int, page: str, url: str = URL) -> ScrapeRecord:
+    return ScrapeRecord(
+        url=url,
+        due_ns=at_ns,
+        request_ns=at_ns - 2_000_000,
+        response_ns=at_ns,
+        status=200 if page else 0,
+        content_type="text/plain",
+        body=zlib.compress(page.encode(), 1),
+        error="" if page else "connect: refused",
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list[str], EndpointSeries]:
+    """Twenty pages of a real vLLM under load, five seconds apart, and the same as series."""
+    with lzma.open(REPOSITORY / "tests/data/vllm_scrapes.jsonl.xz", "rt") as file:
+        next(file)
+        rows = [json.loads(line) for line in file]
+    (endpoint,) = build([scrape(row["response_ns"], row["page"]) for row in rows])
+    return [row["page"] for row in rows], endpoint
+
+
+def export(endpoints: list[EndpointSeries], start_ns: int, end_ns: int, slice_ns: int = 2 * S) -> dict[str, Any]:
+    result = server_metrics_export(
+        endpoints,
+        window=Window(start_ns=start_ns, end_ns=end_ns),
+        slice_ns=slice_ns,
+        benchmark_id="550e8400-e29b-41d4-a716-446655440000",
+        input_config={"model": "m"},
+        tool_version="0.1.0",
+    )
+    assert result == json.loads(json.dumps(result, allow_nan=False))
+    return result
+
+
+def small(pages: list[str], slice_ns: int = S) -> dict[str, Any]:
+    """The metrics of pages a second apart, the window from half a second after the first to half before the last."""
+    endpoints = build([scrape(at * S, page) for at, page in enumerate(pages, 1)])
+    metrics: dict[str, Any] = export(list(endpoints), S * 3 // 2, len(pages) * S - S // 2, slice_ns)["metrics"]
+    return metrics
+
+
+def test_top_level_and_summary(recorded: tuple[list[str], EndpointSeries]):
+    """The top level, the summary and the endpoint's collection facts are the format's, field for field."""
+    _, endpoint = recorded
+    (dead,) = build([scrape(S, "", url="http://127.0.0.1:9/metrics")])
+    start_ns, end_ns = int(endpoint.response_ns[0]), int(endpoint.response_ns[-1])
+    result = export([endpoint, dead], start_ns, end_ns, 10 * S)
+    assert ["1.0", None, {"name": "sidelight", "version": "0.1.0"}] == [
+        result[key] for key in ("schema_version", "aiperf_version", "generator")
+    ]
+    assert {"model": "m"} == result["input_config"]
+    summary = result["summary"]
+    assert [URL, "http://127.0.0.1:9/metrics"] == summary["endpoints_configured"]
+    assert [URL] == summary["endpoints_successful"] == list(summary["endpoint_info"])
+    assert ("2026-11-20T23:59:33.843733", 26) == (summary["start_time"], len(summary["end_time"]))
+    info = summary["endpoint_info"][URL]
+    assert (20, 20, start_ns, end_ns) == tuple(
+        info[key] for key in ("total_fetches", "unique_updates", "first_fetch_ns", "last_update_ns")
+    )
+    assert 2.0 == info["avg_fetch_latency_ms"]
+    assert pytest.approx(96_001.6 / 19, rel=1e-4) == info["avg_update_interval_ms"]
+    assert (end_ns - start_ns) / S == info["duration_seconds"]
+
+
+def test_totals_are_those_of_the_first_and_the_last_page(recorded: tuple[list[str], EndpointSeries]):
+    """Every counter, count, sum and bucket is the difference of two pages as prometheus-client reads them."""
+    pages, endpoint = recorded
+    metrics = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)["metrics"]
+    before = {(s.name, str(s.labels)): s.value for f in text_string_to_metric_families(pages[0]) for s in f.samples}
+    compared = 0
+    for family in text_string_to_metric_families(pages[-1]):
+        for sample in family.samples:
+            increase = sample.value - before.get((sample.name, str(sample.labels)), 0.0)
+            labels = {key: value for key, value in sample.labels.items() if key != "le"}
+            if family.type not in ("counter", "histogram") or sample.name.endswith("_created"):
+                continue
+            series = next(s for s in metrics[family.name]["series"] if s.get("labels", {}) == labels)
+            if family.type == "counter":
+                assert increase == series["stats"]["total"], sample
+            elif sample.name.endswith("_bucket"):
+                assert increase == series["buckets"][sample.labels["le"]], sample
+            elif sample.name.endswith("_count") or series["stats"]["count"] > 0:
+                assert increase == series["stats"][sample.name.rpartition("_")[2]], sample
+            compared += 1
+    assert compared > 300
+
+
+def test_names_types_and_what_is_left_out(recorded: tuple[list[str], EndpointSeries]):
+    """Counters lose `_total`, a histogram called `_total` keeps it; creation stamps and summaries are left out."""
+    _, endpoint = recorded
+    metrics = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)["metrics"]
+    assert "vllm:request_success" in metrics
+    assert "vllm:request_success_total" not in metrics
+    assert "histogram" == metrics["vllm:iteration_tokens_total"]["type"]
+    assert [] == [name for name in metrics if name.endswith("_created")]
+    assert {"counter", "gauge", "histogram"} == {metric["type"] for metric in metrics.values()}
+    assert "tokens" == metrics["vllm:generation_tokens"]["unit"]
+    assert "ratio" == metrics["vllm:kv_cache_usage_perc"]["unit"]
+    assert "http_request_size_bytes" not in metrics
+    assert "labels" not in metrics["process_cpu_seconds"]["series"][0]
+
+
+def test_counter_statistics():
+    """Rates over the window's own duration; their spread over whole slices; activity or none, all fields are there."""
+    pages = [f"# HELP a_total A.\n# TYPE a_total counter\na_total {v}\n" for v in (5, 7, 11, 17, 20)]
+    metric = small(pages)["a"]
+    assert {"type": "counter", "description": "A.", "unit": "count"} == {
+        k: metric[k] for k in ("type", "description", "unit")
+    }
+    expected = {"total": 15, "rate": 5, "rate_avg": 5, "rate_min": 2, "rate_max": 9, "rate_std": 13**0.5}
+    assert pytest.approx(expected) == metric["series"][0]["stats"]
+    assert [2.0, 4.0, 9.0] == [s["total"] for s in metric["series"][0]["timeslices"]]
+    still = small(["# TYPE a_total counter\na_total 5\n"] * 4)["a"]["series"][0]["stats"]
+    assert {"total", "rate", "rate_avg", "rate_min", "rate_max", "rate_std"} == set(still)
+    assert {0.0} == set(still.values())
+
+
+def test_gauge_statistics():
+    """Exact percentiles of the samples inside the window; a constant has no spread; a partial slice says so."""
+    metric = small([f'# TYPE g gauge\ng{{a="b"}} {v}\n' for v in (9, 1, 2, 6, 0)], slice_ns=S * 2)["g"]
+    (series,) = metric["series"]
+    assert (3.0, 1.0, 6.0, 2.0) == tuple(series["stats"][key] for key in ("avg", "min", "max", "p50"))
+    assert pytest.approx(7**0.5) == series["stats"]["std"]
+    assert {"a": "b"} == series["labels"]
+    assert {"avg": 1.5, "min": 1.0, "max": 2.0, "start_ns": S * 3 // 2, "end_ns": S * 7 // 2} == series["timeslices"][0]
+    assert series["timeslices"][1]["is_complete"] is False
+    constant = small(["# TYPE g gauge\ng 4\n"] * 4)["g"]["series"][0]["stats"]
+    assert {4.0} == {value for key, value in constant.items() if key != "std"}
+    assert (0.0, 13) == (constant["std"], len(constant))
+
+
+def histogram(low: int, count: int, total: float) -> str:
+    return (
+        f'# TYPE h_seconds histogram\nh_seconds_bucket{{le="1.0"}} {low}\nh_seconds_bucket{{le="+Inf"}} {count}\n'
+        f"h_seconds_sum {total}\nh_seconds_count {count}\n"
+    )
+
+
+def test_histogram_statistics():
+    """Buckets are cumulative increases under their own keys, counts are integers, slices have their own buckets."""
+    (series,) = small([histogram(1, 1, 0.5), histogram(3, 4, 4.5), histogram(5, 6, 6.0)])["h_seconds"]["series"]
+    assert {"1.0": 4, "+Inf": 5} == series["buckets"]
+    assert (5, 5.5, 1.1, 5.0, 5.5) == tuple(
+        series["stats"][key] for key in ("count", "sum", "avg", "count_rate", "sum_rate")
+    )
+    assert isinstance(series["stats"]["count"], int)
+    assert 14 == len(series["stats"])
+    assert 1.0 == series["stats"]["p99_estimate"]
+    (one,) = series["timeslices"]
+    assert (5, 5.5, {"1.0": 4, "+Inf": 5}) == (one["count"], one["sum"], one["buckets"])
+
+
+def test_histogram_without_observations():
+    """Only `count: 0`, and buckets of zeros."""
+    (series,) = small([histogram(1, 1, 0.5)] * 3)["h_seconds"]["series"]
+    assert {"endpoint_url": URL, "stats": {"count": 0}, "buckets": {"1.0": 0, "+Inf": 0}} == series
+
+
+def test_gauge_and_counter_of_one_short_name_are_both_kept():
+    """Where a gauge already has a counter's short name, the counter keeps its long one."""
+    metrics = small(["# TYPE x gauge\nx 1\n# TYPE x_total counter\nx_total 2\n"] * 3)
+    assert {"x": "gauge", "x_total": "counter"} == {name: metric["type"] for name, metric in metrics.items()}
+
+
+def test_series_of_several_endpoints_stand_under_one_name():
+    """Metrics are grouped by name over endpoints, a series for each endpoint and label set."""
+    page = '# TYPE g gauge\ng{a="1"} 1\ng{a="2"} 2\n'
+    endpoints = build(
+        [scrape(at * S, page, url) for url in ("http://a/metrics", "http://b/metrics") for at in (1, 2, 3)]
+    )
+    series = export(list(endpoints), S, 3 * S)["metrics"]["g"]["series"]
+    assert [
+        ("http://a/metrics", "1"),
+        ("http://a/metrics", "2"),
+        ("http://b/metrics", "1"),
+        ("http://b/metrics", "2"),
+    ] == [(one["endpoint_url"], one["labels"]["a"]) for one in series]
+
+
+def test_fields_are_those_of_a_real_file(recorded: tuple[list[str], EndpointSeries]):
+    """A real AIPerf file has no field in a metric, series, statistics or slice that ours lacks."""
+    shared = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
+    path = shared / "bench/aiperf-reference/server_metrics_export.json"
+    if not path.is_file():
+        pytest.skip("no AIPerf reference file")
+    reference = json.loads(path.read_text())
+    _, endpoint = recorded
+    ours = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)
+    assert set(reference["summary"]) - {"phase_time_ranges"} == set(ours["summary"])
+    theirs_info, ours_info = (next(iter(r["summary"]["endpoint_info"].values())) for r in (reference, ours))
+    assert list(theirs_info) == list(ours_info)
+    for name, metric in reference["metrics"].items():
+        if name in ours["metrics"]:
+            mine, theirs = ours["metrics"][name]["series"][0], metric["series"][0]
+            if ours["metrics"][name]["series"][0]["stats"].get("count") == 0:
+                continue
+            assert set(metric) <= set(ours["metrics"][name]), name
+            assert set(theirs) <= set(mine), name
+            assert set(theirs["stats"]) == set(mine["stats"]), name
+            assert set(theirs["timeslices"][0]) <= {key for one in mine["timeslices"] for key in one}, name

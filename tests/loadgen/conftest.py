@@ -1,0 +1,148 @@
+"""Real servers on loopback that say exactly what a test scripts, and the pieces of a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from loadgen import clock
+
+
+@dataclass(slots=True)
+class Peer:
+    """One request as the server saw it, and the way back."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    connection: int
+    head: bytes
+    body: bytes
+
+    async def say(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    def header(self, name: str) -> str | None:
+        for line in self.head.decode().split("\r\n"):
+            key, _, value = line.partition(": ")
+            if key.lower() == name.lower():
+                return value
+        return None
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Server:
+    url: str
+    peers: list[Peer] = field(default_factory=list)
+    connections: int = 0
+
+
+Serve = Callable[..., Awaitable[Server]]
+
+
+async def _read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return head, await reader.readexactly(length)
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Start a server whose script is called for each request; it closes a connection when the script closes it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(script: Script, **options: object) -> Server:
+            tasks: set[asyncio.Task[None]] = set()
+
+            async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                tasks.add(task)
+                number = server.connections
+                server.connections += 1
+                try:
+                    while not writer.is_closing():
+                        head, body = await _read_request(reader)
+                        peer = Peer(reader, writer, number, head, body)
+                        server.peers.append(peer)
+                        await script(peer)
+                except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+                    pass
+                finally:
+                    writer.transport.abort()
+
+            listening = await asyncio.start_server(talk, "127.0.0.1", 0, **options)
+
+            async def stop() -> None:
+                listening.close()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.sleep(0)
+
+            stack.push_async_callback(stop)
+            port = listening.sockets[0].getsockname()[1]
+            server = Server(f"{'https' if 'ssl' in options else 'http'}://127.0.0.1:{port}")
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def anchored() -> clock.Clock:
+    return clock.anchored()
+
+
+@pytest.fixture
+def recorded() -> Path:
+    """The recordings of a real vLLM, where this machine has them."""
+    shared = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
+    path = shared / "fixtures/vllm/recorded"
+    if not path.is_dir():
+        pytest.skip("fixtures/vllm/recorded is not here; SIDELIGHT_SHARED may point to it")
+    return path
+
+
+class Wire:
+    """Pieces of an OpenAI reply as bytes on the wire."""
+
+    SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ROLE = '{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+    END = b"0\r\n\r\n"
+
+    @staticmethod
+    def event(payload: str) -> bytes:
+        """One event in a chunk of its own."""
+        data = f"data: {payload}\n\n".encode()
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    @staticmethod
+    def content(text: str, finish: str | None = None) -> str:
+        return json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+
+    @staticmethod
+    def usage(prompt: int, completion: int) -> str:
+        return json.dumps({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
+
+    @classmethod
+    def answer(cls, tokens: int) -> bytes:
+        """A whole streamed chat reply."""
+        texts = [cls.content(f" w{i}") for i in range(tokens)]
+        payloads = [cls.ROLE, *texts, cls.content("", "length"), cls.usage(10, tokens), "[DONE]"]
+        return cls.SSE_HEAD + b"".join(map(cls.event, payloads)) + cls.END
+
+
+@pytest.fixture
+def wire() -> type[Wire]:
+    return Wire

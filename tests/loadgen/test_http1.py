@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import http1
+
+CHUNKED = http1.parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+
+def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+pieces = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
+cuts = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+def _framed(body: list[bytes], trailer: bytes = b"") -> bytes:
+    return b"".join(b"%x;ext=1\r\n%b\r\n" % (len(one), one) for one in body) + b"0\r\n" + trailer + b"\r\n"
+
+
+@given(pieces, cuts, st.sampled_from([b"", b"X-A: 1\r\nX-B: 2\r\n"]), st.binary(max_size=5))
+def test_the_end_of_a_chunked_body_is_found_however_it_is_split(
+    body: list[bytes], where: list[int], trailer: bytes, surplus: bytes
+):
+    """Neither the splits, nor extensions and trailers, nor bytes behind the body move its end."""
+    wire = _framed(body, trailer) + surplus
+    finder, taken = http1.BodyEnd(CHUNKED), 0
+    for piece in _cut(wire, where):
+        end = finder.feed(piece, 0)
+        if end >= 0:
+            taken += end
+            break
+        taken += len(piece)
+    assert len(wire) - len(surplus) == taken
+
+
+@given(pieces, st.integers(0, 400))
+def test_dechunk_gives_what_had_come(body: list[bytes], cut: int):
+    """A whole body gives its content; a torn one a prefix of it, and says that it is torn."""
+    wire, plain = _framed(body), b"".join(body)
+    whole = http1.dechunk(wire)
+    assert (plain, True) == (whole.data, whole.whole)
+    torn = http1.dechunk(wire[:cut])
+    assert plain.startswith(torn.data)
+    for data_start, wire_start in zip(torn.data_starts, torn.wire_starts, strict=True):
+        if data_start < len(torn.data):
+            assert wire[wire_start] == plain[data_start]
+
+
+@pytest.mark.parametrize(
+    ("head", "fed", "end"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", b"abcd", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"", 0),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", 0),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", b"", 0),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b"abc", -1),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3, 3\r\n\r\n", b"abc", 3),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"0\r\n\r\n", 5),
+    ],
+)
+def test_how_long_a_body_is(head: bytes, fed: bytes, end: int):
+    """Length, no body, to the close, and chunks above length."""
+    assert end == http1.BodyEnd(http1.parse_head(head)).feed(fed, 0)
+
+
+@pytest.mark.parametrize("line", [b"", b"-1", b"+1", b"0x1", b"1_0", b"g", b";a=1"])
+def test_a_chunk_size_is_hexadecimal_digits(line: bytes):
+    """What int() would forgive is not a chunk size."""
+    with pytest.raises(http1.ProtocolError, match="not a chunk size"):
+        http1.chunk_size(line)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"<html>\r\n\r\n", b"HTTP/2 200\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n"],
+)
+def test_a_head_that_is_none_is_refused(head: bytes):
+    """Whatever does not begin as HTTP/1.x, or has a line that is no header."""
+    with pytest.raises(http1.ProtocolError):
+        http1.parse_head(head)
+
+
+def test_contradicting_lengths_are_refused():
+    """Two content lengths that differ leave the end unknown."""
+    head = http1.parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n")
+    with pytest.raises(http1.ProtocolError, match="content-length"):
+        http1.BodyEnd(head)
+
+
+@pytest.mark.parametrize(
+    ("head", "keep"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nConnection: Close\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", True),
+    ],
+)
+def test_who_keeps_a_connection_alive(head: bytes, keep: bool):
+    """1.1 unless it says close, 1.0 only if it says so."""
+    assert keep == http1.parse_head(head).keep_alive
+
+
+def test_a_head_may_end_with_bare_newlines():
+    """The first blank line ends it, whichever kind."""
+    assert http1.head_end(b"HTTP/1.1 200 OK\nA: b\n\nbody\r\n\r\n") == 22
+    assert http1.head_end(b"HTTP/1.1 200 OK\r\n") == -1

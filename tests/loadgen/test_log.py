@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from loadgen import log, records
+
+if TYPE_CHECKING:
+    from conftest import Wire
+
+
+def _planned(index: int, **changes: object) -> log.PlannedRequest:
+    fields = {
+        "index": index, "phase": "measure", "workload_class": "c", "path": "/p", "body": b"x", "input_tokens": 12,
+        "max_tokens": 5, "offset_ns": index,
+    } | changes  # fmt: skip
+    return log.PlannedRequest(**fields)
+
+
+def _parts(
+    index: int, reply: bytes, *, pieces: int = 1, reads: int = 4, error: str = "", last: bool = True
+) -> list[log.RequestPart]:
+    """The parts of a request whose reply came in equal reads at 100, 200, ... ns and was logged in some pieces."""
+    stop = reply.find(b"\r\n\r\n") + 4 if reply else 0
+    head, body = reply[:stop], reply[stop:]
+    ends = [round(len(body) * (k + 1) / reads) for k in range(reads)] if reply else []
+    parts = []
+    for seq in range(pieces):
+        mine = [k for k in range(len(ends)) if k * pieces // reads == seq]
+        begin = ends[mine[0] - 1] if mine and mine[0] else 0
+        piece = body[begin : ends[mine[-1]]] if mine else b""
+        final = last and seq == pieces - 1
+        parts.append(
+            log.RequestPart(
+                index=index, seq=seq, last=final, worker=0, url="http://h/p", scheduled_ns=1, dispatch_ns=2,
+                connected_ns=3, submit_ns=4, reused=False, status=int(head[9:12] or 0), head=head if seq == 0 else b"",
+                reads_ns=array("q", [100 * (k + 1) for k in mine]).tobytes(),
+                read_ends=array("q", [ends[k] - begin for k in mine]).tobytes(),
+                body=zlib.compress(piece, 1), end_ns=100 * reads if final else -1, error=error if final else "",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _same(first: log.RequestLog, second: log.RequestLog) -> None:
+    for name in log.RequestLog.__slots__:
+        assert getattr(first, name).tolist() == getattr(second, name).tolist(), name
+
+
+def test_parts_join_to_the_reply_they_came_from(wire: type[Wire]):
+    """In one part or in four, and in any order of the log, a request is the same row."""
+    reply = wire.answer(6)
+    plan = [_planned(7)]
+    whole = log.assemble(plan, _parts(7, reply), run_id="r")
+    in_four = _parts(7, reply, pieces=4)
+    for order in itertools.permutations(in_four):
+        _same(whole, log.assemble(plan, order, run_id="r"))
+    assert (["ok"], [6], ["length"]) == (
+        whole.status.tolist(),
+        whole.output_tokens.tolist(),
+        whole.finish_reason.tolist(),
+    )
+    assert whole.chunk_start.tolist() == [0, 6]
+    assert set(whole.chunk_ns.tolist()) <= {100, 200, 300, 400}
+    assert whole.first_read_ns.tolist() == [100]
+    assert whole.received_bytes.tolist() == [len(reply) - len(wire.SSE_HEAD)]
+    assert (whole.request_id[0], whole.trace_id[0]) == (records.request_id("r", 7), records.trace_id("r", 7))
+
+
+def test_rows_are_sorted_and_only_what_was_dispatched(wire: type[Wire]):
+    """The plan gives phase, class and declared lengths; what it lacks is unknown; what has no part is not there."""
+    parts = [*_parts(3, wire.answer(1)), *_parts(1, wire.answer(1)), *_parts(9, wire.answer(1))]
+    got = log.assemble([_planned(1, phase="warmup"), _planned(2), _planned(3)], parts, run_id="r")
+    assert [1, 3, 9] == got.index.tolist()
+    assert ["warmup", "measure", ""] == got.phase.tolist()
+    assert [12, 12, -1] == got.declared_input_tokens.tolist()
+    assert len(log.assemble([_planned(1)], [], run_id="r")) == 0
+
+
+HTTP = "HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def test_how_a_request_ended(wire: type[Wire]):
+    """The status rule, one case a line."""
+    begun = wire.SSE_HEAD + wire.event(wire.ROLE) + wire.event(wire.content("a"))
+    finished = begun + wire.event(wire.content("", "stop"))
+    filtered = begun + wire.event(wire.content("", "content_filter")) + wire.event("[DONE]") + wire.END
+    died = begun + wire.event('{"error":{"message":"engine died"}}') + wire.event("[DONE]") + wire.END
+    cases = [
+        (wire.answer(2), {}, "ok", ""),
+        (wire.answer(2), {"error": "timeout: no complete reply"}, "ok", "timeout: no complete reply"),
+        (finished + wire.END, {}, "ok", ""),
+        (finished, {"error": "reset: after 9 body bytes"}, "failed", "reset: after 9 body bytes"),
+        (begun + wire.END, {}, "failed", "incomplete: the reply ended without a finish reason or [DONE]"),
+        (filtered, {}, "refused", ""),
+        (died, {}, "failed", "server: engine died"),
+        ((HTTP % 404).encode(), {}, "refused", "http_404: no message"),
+        ((HTTP % 429).encode(), {}, "refused", "http_429: no message"),
+        ((HTTP % 503).encode(), {}, "failed", "http_503: no message"),
+        (b"", {"error": "connect: Connection refused"}, "failed", "connect: Connection refused"),
+        (begun, {"error": "cancelled: stopped"}, "cancelled", "cancelled: stopped"),
+        (begun, {"last": False}, "in_flight", ""),
+        (wire.answer(2), {"last": False}, "in_flight", ""),
+    ]  # fmt: skip
+    parts = [part for index, (reply, how, *_) in enumerate(cases) for part in _parts(index, reply, **how)]
+    got = log.assemble([], parts, run_id="r")
+    assert [(status, error) for *_, status, error in cases] == list(zip(got.status, got.error, strict=True))
+
+
+def test_a_gap_in_the_parts_ends_what_is_known(wire: type[Wire]):
+    """Without its third part a request is told by the first two, and is in flight."""
+    first, second, _, fourth = _parts(0, wire.answer(6), pieces=4)
+    got = log.assemble([], [first, fourth, second], run_id="r")
+    assert ["in_flight"] == got.status.tolist()
+    assert 0 < len(got.chunk_ns) < 6
+    assert len(log.assemble([], [fourth], run_id="r")) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
+    """Selecting then looking is looking then selecting; all is the identity; none is empty."""
+    rng = random.Random(seed)
+    parts = [part for index in range(12) for part in _parts(index, wire.answer(rng.randint(0, 5)), reads=3)]
+    whole = log.assemble([], parts, run_id="r")
+    _same(whole, log.select(whole, np.ones(12, np.bool_)))
+    mask = np.array([rng.random() < 0.5 for _ in range(12)])
+    some = log.select(whole, mask)
+    expected = [whole.chunk_ns[whole.chunk_start[i] : whole.chunk_start[i + 1]].tolist() for i in np.flatnonzero(mask)]
+    actual = [some.chunk_ns[some.chunk_start[i] : some.chunk_start[i + 1]].tolist() for i in range(len(some))]
+    assert expected == actual
+    assert whole.index[mask].tolist() == some.index.tolist()
+    assert len(log.select(whole, np.zeros(12, np.bool_))) == 0

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.protocols import openai, sse
+
+PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
+CHUNKED_HEAD = PLAIN_HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+CHAT = openai.Target(base_url="http://h:1/v1/", model="m")
+
+
+def _delta(finish: str | None = None, **delta: object) -> str:
+    return json.dumps({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def _usage(prompt: int, completion: int) -> str:
+    return json.dumps({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
+
+
+def _read(*pieces: bytes, status: int = 200, head: bytes = PLAIN_HEAD) -> openai.Reply:
+    """A reply whose pieces were read at 1, 2, 3, ... ns."""
+    ends = np.array(list(accumulate(map(len, pieces))), np.int64)
+    return openai.read_reply(status, head, b"".join(pieces), np.arange(1, len(pieces) + 1), ends)
+
+
+def _stream(*payloads: str, **options: object) -> openai.Reply:
+    return _read(*(f"data: {payload}\n\n".encode() for payload in payloads), **options)
+
+
+# A line end of every kind, but no bare CR before a line that begins with LF: the standard reads that as one CRLF.
+line_ends = st.sampled_from(["\n", "\r\n", "\r"])
+noise = st.sampled_from(["", ": keep-alive{0}", "id: 7{0}", "retry: 5{0}", "event: message{0}", ":{0}{0}"])
+texts = st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=6)
+
+
+@given(st.data(), texts, line_ends, st.booleans())
+def test_stamps_are_those_of_the_read_that_completed_the_data_line(
+    data: st.DataObject, contents: list[str], end: str, bom: bool
+):
+    """However the bytes fall into transfer chunks and reads, in the middle of characters too."""
+    stream = bytearray(b"\xef\xbb\xbf" if bom else b"")
+    line_ends_at = []
+    for text in contents:
+        stream += data.draw(noise).format(end).encode()
+        stream += f"data: {json.dumps(json.loads(_delta(content=text)), ensure_ascii=False)}{end}".encode()
+        line_ends_at.append(len(stream))
+        stream += end.encode()
+    stream += f"data:[DONE]{end}{end}".encode()
+    wire, wire_at = bytearray(), []
+    for piece in _cut(data, bytes(stream)):
+        wire += b"%x\r\n" % len(piece)
+        wire_at += range(len(wire), len(wire) + len(piece))
+        wire += piece + b"\r\n"
+    wire += b"0\r\n\r\n"
+    reads = _cut(data, bytes(wire))
+    reply = _read(*reads, head=CHUNKED_HEAD)
+    ends = list(accumulate(map(len, reads)))
+    expected = [1 + sum(wire_at[at - 1] + 1 > end for end in ends) for at in line_ends_at]
+    blank = [not text.strip() for text in contents]
+    assert ("", True, True) == (reply.error, reply.complete, reply.done)
+    assert expected == reply.chunk_ns.tolist()
+    first = blank.index(False) if False in blank else -1
+    assert (expected[first] if first >= 0 else -1) == reply.first_token_ns
+    assert (expected[-1] if first >= 0 else -1) == reply.last_token_ns
+
+
+def _cut(data: st.DataObject, whole: bytes) -> list[bytes]:
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(whole) - 1)), max_size=8)))
+    return [piece for piece in (whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)) if piece]
+
+
+@given(st.data(), texts)
+def test_a_torn_body_tells_what_had_come(data: st.DataObject, contents: list[str]):
+    """Cut anywhere: the chunk stamps are a prefix of the whole reply's, and it is not complete."""
+    pieces = []
+    for text in contents:
+        event = f"data: {_delta(content=text)}\n\n".encode()
+        pieces.append(b"%x\r\n%b\r\n" % (len(event), event))
+    whole = _read(*pieces, head=CHUNKED_HEAD)
+    cut = data.draw(st.integers(0, sum(map(len, pieces))))
+    starts = [0, *accumulate(map(len, pieces))]
+    torn = _read(*(piece[: max(0, cut - at)] for piece, at in zip(pieces, starts, strict=False)), head=CHUNKED_HEAD)
+    assert whole.chunk_ns[: len(torn.chunk_ns)].tolist() == torn.chunk_ns.tolist()
+    assert ("", False) == (torn.error, torn.complete)
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b"data: a\n\n", [("", b"a", 8)]),
+        (b"data:a\ndata: b\n\n", [("", b"a\nb", 15)]),
+        (b"data:  two spaces\n\n", [("", b" two spaces", 18)]),
+        (b"data\n\n", [("", b"", 5)]),
+        (b": comment\n\nevent: error\ndata: x\n\ndata: y\n\n", [("error", b"x", 32), ("", b"y", 41)]),
+        (b"event: only\n\ndata: y\n\n", [("", b"y", 21)]),
+        (b"data: whole\ndata: to", [("", b"whole", 12)]),
+        (b"data: torn", []),
+        (b"datax: a\nfoo\n\n", []),
+        (b"data: a\r\rdata: b\r\n\r\n", [("", b"a", 8), ("", b"b", 18)]),
+    ],
+)
+def test_events_by_the_standard(stream: bytes, expected: list[tuple[str, bytes, int]]):
+    """Fields, comments, joined data lines, and the one departure: a whole data line at the end counts."""
+    assert expected == [(event.name, event.data, event.end) for event in sse.events(stream)]
+
+
+def test_role_and_usage_are_no_tokens():
+    """The first token is the first content; the count is the server's usage, not the number of events."""
+    reply = _stream(
+        _delta(role="assistant", content=""), _delta(content="a"), _delta(content="bc"), _delta("length"), _usage(7, 3),
+        "[DONE]",
+    )  # fmt: skip
+    assert (2, 3, [2, 3]) == (reply.first_token_ns, reply.last_token_ns, reply.chunk_ns.tolist())
+    assert (7, 3, "length") == (reply.input_tokens, reply.output_tokens, reply.finish_reason)
+    assert (True, True, True, 0) == (reply.complete, reply.done, reply.role_only_first, reply.blank_before_first)
+
+
+def test_blank_content_is_no_first_token():
+    """Whitespace before the first token is noted; whitespace after it is content like any other."""
+    reply = _stream(_delta(content=" \n"), _delta(content=""), _delta(content="a"), _delta(content=" "), "[DONE]")
+    assert (3, 4, [1, 3, 4]) == (reply.first_token_ns, reply.last_token_ns, reply.chunk_ns.tolist())
+    assert (1, 1) == (reply.blank_before_first, reply.empty_events)
+    nothing = _stream(_delta(content="  "), "[DONE]")
+    assert (-1, -1, 1) == (nothing.first_token_ns, nothing.last_token_ns, nothing.blank_before_first)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"name": "f"}}]},
+        {"role": "assistant", "content": "a"},
+    ],
+)
+def test_what_else_is_content(delta: dict[str, object]):
+    """Reasoning, refusals and tool calls were generated and waited for."""
+    assert _stream(_delta(**delta)).first_token_ns == 1
+
+
+def test_completions_carry_text():
+    """The text of a completions event is its content."""
+    payload = '{"choices":[{"text":"a","finish_reason":null}]}'
+    assert _stream(payload, '{"choices":[{"text":"","finish_reason":"stop"}]}').chunk_ns.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        ('{"error":{"message":"EngineCore  died\\nsee above","code":500}}', "server: EngineCore died see above"),
+        ('{"error":"out of memory"}', "server: out of memory"),
+        ('{"object":"error","message":"too long"}', "server: too long"),
+        ("{not json", "protocol: event 1 is not a completion chunk"),
+        ('{"choices":[{"delta":{"content":7}}]}', "protocol: event 1 is not a completion chunk"),
+    ],
+)
+def test_an_error_event_under_200_is_an_error(payload: str, error: str):
+    """What came before it stays; [DONE] after it does not make the reply complete."""
+    reply = _stream(_delta(content="a"), payload, "[DONE]")
+    assert reply.error.startswith(error)
+    assert (False, 1) == (reply.complete, reply.first_token_ns)
+
+
+def test_a_named_error_event_is_an_error():
+    """`event: error` with any object."""
+    assert _read(b'event: error\ndata: {"message": "overloaded"}\n\n').error == "server: overloaded"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (404, b'{"error":{"message":"no such model"}}', "http_404: no such model"),
+        (400, b'{"object":"error","message":"too long"}', "http_400: too long"),
+        (422, b'{"detail":[{"msg":"field required"}]}', 'http_422: [{"msg":"field required"}]'),
+        (502, b"<html>\n bad gateway</html>", "http_502: <html> bad gateway</html>"),
+        (500, b"", "http_500: no message"),
+    ],
+)
+def test_http_errors_carry_the_servers_words(status: int, body: bytes, error: str):
+    """In one line, with the status as its kind."""
+    reply = _read(body, status=status, head=b"HTTP/1.1 %d X\r\n\r\n" % status)
+    assert (error, False) == (reply.error, reply.complete)
+
+
+def test_a_web_page_is_not_a_stream():
+    """HTML under 200, said or not."""
+    html = b"<html></html>"
+    said = _read(html, head=b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
+    assert said.error == "protocol: the reply is text/html, not an event stream"
+    assert _read(html, head=b"HTTP/1.1 200 OK\r\n\r\n").error == "protocol: the reply is not an event stream"
+    packed = _read(html, head=PLAIN_HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\n")
+    assert packed.error.startswith("protocol: content-encoding")
+
+
+def test_a_reply_that_is_not_streamed_has_no_token_times():
+    """Usage and finish reason are there."""
+    body = (
+        b'{"id":"r","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    )
+    reply = _read(body, head=JSON_HEAD)
+    assert (-1, -1, 3, 2) == (reply.first_token_ns, reply.last_token_ns, reply.input_tokens, reply.output_tokens)
+    assert (True, "stop", "r") == (reply.complete, reply.finish_reason, reply.response_id)
+    assert _read(b'{"error":{"message":"no"}}', head=JSON_HEAD).error == "server: no"
+    assert _read(body[:20], head=JSON_HEAD).error.startswith("protocol: not a completion")
+
+
+def test_without_a_head_there_is_no_reply():
+    """Nothing is known, and nothing is an error of the reply."""
+    assert not _read(b"", head=b"", status=0).error
+
+
+def test_requests_are_the_same_bytes_each_time():
+    """Chat and completions, with what makes a server stream, count and go on to the end."""
+    path, body = openai.encode_request(CHAT, "hé", 5, 0.0)
+    assert path == "/v1/chat/completions"
+    assert json.loads(body) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hé"}],
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert (path, body) == openai.encode_request(CHAT, "hé", 5, 0.0)
+    text = openai.Target(base_url="http://h:1", model="m", endpoint="completions")
+    path, body = openai.encode_request(text, "x", 5, 0.5, ignore_eos=False, stream=False)
+    assert path == "/v1/completions"
+    assert json.loads(body) == {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0.5, "stream": False}
+
+
+def test_the_users_headers_have_the_last_word():
+    """A key becomes a bearer token, which is not shown."""
+    target = openai.Target(base_url="http://h", model="m", api_key="secret", headers={"X-A": "1"})
+    assert openai.request_headers(target) == {"Authorization": "Bearer secret", "X-A": "1"}
+    assert "secret" not in repr(target)
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_the_root_of_a_base_url(url: str):
+    """With or without /v1."""
+    assert openai.root_url(url) == "http://h:1"
+
+
+def _lines(path: Path) -> list[dict[str, object]]:
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def _replayed(request: dict, make: Callable[[dict, list], str]) -> openai.Reply:
+    """A recorded reply as it would have come: the events of one read in one read, at its time."""
+    reads: dict[int, tuple[int, bytes]] = {}
+    for event in request["events"]:
+        stamp, number = event[0], event[1]
+        data = f"data: {make(request, event)}\n\n".encode()
+        reads[number] = (stamp, reads.get(number, (0, b""))[1] + b"%x\r\n%b\r\n" % (len(data), data))
+    if request["usage"]:
+        rest = f"data: {json.dumps({'choices': [], 'usage': request['usage']})}\n\ndata: [DONE]\n\n"
+    else:
+        rest = f"data: {request['error']}\n\n"
+    reads[1 << 30] = (request["done_ns"], b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest.encode()))
+    ends = np.array(list(accumulate(len(data) for _, data in reads.values())), np.int64)
+    stamps = np.array([stamp for stamp, _ in reads.values()], np.int64)
+    return openai.read_reply(200, CHUNKED_HEAD, b"".join(data for _, data in reads.values()), stamps, ends)
+
+
+def _event(request: dict, event: list) -> str:
+    _, _, index, characters, _, role_only = event
+    text = "x" * characters
+    if "chat" in request["path"]:
+        delta = {"role": "assistant", "content": ""} if role_only else {"content": text}
+        return json.dumps({"choices": [{"index": index, "delta": delta}]})
+    return json.dumps({"choices": [{"index": index, "text": text}]})
+
+
+@pytest.mark.parametrize("scenario", ["main", "engine_death"])
+def test_a_real_engines_streams_are_read_as_they_were_recorded(recorded: Path, scenario: str):
+    """Chunks with text have their recorded times, shared by those of one read; a dying engine is told."""
+    streams = [
+        one for one in _lines(recorded / scenario / "requests.jsonl.gz") if one["status"] == 200 and one["events"]
+    ]
+    assert len(streams) > 20
+    died = 0
+    for request in streams:
+        reply = _replayed(request, _event)
+        expected = [event[0] for event in request["events"] if event[3] > 0]
+        assert expected == reply.chunk_ns.tolist()
+        assert (expected[0] if expected else -1) == reply.first_token_ns
+        if request["usage"]:
+            assert (request["usage"]["completion_tokens"], "") == (reply.output_tokens, reply.error)
+            assert reply.complete
+        else:
+            died += 1
+            assert (reply.error.startswith("server: "), reply.complete) == (True, False)
+    assert (died > 0) == (scenario == "engine_death")

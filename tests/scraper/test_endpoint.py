@@ -1,0 +1,175 @@
+"""One endpoint over HTTP: discovery, stamps, and what is no exposition."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from scraper.endpoint import Limits, discover, open_session, scrape
+from scraper.missing import Missing
+from scraper.series import ScrapeRecord
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+
+PAGE = "# TYPE x gauge\nx 1\n"
+LIMITS = Limits(timeout_s=5, body_bytes=10_000)
+
+
+def answer(text: str | bytes, content_type: str = "text/plain; version=0.0.4", status: int = 200) -> Handler:
+    async def handler(_: web.Request) -> web.Response:
+        body = text.encode() if isinstance(text, str) else text
+        return web.Response(body=body, headers={"Content-Type": content_type}, status=status)
+
+    return handler
+
+
+def redirect(target: str) -> Handler:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": target})
+
+    return handler
+
+
+async def once(url: str, limits: Limits = LIMITS) -> ScrapeRecord:
+    async with open_session({"X-Key": "k"}) as session:
+        return await scrape(session, url, due_ns=7, clock_offset_ns=10**18, limits=limits)
+
+
+async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
+    """A scrape is the page as sent, with the moments before its request and after its last byte."""
+    asked: list[web.Request] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request)
+        return web.Response(text=PAGE, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
+
+    base = await serve({"/metrics": handler})
+    before = time.monotonic_ns() + 10**18
+    record = await once(f"{base}/metrics")
+    assert (7, 200, "", PAGE) == (record.due_ns, record.status, record.error, zlib.decompress(record.body).decode())
+    assert before <= record.request_ns <= record.response_ns <= time.monotonic_ns() + 10**18
+    assert asked[0].headers["Accept"].startswith("text/plain;version=0.0.4")
+    assert "k" == asked[0].headers["X-Key"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (answer("gone", status=404), "HTTP 404"),
+        (answer("busy", status=503), "HTTP 503"),
+        (answer("<!DOCTYPE html><p>hello", "text/plain"), "speaks something else: a web page (HTML)"),
+        (answer("hello", "text/html; charset=utf-8"), "speaks something else: a web page (HTML)"),
+        (answer("[]", "application/json"), "speaks something else: JSON"),
+        (answer('[{"iter": 1}]', "text/plain"), "speaks something else: JSON"),
+        (answer(b"\x00\x01\x02", "application/octet-stream"), "speaks something else: binary data"),
+        (answer("x 1\n" * 5000), "too large: more than 10000 bytes"),
+        (redirect("http://elsewhere.test/metrics"), "redirect: to another host (elsewhere.test)"),
+        (redirect("/metrics"), "redirect: more than 3 in a row"),
+    ],
+)
+async def test_what_is_no_page_is_a_record_with_a_reason(serve: Serve, handler: Handler, error: str):
+    """A reply that is no exposition is data: a record with the reason, and no body."""
+    base = await serve({"/metrics": handler})
+    record = await once(f"{base}/metrics")
+    assert (error, b"") == (record.error, record.body)
+
+
+async def test_quoted_name_is_not_json(serve: Serve):
+    """A page that begins with a quoted metric name (text 1.0.0) is no JSON."""
+    base = await serve({"/metrics": answer('{"a.b"} 1\n')})
+    assert "" == (await once(f"{base}/metrics")).error
+
+
+async def test_redirect_on_the_same_host_is_followed(serve: Serve):
+    """A redirect that stays on its host leads to the page."""
+    base = await serve({"/metrics": redirect("/metrics/"), "/metrics/": answer(PAGE)})
+    assert ("", 200) == ((record := await once(f"{base}/metrics")).error, record.status)
+
+
+async def test_slow_page_times_out(serve: Serve):
+    """A server that never finishes its page costs the time-out, no more."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"x ")
+        await asyncio.Event().wait()
+        return response
+
+    base = await serve({"/metrics": handler})
+    record = await once(f"{base}/metrics", Limits(timeout_s=0.05))
+    assert "timeout: no complete page within 0.05 s" == record.error
+
+
+async def test_page_cut_by_the_connection(serve: Serve):
+    """A connection that ends before its page did is not half a page."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"x 1\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    base = await serve({"/metrics": handler})
+    assert "cut off: the connection ended before the page did" == (await once(f"{base}/metrics")).error
+
+
+async def test_nothing_listens():
+    """A refused connection is named as such."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert (await once(f"{url}/metrics")).error.startswith("connect: ")
+        found = await discover(f"{url}/v1")
+    assert isinstance(found, Missing)
+    assert "connect: " in found.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "handlers", "found"),
+    [
+        ("", {"/metrics": PAGE}, "/metrics"),
+        ("/v1", {"/metrics": PAGE}, "/metrics"),
+        ("/v1/", {"/metrics": "[]", "/prometheus/metrics": PAGE}, "/prometheus/metrics"),
+        ("/model-a/v1", {"/model-a/metrics": PAGE, "/metrics": PAGE}, "/model-a/metrics"),
+        ("/model-a/v1", {"/metrics": PAGE}, "/metrics"),
+        ("/my/metrics?x=1", {"/my/metrics": PAGE}, "/my/metrics?x=1"),
+    ],
+)
+async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], found: str):
+    """The metrics are beside the API, at the root, where TensorRT-LLM has them, or where the user says."""
+    base = await serve({path: answer(text) for path, text in handlers.items()})
+    assert base + found == await discover(base + asked)
+
+
+async def test_discovery_says_what_it_met(serve: Serve):
+    """Where there are no metrics, the reason names each address and what it answered."""
+    base = await serve({"/metrics": answer("<html>", "text/html"), "/prometheus/metrics": answer("{}")})
+    expected = (
+        f"{base}/metrics: speaks something else: a web page (HTML); "
+        f"{base}/prometheus/metrics: speaks something else: JSON"
+    )
+    assert Missing(expected) == await discover(f"{base}/v1")
+
+
+@pytest.mark.parametrize("url", ["ftp://a/metrics", "localhost:8000", "", "http://[", "http://a:99999999"])
+async def test_discovery_of_no_url(url: str):
+    """What is no URL is said so, without a request."""
+    assert Missing(f"{url} is not an http(s) URL") == await discover(url)
+
+
+async def test_prose_is_no_page(serve: Serve):
+    """Plain text that is no exposition is not taken for metrics."""
+    base = await serve({"/metrics": answer("It works!\n")})
+    found = await discover(f"{base}/metrics")
+    assert isinstance(found, Missing)
+    assert "speaks something else: not a sample: no readable value (line 1, byte 0)" in found.reason

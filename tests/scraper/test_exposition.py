@@ -1,0 +1,280 @@
+"""The exposition parser: equal to prometheus-client's sample for sample, and stricter about what is broken."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from scraper.exposition import MalformedPage, Page, parse
+from scraper.series import ScrapeRecord, build
+
+Sample = tuple[str, tuple[tuple[str, str], ...], str, str]
+
+
+def by_oracle(text: str) -> list[Sample]:
+    return [
+        (sample.name, tuple(sorted(sample.labels.items())), repr(float(sample.value)), family.type)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+def as_oracle(page: Page) -> list[Sample]:
+    """Our samples as the oracle names them: it gives every counter a `_total`."""
+    return [
+        (
+            one.name + ("_total" if one.type == "counter" and not one.name.endswith("_total") else ""),
+            one.labels,
+            repr(value),
+            one.type,
+        )
+        for one, value in zip(page.series, page.values.tolist(), strict=True)
+    ]
+
+
+def test_every_recorded_page_equals_the_oracle(shared: Path):
+    """Every fixture page of every engine reads as prometheus-client reads it, but for the one that is cut off."""
+    read = 0
+    for path in sorted(shared.glob("fixtures/**/*.prom*")):
+        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+        if path.name == "v0_truncated_histogram.prom":
+            continue
+        assert by_oracle(text) == as_oracle(parse(text)), path.name
+        read += 1
+    assert read >= 15
+
+
+def test_recorded_vllm_pages_equal_the_oracle(vllm_scrapes: list[ScrapeRecord]):
+    """Twenty pages of one server equal the oracle, whether their layout is new or known."""
+    for record in vllm_scrapes[:3] + vllm_scrapes[-2:]:
+        text = zlib.decompress(record.body)
+        assert by_oracle(text.decode()) == as_oracle(parse(text))
+
+
+def test_histogram_cut_off_in_the_middle_is_refused(shared: Path):
+    """A page that ends inside a histogram is refused, with the last line and the page's length."""
+    text = (shared / "fixtures/vllm/v0_truncated_histogram.prom").read_bytes()
+    with pytest.raises(MalformedPage, match=r"lacks a \+Inf bucket and a _count") as refused:
+        parse(text)
+    assert (18, len(text)) == (refused.value.line, refused.value.byte)
+
+
+hostile = st.text(st.sampled_from('ab \\"{}=,\nn#é☃1'), max_size=12)
+names = st.from_regex(r"[a-z_:][a-z0-9_:]{0,6}x", fullmatch=True)
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> str:
+    """A page as a real exporter writes it, with hostile label values and help texts."""
+    registry = CollectorRegistry()
+    for index, name in enumerate(draw(st.lists(names, min_size=1, max_size=5, unique=True))):
+        kind = draw(st.sampled_from((Counter, Gauge, Histogram)))
+        if kind is Histogram:
+            metric = Histogram(f"{name}{index}", draw(hostile), ["l", "m"], registry=registry, buckets=(0.1, 1.0, 5.0))
+        else:
+            metric = kind(f"{name}{index}", draw(hostile), ["l", "m"], registry=registry)
+        for first, second in draw(st.lists(st.tuples(hostile, hostile), max_size=3, unique=True)):
+            child = metric.labels(first, second)
+            if isinstance(child, Histogram):
+                child.observe(draw(st.floats(0, 10)))
+            elif isinstance(child, Counter):
+                child.inc(draw(st.floats(0, 1e12)))
+            else:
+                child.set(draw(numbers))
+    return generate_latest(registry).decode()
+
+
+@given(pages())
+def test_hostile_labels_equal_the_oracle(text: str):
+    """Quotes, backslashes, newlines, braces and commas in labels read as the oracle reads them, twice over."""
+    assert by_oracle(text) == as_oracle(parse(text))
+    assert by_oracle(text) == as_oracle(parse(text))
+
+
+@given(pages(), st.data())
+def test_cut_page_is_refused_unless_it_ends_between_metrics(text: str, data: st.DataObject):
+    """A cut inside a line is always refused; what a cut leaves unnoticed is a prefix of the page's samples."""
+    at = data.draw(st.integers(0, len(text.encode()) - 1))
+    part = text.encode()[:at]
+    if part and not part.endswith(b"\n"):
+        with pytest.raises(MalformedPage) as refused:
+            parse(part)
+        assert len(part) == refused.value.byte
+    else:
+        try:
+            cut = parse(part)
+        except MalformedPage:
+            return
+        whole = parse(text)
+        assert whole.series[: len(cut.series)] == cut.series
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("x 1", ("x", (), 1.0)),
+        ("x{} 1", ("x", (), 1.0)),
+        ("x  \t 1", ("x", (), 1.0)),
+        ('x{a="b",} 2', ("x", (("a", "b"),), 2.0)),
+        ('x { a = "b" , c="d" } 2', ("x", (("a", "b"), ("c", "d")), 2.0)),
+        ('x{z="1",a="2"} 3', ("x", (("a", "2"), ("z", "1")), 3.0)),
+        ('x{a="}",b=",",c="="} 4', ("x", (("a", "}"), ("b", ","), ("c", "=")), 4.0)),
+        (r'x{a="q\"q\\n\n"} 5', ("x", (("a", 'q"q\\n\n'),), 5.0)),
+        (r'x{a="\d"} 5', ("x", (("a", r"\d"),), 5.0)),
+        ("x +Inf", ("x", (), math.inf)),
+        ("x -Inf", ("x", (), -math.inf)),
+        ("x 1e-3 1700000000000", ("x", (), 0.001)),
+        ('x{a="b"} 7 1700000000000', ("x", (("a", "b"),), 7.0)),
+        ('x_bucket{le="1.0"} 7 # {trace_id="a b"} 0.5 1700000000.5', ("x_bucket", (("le", "1.0"),), 7.0)),
+        ('{"a.b",c="d"} 8', ("a.b", (("c", "d"),), 8.0)),
+        ('{"a.b","c d"="e"} 8', ("a.b", (("c d", "e"),), 8.0)),
+        ("x 1\r", ("x", (), 1.0)),
+        ("  x 1", ("x", (), 1.0)),
+    ],
+)
+def test_sample_lines(line: str, expected: tuple[str, tuple[tuple[str, str], ...], float]):
+    """What a sample line may look like, in text 0.0.4, text 1.0.0 and OpenMetrics."""
+    page = parse(line + "\n")
+    assert expected == (page.series[0].name, page.series[0].labels, float(page.values[0]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "x one",
+        "x 1_000",
+        "x 0x10",
+        "x1.0",
+        "1x 2",
+        'x{a="b" 1',
+        'x{a="b} 1',
+        "x{a=b} 1",
+        'x{a="b",a="c"} 1',
+        'x{"a"} 1',
+        'x{a="b"} 1 2 3',
+        "{} 1",
+        "<html>",
+        "# TYPE x",
+        "# TYPE 5 counter",
+        '# TYPE h histogram\nh_bucket{a="b"} 1',
+        '# TYPE h histogram\nh_bucket{le="wide"} 1',
+    ],
+)
+def test_broken_line_is_refused_where_it_stands(line: str):
+    """A line that is no sample refuses the page, and names the line and the byte at which it starts."""
+    before = "# HELP y Why.\ny 1\n"
+    with pytest.raises(MalformedPage) as refused:
+        parse(before + line + "\ny 2\n")
+    assert line.count("\n") + 3 == refused.value.line
+    assert len(before) + line.rfind("\n") + 1 == refused.value.byte
+
+
+def test_not_utf8_is_refused():
+    """A label that is not UTF-8 refuses the page."""
+    with pytest.raises(MalformedPage):
+        parse(b'x{a="\xff"} 1\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "openmetrics", "reason"),
+    [
+        ("x 12", False, "last line has no end"),
+        ("x 1\n", True, "without # EOF"),
+        ("x 1\n# EOF\nx 2\n", False, "after # EOF"),
+        ('# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_sum 1\n', False, "lacks a _count$"),
+        ('# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_count 1\n', False, "lacks a _sum$"),
+    ],
+)
+def test_page_that_only_a_cut_leaves_is_refused(text: str, openmetrics: bool, reason: str):
+    """What no exporter ends a page with is a cut."""
+    with pytest.raises(MalformedPage) as refused:
+        parse(text, openmetrics=openmetrics)
+    assert re.search(reason, refused.value.reason)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "# just a remark\n",
+        "# TYPE a gauge\n",
+        "a 1\n# EOF",
+        "a 1\n# EOF\n",
+        '# TYPE h histogram\nh_bucket{le="1"} 1\nh_sum 1\n# TYPE a gauge\na 1\n',
+        '# TYPE h histogram\nh_bucket{le="-1"} 1\nh_bucket{le="+Inf"} 1\nh_count 1\n',
+    ],
+)
+def test_page_that_cannot_be_told_from_a_whole_one_is_accepted(text: str):
+    """Families without samples, an exporter's odd histogram inside the page, and an empty page are no cuts."""
+    assert len(parse(text).values) == text.count("\na ") + text.startswith("a ") + text.count("\nh_")
+
+
+def test_interleaved_families_are_whole():
+    """A declaration counts for every sample of its family, wherever on the page."""
+    page = parse('a{x="1"} 1\n# TYPE b gauge\nb 2\n# TYPE a counter\na 3\nb{c="d"} 4\n')
+    assert ["counter", "gauge", "counter", "gauge"] == [one.type for one in page.series]
+
+
+def test_family_type_and_help():
+    """Histograms lose their suffix, counters keep `_total`, and a histogram may itself be called `_total`."""
+    page = parse(
+        "# HELP t_total Tokens\\nper step.\n# TYPE t_total histogram\n"
+        't_total_bucket{le="+Inf"} 1\nt_total_sum 1\nt_total_count 1\n'
+        "# TYPE t_total_created gauge\nt_total_created 5\n"
+        "# TYPE r_total counter\nr_total 1\n# TYPE s summary\ns_sum 1\ns_count 1\nu_sum 1\n"
+    )
+    assert [
+        ("t_total", "histogram", "Tokens\nper step."),
+        ("t_total", "histogram", "Tokens\nper step."),
+        ("t_total", "histogram", "Tokens\nper step."),
+        ("t_total_created", "gauge", ""),
+        ("r_total", "counter", ""),
+        ("s", "summary", ""),
+        ("s", "summary", ""),
+        ("u_sum", "unknown", ""),
+    ] == [(one.family, one.type, one.help) for one in page.series]
+
+
+def test_openmetrics_counters_keep_their_exposed_name():
+    """OpenMetrics declares `r` and exposes `r_total` and `r_created`: the names stay as on the page."""
+    page = parse("# TYPE r counter\nr_total 1.0 # {} 1.0\nr_created 2.0\n# EOF\n", openmetrics=True)
+    assert [("r_total", "counter"), ("r_created", "gauge")] == [(one.family, one.type) for one in page.series]
+
+
+def test_duplicates_stay_on_the_page():
+    """Two samples of one series are two samples; which one counts is decided where pages are laid together."""
+    assert [1.0, 2.0] == parse("x 1\nx 2\n").values.tolist()
+
+
+def test_known_layout_is_shared_and_follows_its_declarations():
+    """Pages of one layout share one tuple of series; the same lines under another type are another layout."""
+    first, second = parse("# TYPE x gauge\nx 1\n"), parse("# TYPE x gauge\nx 2\n")
+    assert first.series is second.series
+    assert "counter" == parse("# TYPE x counter\nx 2\n").series[0].type
+
+
+def test_known_layout_still_refuses_broken_values():
+    """A value that is none is refused on a page of a known layout too."""
+    parse("x 1\ny 2\n")
+    with pytest.raises(MalformedPage) as refused:
+        parse("x 1\ny 2_0\n")
+    assert (2, 4) == (refused.value.line, refused.value.byte)
+
+
+def test_first_of_two_equal_series_counts(vllm_scrapes: list[ScrapeRecord]):
+    """In the matrix the first of duplicates stands, as in Prometheus."""
+    record = msgspec.structs.replace(vllm_scrapes[0], body=zlib.compress(b"x 1\nx 2\n"))
+    assert [[1.0]] == build([record])[0].values.tolist()

@@ -1,0 +1,217 @@
+"""The server part of summary.json: recordings, several endpoints, and reasons in place of numbers."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from scraper.engines import QUANTITIES
+from scraper.normalise import Window
+from scraper.series import ScrapeRecord, build
+from scraper.server_summary import server_summary
+
+S = 10**9
+
+
+def page(requests: float, waiting: float, *, bounds: tuple[str, ...] = ("0.3", "1.0"), engine: str = "0") -> str:
+    """A small vLLM page after a number of requests that queued half a second each."""
+    label = f'engine="{engine}"'
+    cumulative = [requests if float(bound) >= 0.5 else 0 for bound in bounds]
+    buckets = zip((*bounds, "+Inf"), (*cumulative, requests), strict=True)
+    lines = [f'vllm:request_queue_time_seconds_bucket{{{label},le="{le}"}} {value}' for le, value in buckets]
+    return "\n".join(
+        [
+            "# TYPE vllm:request_queue_time_seconds histogram",
+            *lines,
+            f"vllm:request_queue_time_seconds_sum{{{label}}} {requests * 0.5}",
+            f"vllm:request_queue_time_seconds_count{{{label}}} {requests}",
+            "# TYPE vllm:request_success_total counter",
+            f"vllm:request_success_total{{{label}}} {requests}",
+            "# TYPE vllm:num_requests_waiting gauge",
+            f"vllm:num_requests_waiting{{{label}}} {waiting}",
+            "# TYPE vllm:kv_cache_usage_perc gauge",
+            f"vllm:kv_cache_usage_perc{{{label}}} {waiting / 10}\n",
+        ]
+    )
+
+
+def scrapes(url: str, pages: list[str | None], first_s: int = 1) -> list[ScrapeRecord]:
+    return [
+        ScrapeRecord(
+            url=url,
+            due_ns=at * S,
+            request_ns=at * S + 1,
+            response_ns=at * S + 3,
+            status=200 if text else 0,
+            content_type="text/plain",
+            body=zlib.compress((text or "").encode(), 1),
+            error="" if text else "connect: refused",
+        )
+        for at, text in enumerate(pages, first_s)
+    ]
+
+
+def window(start_s: float, end_s: float) -> Window:
+    return Window(start_ns=round(start_s * S), end_ns=round(end_s * S))
+
+
+def test_main_recording_adds_up_to_its_spans(recording: Callable[[str], list[ScrapeRecord]]):
+    """The sums over the whole recording are those of the engine's own spans, counts and tokens exactly."""
+    endpoints = build(recording("main"))
+    stamps = endpoints[0].response_ns
+    summary = server_summary(endpoints, Window(start_ns=int(stamps[0]), end_ns=int(stamps[-1])), 2 * S)
+    spans = {
+        "queue_time": 523.980877,
+        "prefill_time": 39.125597,
+        "decode_time": 412.870587,
+        "inference_time": 451.996185,
+        "ttft": 574.201821,
+        "e2e_latency": 986.981339,
+        "inter_token_latency": 412.870587,
+    }
+    for name, total in spans.items():
+        stats = summary[name]["stats"]
+        assert pytest.approx(total, rel=2e-9, abs=1e-6) == stats["sum"], name
+        assert pytest.approx(stats["sum"], rel=1e-9) == sum(s.get("sum", 0) for s in summary[name]["timeslices"])
+        assert name == "inter_token_latency" or stats["count"] == 397
+    assert 397 == summary["requests_finished"]["stats"]["total"]
+    assert 37 == summary["requests_waiting"]["stats"]["max"]
+    assert {} == summary["missing"]
+    assert {0} == {summary[name].get("resets", 0) for name in QUANTITIES}
+
+
+@pytest.mark.parametrize("name", ["main", "edges", "engine_death", "multi_api_server"])
+def test_recordings_give_strict_json_without_negative_rates(recording: Callable[[str], list[ScrapeRecord]], name: str):
+    """Torn pages, a dead engine and late gauges give no NaN and nothing negative."""
+    endpoints = build(recording(name))
+    stamps = endpoints[0].response_ns
+    summary = server_summary(endpoints, Window(start_ns=int(stamps[5]), end_ns=int(stamps[-5])), S)
+    json.dumps(summary, allow_nan=False)
+    for quantity in QUANTITIES:
+        numbers = [v for s in summary[quantity]["timeslices"] for v in s.values() if isinstance(v, float | int)]
+        assert min(numbers, default=0) >= 0, quantity
+    assert (66 if name == "engine_death" else 0) == summary["endpoints"][0]["scrapes"]["failed"]
+
+
+def test_shape_of_each_kind():
+    """A histogram has sum, count, mean and bracketed percentiles; a counter a total and a rate; a gauge its spread."""
+    endpoints = build(scrapes("a", [page(0, 0), page(4, 2), page(10, 4), page(12, 0), page(13, 0)]))
+    summary = server_summary(endpoints, window(1.5, 3.5), S, engine_version="0.32.0")
+    assert {"name": "vllm", "version": "0.32.0", "detected_by": "metric vllm:request_queue_time_seconds"} == summary[
+        "engine"
+    ]
+    queue = summary["queue_time"]
+    assert ("vllm:request_queue_time_seconds", "histogram", "seconds") == (
+        queue["metric"],
+        queue["type"],
+        queue["unit"],
+    )
+    assert (13, 6.5, 0.5) == tuple(queue["stats"][key] for key in ("count", "sum", "mean"))
+    assert pytest.approx(0.65) == queue["stats"]["p50"]
+    assert {"low": 0.3, "high": 1.0} == queue["brackets"]["p50"]
+    assert "a histogram keeps no single values" == queue["missing"]["std"]
+    frames = [(s["start_ns"] / S, s["end_ns"] / S, s["count"]) for s in queue["timeslices"]]
+    assert [(1.5, 2.5, 4), (2.5, 3.5, 9)] == frames
+    assert {"total": 13.0, "rate_per_s": 6.5} == summary["requests_finished"]["stats"]
+    waiting = summary["requests_waiting"]
+    assert (2, 3.0, 2.0, 4.0) == tuple(waiting["stats"][key] for key in ("count", "mean", "min", "max"))
+    assert "sum" == waiting["across"]
+    assert "the page shows no histogram vllm:time_to_first_token_seconds" == summary["missing"]["ttft"]
+    assert "ttft" not in summary
+
+
+def test_endpoints_add_up():
+    """Counters and histograms add over endpoints, queues add tick by tick, cache fills take the fullest."""
+    first = scrapes("a", [page(0, 1), page(4, 2), page(10, 4), page(12, 0)])
+    second = scrapes("b", [page(100, 5), page(101, 1), None, page(104, 1)])
+    summary = server_summary(build([*first, *second]), window(1.5, 4.5), 3 * S)
+    assert 16 == summary["queue_time"]["stats"]["count"]
+    assert pytest.approx(8.0) == summary["queue_time"]["stats"]["sum"]
+    assert 16.0 == summary["requests_finished"]["stats"]["total"]
+    waiting = summary["requests_waiting"]["stats"]
+    assert (2, 3.0, 1.0) == (waiting["count"], waiting["max"], waiting["min"])
+    assert (0.2, "max") == (summary["kv_cache_usage"]["stats"]["max"], summary["kv_cache_usage"]["across"])
+    assert [12, 4] == [entry["queue_time"]["stats"]["count"] for entry in summary["endpoints"]]
+    assert {"ok": 3, "failed": 1, "failures": {"connect: refused": 1}} == summary["endpoints"][1]["scrapes"]
+
+
+def test_label_sets_add_up():
+    """Two engines on one page (data parallel ranks) are one quantity."""
+    both = [page(n, n) + page(2 * n, n, engine="1") for n in (0.0, 2.0, 3.0)]
+    summary = server_summary(build(scrapes("a", both)), window(1.5, 3.5), S)
+    assert 9 == summary["queue_time"]["stats"]["count"]
+    assert 6.0 == summary["requests_waiting"]["stats"]["max"]
+    assert pytest.approx(0.3) == summary["kv_cache_usage"]["stats"]["max"]
+
+
+def test_bounds_that_disagree_leave_no_percentiles():
+    """Histograms of different bounds still add their counts and sums; percentiles are missing, with the reason."""
+    first = scrapes("a", [page(0, 0), page(4, 0), page(5, 0)])
+    second = scrapes("b", [page(0, 0, bounds=("0.5",)), page(2, 0, bounds=("0.5",)), page(3, 0, bounds=("0.5",))])
+    queue = server_summary(build([*first, *second]), window(1.5, 3.5), S)["queue_time"]
+    assert 8 == queue["stats"]["count"]
+    assert "p99" not in queue["stats"]
+    assert "the bucket bounds differ between label sets or endpoints" == queue["missing"]["p99"]
+
+
+def test_percentile_beyond_the_last_bound_is_missing():
+    """What lies above the last bound is a reason and a lower edge, no number."""
+    endpoints = build(scrapes("a", [page(0, 0, bounds=("0.3",)), page(4, 0, bounds=("0.3",))]))
+    queue = server_summary(endpoints, window(1.5, 2.5), S)["queue_time"]
+    assert "p50" not in queue["stats"]
+    assert "above the last bucket bound 0.3" == queue["missing"]["p50"]
+    assert 0.3 == queue["brackets"]["p50"]["low"]
+    assert "high" not in queue["brackets"]["p50"]
+
+
+def test_reasons_instead_of_numbers():
+    """No observation has no mean, no earlier scrape is noted, and a slice without a scrape says so."""
+    endpoints = build(scrapes("a", [page(3, 1), None, None, page(3, 1)], first_s=2))
+    summary = server_summary(endpoints, window(1.5, 5.5), S)
+    assert {"count": 0, "sum": 0.0} == summary["queue_time"]["stats"]
+    assert ("no observation", "no observation") == tuple(summary["queue_time"]["missing"][k] for k in ("mean", "p50"))
+    assert ["a: no scrape before the window opened, counted from the first one"] == summary["queue_time"]["notes"]
+    assert "no scrape fell into the slice" == summary["requests_finished"]["timeslices"][1]["missing"]
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([], "no metrics endpoint was scraped"),
+        (scrapes("a", [None, None]), "no scrape succeeded: connect: refused"),
+        (scrapes("a", ["x 1\n", "x 2\n"]), "no known engine's metrics are on the page"),
+    ],
+)
+def test_nothing_known_of_the_server(records: list[ScrapeRecord], reason: str):
+    """Without an engine every quantity is missing for one stated reason."""
+    summary = server_summary(build(records), window(1, 2), S)
+    assert (None, reason) == (summary["engine"], summary["reason"])
+    assert dict.fromkeys(QUANTITIES, reason) == summary["missing"]
+
+
+def test_restart_is_counted_and_reported():
+    """An engine that restarts in the window: what came after counts from zero, and the reset is reported."""
+    endpoints = build(scrapes("a", [page(100, 0), page(200, 0), page(30, 0), page(50, 0)]))
+    summary = server_summary(endpoints, window(1.5, 4.5), S)
+    assert (150, 1) == (summary["queue_time"]["stats"]["count"], summary["queue_time"]["resets"])
+    assert (150.0, 1) == (summary["requests_finished"]["stats"]["total"], summary["requests_finished"]["resets"])
+
+
+def test_slices_that_differ_between_endpoints_are_not_added():
+    """Where slices fell back to one endpoint's own intervals, only that endpoint has them."""
+    first = scrapes("a", [page(n, 0) for n in (0, 4, 5, 6)])
+    second = [
+        msgspec.structs.replace(r, response_ns=r.response_ns + 5) for r in scrapes("b", [page(n, 0) for n in range(4)])
+    ]
+    summary = server_summary(build([*first, *second]), window(1.5, 3.5), S // 10)
+    assert [] == summary["queue_time"]["timeslices"]
+    assert (
+        "slices are shorter than an update interval: see each endpoint's own"
+        == summary["queue_time"]["missing"]["timeslices"]
+    )
+    assert summary["endpoints"][0]["per_interval_slices"]
+    assert [4, 1, 1] == [s["count"] for s in summary["endpoints"][0]["queue_time"]["timeslices"]]

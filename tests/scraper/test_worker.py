@@ -1,0 +1,204 @@
+"""The scraping process as it is started: a recorded engine replayed to it, and its commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import struct
+import sys
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from scraper.normalise import CounterIncrease, Cut, HistogramIncrease, Window, counter, cut, histogram
+from scraper.series import ScrapeRecord, build, histograms
+from scraper.worker import next_tick
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+
+INTERVAL_NS = 20_000_000
+
+
+class Worker:
+    """The process, its events and its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def send(self, command: dict[str, Any] | str) -> None:
+        assert self.process.stdin is not None
+        text = command if isinstance(command, str) else json.dumps(command)
+        self.process.stdin.write(text.encode() + b"\n")
+
+    async def event(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        event: dict[str, Any] = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 20))
+        return event
+
+    def records(self) -> list[ScrapeRecord]:
+        content, found = self.log.read_bytes(), []
+        while content:
+            length, checksum = struct.unpack_from("<II", content)
+            payload, content = content[8 : 8 + length], content[8 + length :]
+            assert checksum == zlib.crc32(payload)
+            found.append(msgspec.msgpack.decode(payload, type=ScrapeRecord))
+        return found
+
+
+@asynccontextmanager
+async def started(path: Path, **spec: Any) -> AsyncIterator[Worker]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    worker = Worker(process, path / "scrapes-0.log")
+    whole = {"interval_s": INTERVAL_NS / 1e9, "timeout_s": 5, "clock_offset_ns": 10**18, "out": str(worker.log)}
+    worker.send(whole | spec)
+    try:
+        yield worker
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def replay(pages: list[str]) -> tuple[Handler, asyncio.Event]:
+    """Serve one page after another, then the last for ever; the event says that all were served."""
+    served = asyncio.Event()
+    position = iter(range(10**9))
+
+    async def handler(_: web.Request) -> web.Response:
+        index = next(position)
+        if index >= len(pages) - 1:
+            served.set()
+        headers = {"Content-Type": "text/plain; version=1.0.0; charset=utf-8"}
+        return web.Response(text=pages[min(index, len(pages) - 1)], headers=headers)
+
+    return handler, served
+
+
+def by_hand(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Cumulative samples of a page by the oracle's parser: counters, and sums and counts of histograms."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page)
+        if family.type in ("counter", "histogram")
+        for sample in family.samples
+    }
+
+
+async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
+    serve: Serve, vllm_scrapes: list[ScrapeRecord], tmp_path: Path
+):
+    """What the process scraped of a replayed engine has the increases that its first and last page have by hand."""
+    pages = [zlib.decompress(record.body).decode() for record in vllm_scrapes]
+    handler, served = replay(pages)
+    base = await serve({"/metrics": handler})
+    async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
+        assert {"event": "ready", "ok": 1, "failed": 0} == await worker.event()
+        await asyncio.wait_for(served.wait(), 20)
+        worker.send({"cmd": "settle", "seconds": 0})
+        assert "settled" == (await worker.event())["event"]
+        worker.send({"cmd": "exit"})
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    (endpoint,) = build(worker.records())
+    window = Window(start_ns=int(endpoint.response_ns[0]), end_ns=int(endpoint.response_ns[-1]))
+    chosen = cut(endpoint, window, 2 * 10**9)
+    assert isinstance(chosen, Cut)
+    first, last = by_hand(pages[0]), by_hand(pages[-1])
+    compared = 0
+    for column, one in enumerate(endpoint.series):
+        if one.type == "counter":
+            increase = counter(endpoint.values[:, column], chosen)
+            assert isinstance(increase, CounterIncrease)
+            assert last[one.name, one.labels] - first.get((one.name, one.labels), 0.0) == increase.total, one
+            compared += 1
+    for columns in histograms(endpoint.series):
+        observed = histogram(endpoint.values, columns, chosen)
+        assert isinstance(observed, HistogramIncrease)
+        for suffix, value in (("_count", observed.count), ("_sum", observed.sum)):
+            key = (columns.family + suffix, columns.labels)
+            assert last[key] - first.get(key, 0.0) == value, key
+            compared += 1
+    assert 78 == compared
+
+
+async def test_ticks_are_aligned_and_never_pile_up(serve: Serve, tmp_path: Path):
+    """Ticks are multiples of the interval; while a scrape is late its ticks are skipped, and none overlaps."""
+    running = 0
+    gate = asyncio.Event()
+    count = iter(range(10**9))
+    many = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        nonlocal running
+        running += 1
+        assert running == 1
+        number = next(count)
+        if number == 2:
+            await asyncio.wait_for(gate.wait(), 20)
+        if number == 5:
+            many.set()
+        running -= 1
+        return web.Response(text="x 1\n")
+
+    quick, quick_served = replay(["x 1\n"] * 12)
+    base = await serve({"/slow": handler, "/metrics": quick})
+    async with started(tmp_path, targets=[f"{base}/slow", f"{base}/metrics"]) as worker:
+        await worker.event()
+        await asyncio.wait_for(quick_served.wait(), 20)
+        gate.set()
+        await asyncio.wait_for(many.wait(), 20)
+        worker.process.send_signal(signal.SIGINT)  # the conductor's business
+        worker.send("not json")
+        assert "error" == (await worker.event())["event"]
+        worker.send({"cmd": "dance"})
+        assert {"event": "error", "message": 'unknown command {"cmd": "dance"}'} == await worker.event()
+        worker.send({"cmd": "exit"})
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    slow = [record for record in worker.records() if record.url.endswith("/slow")]
+    ticks = [record.due_ns for record in slow[1:-1]]
+    assert [0] * len(ticks) == [due_ns % INTERVAL_NS for due_ns in ticks]
+    assert sorted(set(ticks)) == ticks
+    assert max(b - a for a, b in pairwise(ticks)) >= 2 * INTERVAL_NS
+    assert all(a.response_ns <= b.request_ns for a, b in pairwise(slow))
+
+
+async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path: Path):
+    """When its conductor dies, the process scrapes once more and exits, with failures as records."""
+    page, _ = replay(["x 1\n"])
+    base = await serve({"/metrics": page})
+    targets = [f"{base}/metrics", f"{base}/absent"]
+    async with started(tmp_path, targets=targets, interval_s=3600) as worker:
+        assert {"event": "ready", "ok": 1, "failed": 1} == await worker.event()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    records = worker.records()
+    assert [0, 2, 2] == [len(records) % 2, *(sum(r.url == url for r in records) for url in targets)]
+    assert {"", "HTTP 404"} == {record.error for record in records}
+
+
+async def test_unusable_spec(tmp_path: Path):
+    """A spec that cannot be used is one error event and exit code 2; a log that cannot be written is 1."""
+    async with started(tmp_path, targets=[], interval_s=0) as worker:
+        assert "error" == (await worker.event())["event"]
+        assert 2 == await asyncio.wait_for(worker.process.wait(), 20)
+    async with started(tmp_path, targets=[], out=str(tmp_path / "no" / "log")) as worker:
+        event = await worker.event()
+        assert "cannot write" in event["message"]
+        assert 1 == await asyncio.wait_for(worker.process.wait(), 20)
+
+
+def test_next_tick():
+    """The next tick is a multiple of the interval, strictly later."""
+    assert [20, 20, 40] == [next_tick(now, 20) for now in (1, 19, 20)]

@@ -1,0 +1,84 @@
+"""The simulator as a process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from simulator.__main__ import main
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a simulator and give it with its URL; it is killed in the end if it has not ended."""
+    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            ready = json.loads(child.stdout.readline())
+            assert "ready" == ready["event"]
+            yield child, ready["url"]
+        finally:
+            child.kill()
+
+
+def test_it_serves_until_a_signal_and_exits_0(tmp_path: Path):
+    """The ready line names the URL; a request is answered and its truth written; SIGTERM ends it."""
+    truth = tmp_path / "truth.jsonl"
+    with process("--model", "m", "--truth", str(truth)) as (child, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        body = b'{"model": "m", "prompt": "hi", "max_tokens": 2}'
+        connection.request("POST", "/v1/completions", body, {"X-Request-Id": "r1"})
+        assert "cmpl-r1" == json.load(connection.getresponse())["id"]
+        connection.close()
+        # Written at finish, not at exit.
+        assert "r1" == json.loads(truth.read_text())["request_id"]
+        child.send_signal(signal.SIGTERM)
+        assert 0 == child.wait(timeout=10)
+
+
+def test_it_ends_with_its_parents_pipe():
+    """With --exit-on-eof the end of standard input ends it."""
+    with process("--exit-on-eof") as (child, _):
+        assert child.stdin is not None
+        child.stdin.close()
+        assert 0 == child.wait(timeout=10)
+
+
+def test_an_occupied_port_is_one_line_and_exit_3():
+    """The line says where it could not listen."""
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
+        command = [sys.executable, "-m", "simulator", "--port", str(port)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    expected = (3, "", f"simulator: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+    assert expected == (ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "sglang"], "engine: unknown 'sglang'; valid: vllm"),
+        (["--speed-profile", "warp"], "speed profile: unknown 'warp'; valid: demo, fast"),
+        (["--kv-blocks", "3"], "kv_blocks: one request of max_model_len 8192 needs 512, there are 3"),
+        (["--port", "70000"], "port: must be from 0 to 65535, not 70000"),
+        (["--model", ""], "model: must not be empty"),
+        (["--truth", "/nowhere/truth.jsonl"], "truth: cannot write /nowhere/truth.jsonl: No such file or directory"),
+    ],
+)
+def test_unusable_options_are_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+):
+    """The line names the field and what would be valid."""
+    assert 2 == main(arguments)
+    written = capsys.readouterr().err
+    assert (1, True) == (written.count("\n"), message in written)

@@ -1,0 +1,567 @@
+"""Whole runs as users start them: the command line, its own processes and the simulated engine, over loopback.
+
+The engine writes down the true times of every request; what a run says of it is held against that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from jsonschema import Draft202012Validator
+
+from loadgen.frames import read_plan
+from scraper.engines import QUANTITIES
+from sidecar import schema
+
+PROC = Path("/proc")
+DERIVED = ("summary.json", "server_metrics_export.json", "requests.parquet", "timeslices.parquet", "report.txt")
+SECRET = "hush-7f3a"
+LOST_NS = 1_000_000_000
+LONG = ("--rate", "20", "--duration", "25", "--warmup", "0")  # runs that are ended before they end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """The engine's process: its URL, and the file with the truth."""
+
+    url: str
+    truth: Path
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what is known by now of every request that ended, whole lines only."""
+        whole = self.truth.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the records of requests that were answered to their end."""
+        return [record for record in self.records() if record["finish_reason"] != "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended, and its run directory."""
+
+    code: int
+    out: str
+    err: str
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return loaded
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        return loaded
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return the rows of requests.parquet."""
+        rows: list[dict[str, Any]] = pq.read_table(self.path / "requests.parquet").to_pylist()
+        return rows
+
+
+def until(fact: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
+    """Wait for another process."""
+    ends_s = time.monotonic() + deadline_s
+    while not fact():
+        assert time.monotonic() < ends_s, f"waited {deadline_s:g} s for {what}"
+        time.sleep(0.02)
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Start a command with pipes for what it says."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "sidecar", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def ended(process: subprocess.Popen[str], path: Path) -> Ended:
+    """Wait for a command."""
+    out, err = process.communicate(timeout=60)
+    return Ended(code=process.returncode, out=out, err=err, path=path)
+
+
+def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
+    """Run a command to its end."""
+    with start(*arguments) as process:
+        return ended(process, path)
+
+
+def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a quiet run and return when thirty of its requests have been answered."""
+    before = len(engine.finished())
+    arguments = ("run", "--url", engine.url, "--out", path, "--listen", "off", "--quiet", *LONG, *options)
+    process = start(*arguments)
+    until(lambda: len(engine.finished()) >= before + 30 or process.poll() is not None, "thirty answers")
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def children(parent: int) -> dict[int, str]:
+    """Return the processes that a process started, each with its command line."""
+    if not PROC.is_dir():
+        pytest.skip("needs /proc to find the processes of a run")
+    found = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            try:
+                state = (entry / "stat").read_text()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended meanwhile
+            if int(state.rpartition(")")[2].split()[1]) == parent:
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode()
+    return found
+
+
+def alive(process: int) -> bool:
+    """Tell whether a process still runs; one that nobody has collected does not."""
+    try:
+        return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def bodies(path: Path) -> list[bytes]:
+    """Return the request bodies of the measured phase, as they were planned."""
+    return [request.body for request in read_plan(path / "raw" / "plan-measure.log")]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """An engine so small that requests wait, for all runs of this file, one after the other."""
+    truth = tmp_path_factory.mktemp("engine") / "truth.jsonl"
+    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--max-num-seqs", "6", "--exit-on-eof"]
+    with subprocess.Popen(
+        [*command, "--truth", str(truth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield Simulated(url=ready["url"], truth=truth)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def complete(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """An open loop to its end, with a warm-up."""
+    path = tmp_path_factory.mktemp("complete") / "run"
+    load = ("--rate", "20", "--duration", "3", "--warmup", "4", "--seed", "1")
+    return sidelight("run", "--url", f"{engine.url}/v1", *load, "--out", path, "--listen", "127.0.0.1:0", path=path)
+
+
+@pytest.fixture(scope="module")
+def interrupted(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run that got SIGINT, as from Ctrl-C."""
+    path = tmp_path_factory.mktemp("interrupted") / "run"
+    with running(engine, path, "--seed", "7") as process:
+        process.send_signal(signal.SIGINT)
+        return ended(process, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """A run whose conductor got SIGKILL, and when; `report` is what came of it afterwards."""
+
+    killed_ns: int
+    left: Ended
+    report: Ended
+    orphans: Sequence[int]
+
+
+@pytest.fixture(scope="module", params=["the conductor", "every process at once"])
+def killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Killed:
+    """A run that was killed in the middle: its conductor alone, or with it all that it had started."""
+    path = tmp_path_factory.mktemp("killed") / "run"
+    with running(engine, path, "--seed", "7") as process:
+        orphans = list(children(process.pid))
+        killed_ns = time.time_ns()
+        process.kill()
+        for orphan in orphans if request.param != "the conductor" else ():
+            os.kill(orphan, signal.SIGKILL)
+        left = ended(process, path)
+    until(lambda: not any(map(alive, orphans)), "the processes that the conductor had started")
+    report = sidelight("report", path, path=path)
+    return Killed(killed_ns=killed_ns, left=left, report=report, orphans=orphans)
+
+
+@pytest.fixture(scope="module")
+def bare(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A closed loop of so many requests, without server metrics."""
+    path = tmp_path_factory.mktemp("bare") / "run"
+    load = ("--concurrency", "4", "--requests", "12", "--warmup", "0", "--metrics", f"{engine.url}/no-metrics-here")
+    return sidelight("run", "--url", engine.url, *load, "--out", path, "--listen", "off", path=path)
+
+
+@pytest.fixture(scope="module")
+def configured(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A closed loop for a time, from a configuration file, with a secret on the command line."""
+    directory = tmp_path_factory.mktemp("configured")
+    path = directory / "run"
+    lines = (
+        f"url: {engine.url}",
+        "concurrency: 3",
+        "duration: 1.5",
+        "warmup: 2",
+        "scrape-interval: 0.1",
+        "listen: off",
+    )
+    (directory / "c.yaml").write_text("\n".join([*lines, f"out: {path}", "seed: 99"]), encoding="utf-8")
+    return sidelight("run", "--config", directory / "c.yaml", "--seed", "5", "--api-key", SECRET, path=path)
+
+
+@pytest.fixture(scope="module")
+def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run whose load worker got SIGKILL."""
+    path = tmp_path_factory.mktemp("worker") / "run"
+    with running(engine, path, "--seed", "8") as process:
+        [worker] = [child for child, command in children(process.pid).items() if "loadgen.worker" in command]
+        os.kill(worker, signal.SIGKILL)
+        return ended(process, path)
+
+
+@pytest.fixture(scope="module")
+def scraped(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Server metrics only, until SIGINT, which is how a scrape without a duration is meant to end."""
+    path = tmp_path_factory.mktemp("scraped") / "run"
+    with start("scrape", "--metrics", f"{engine.url}/metrics", "--out", path, "--scrape-interval", "0.1") as process:
+        log = path / "raw" / "scrapes-0.log"
+        until(lambda: log.exists() and log.stat().st_size > 20_000 or process.poll() is not None, "a few scrapes")
+        process.send_signal(signal.SIGINT)
+        return ended(process, path)
+
+
+def test_a_run_ends_well_and_leaves_what_the_contract_lists(complete: Ended):
+    """Exit 0, every file whole, raw logs beside them, and no process had anything to complain of."""
+    assert (0, "complete") == (complete.code, complete.manifest["status"])
+    assert {"manifest.json", "raw", *DERIVED} <= {path.name for path in complete.path.iterdir()}
+    assert [] == [path.name for path in complete.path.iterdir() if path.name.startswith(".")]
+    logs = {path.name: path.stat().st_size for path in (complete.path / "raw").iterdir()}
+    assert all(
+        logs[name] for name in ("plan-warmup.log", "plan-measure.log", "requests-0.log", "scrapes-0.log", "events.log")
+    )
+    assert {0} == {size for name, size in logs.items() if name.endswith(".stderr")}
+    assert "Where the TTFT went" in complete.out
+    assert all(f"{complete.path / name}" in complete.out for name in DERIVED)
+
+
+def test_queue_and_prefill_agree_with_the_engines_truth(engine: Simulated, complete: Ended):
+    """Within 2 % of the true means over the very requests that were measured."""
+    breakdown = complete.summary["correlation"]["breakdown"]
+    measured = {row["request_id"] for row in complete.requests() if row["phase"] == "measure"}
+    truth = [record for record in engine.finished() if record["request_id"] in measured]
+    assert len(measured) == len(truth) > 40
+    for part, begin, end in (
+        ("queue_ms", "queued_ns", "scheduled_ns"),
+        ("prefill_ms", "scheduled_ns", "first_token_ns"),
+    ):
+        true_ms = sum(record[end] - record[begin] for record in truth) / len(truth) / 1e6
+        assert pytest.approx(true_ms, rel=0.02) == breakdown[part]["mean"]
+        assert true_ms > 1.0
+
+
+def test_the_parts_sum_to_the_mean_ttft_exactly(complete: Ended):
+    """To the last bit, and it is the mean that the client's own statistics have."""
+    summary = complete.summary
+    breakdown = summary["correlation"]["breakdown"]
+    queue, prefill, other, whole = (breakdown[f"{part}_ms"]["mean"] for part in ("queue", "prefill", "other", "ttft"))
+    assert whole == queue + prefill + other
+    assert summary["client"]["ttft_ms"]["mean"] == whole
+    assert {"trace": 0.0, "response": 0.0, "histogram": 1.0, "none": 0.0} == summary["correlation"]["coverage"]
+    for piece in summary["correlation"]["timeslices"]:
+        assert piece["ttft_ms"] == piece["queue_ms"] + piece["prefill_ms"] + piece["other_ms"]
+
+
+def test_client_and_engine_count_the_same(complete: Ended):
+    """Output tokens and finished requests equal the increases of the engine's counters, exactly; so do the inputs."""
+    summary = complete.summary
+    rows = [row for row in complete.requests() if row["phase"] == "measure"]
+    assert {"ok"} == {row["status"] for row in rows}
+    increase = {name: summary["server"][name]["stats"]["total"] for name in QUANTITIES if name.endswith("tokens")}
+    assert {"generation_tokens": sum(row["output_tokens"] for row in rows)} == {
+        "generation_tokens": increase["generation_tokens"]
+    }
+    assert sum(row["input_tokens"] for row in rows) == increase["prompt_tokens"]
+    counts = (summary["client"]["requests"]["ok"], summary["server"]["requests_finished"]["stats"]["total"])
+    assert (len(rows), len(rows)) == counts
+    assert (len(rows), len(rows)) == tuple(summary["correlation"][f"{side}_requests"] for side in ("client", "server"))
+
+
+def test_every_quantity_is_there(complete: Ended):
+    """The engine shows all that is canonical, and the summary has each with its statistics."""
+    server = complete.summary["server"]
+    assert {} == server["missing"]
+    assert all(server[name]["stats"] for name in QUANTITIES)
+
+
+def test_a_seed_decides_the_requests_byte_for_byte(
+    complete: Ended, interrupted: Ended, worker_killed: Ended, engine: Simulated
+):
+    """Two runs of one seed planned the same bytes, and say so by their digest; another seed planned others."""
+    shas = [one.summary["workload"]["requests_sha256"] for one in (complete, interrupted, worker_killed)]
+    assert 3 == len(set(shas))
+    for one, sha in zip((complete, interrupted, worker_killed), shas, strict=True):
+        assert hashlib.sha256(b"".join(bodies(one.path))).hexdigest() == sha
+    again = interrupted.path.with_name("again")
+    with start("run", "--url", engine.url, "--out", again, "--listen", "off", "--quiet", *LONG, "--seed", "7") as run:
+        log = again / "raw" / "requests-0.log"
+        until(lambda: log.exists() and log.stat().st_size > 5_000 or run.poll() is not None, "the first requests")
+        run.send_signal(signal.SIGTERM)
+        second = ended(run, again)
+    assert (130, shas[1]) == (second.code, second.summary["workload"]["requests_sha256"])
+    assert bodies(interrupted.path) == bodies(again)
+
+
+@pytest.mark.parametrize("name", ["complete", "interrupted", "bare", "scraped"])
+def test_a_report_is_the_same_bytes(name: str, request: pytest.FixtureRequest):
+    """Derived again from the directory alone, every file is what it was, and the same is printed."""
+    run: Ended = request.getfixturevalue(name)
+    before = {name: (run.path / name).read_bytes() for name in DERIVED}
+    (run.path / "summary.json").unlink()
+    again = sidelight("report", run.path)
+    assert (0, "", run.out) == (again.code, again.err, again.out)
+    assert before == {name: (run.path / name).read_bytes() for name in DERIVED}
+
+
+def test_a_killed_run_loses_at_most_its_last_second(engine: Simulated, killed: Killed):
+    """Whatever the engine had answered a second before is in the report as answered, with its tokens; whatever had
+    arrived a second before is there at least.
+    """
+    assert (0, "") == (killed.report.code, killed.report.err)
+    rows = {row["request_id"]: row for row in killed.report.requests()}
+    run = next(iter(rows)).rpartition("-")[0]
+    truth = [record for record in engine.records() if record["request_id"].startswith(f"{run}-")]
+    old = [record for record in truth if record["finished_ns"] < killed.killed_ns - LOST_NS]
+    assert len(old) > 5
+    assert {record["request_id"]: ("ok", record["tokens"]) for record in old} == {
+        record["request_id"]: (rows[record["request_id"]]["status"], rows[record["request_id"]]["output_tokens"])
+        for record in old
+    }
+    assert {record["request_id"] for record in truth if record["arrival_ns"] < killed.killed_ns - LOST_NS} <= set(rows)
+
+
+def test_a_killed_run_says_that_it_crashed(killed: Killed):
+    """Nobody wrote an end, and the report says so before any number; its processes are gone."""
+    assert -signal.SIGKILL == killed.left.code
+    assert "status" not in killed.report.manifest
+    summary = killed.report.summary
+    assert ("crashed", None) == (summary["status"], summary["ended_at"])
+    assert "cut short" in summary["warnings"][0]
+    assert None is not summary["correlation"]["breakdown"]["queue_ms"]["mean"]
+    assert not any(map(alive, killed.orphans))
+
+
+def test_ctrl_c_keeps_what_there_is(interrupted: Ended):
+    """Exit 130, status interrupted, all files; what was in flight is recorded as cancelled by us."""
+    assert (130, "") == (interrupted.code, interrupted.err)
+    assert "interrupted" == interrupted.manifest["status"] == interrupted.summary["status"]
+    assert set(DERIVED) <= {path.name for path in interrupted.path.iterdir()}
+    counts = interrupted.summary["client"]["requests"]
+    assert counts["ok"] >= 29  # the engine had answered thirty, the last of them perhaps not yet read
+    assert counts["sent"] == counts["ok"] + counts["cancelled"]
+    assert "interrupted" in interrupted.summary["warnings"][0]
+
+
+def test_without_server_metrics_a_run_goes_on_and_says_so_once(bare: Ended):
+    """One line on stderr; the summary says why `server` is empty, and no part of the breakdown is made up."""
+    assert (0, "complete") == (bare.code, bare.summary["status"])
+    assert 1 == sum("no server metrics" in line for line in bare.err.splitlines())
+    assert 1 == sum("no server metrics" in warning for warning in bare.summary["warnings"])
+    server = bare.summary["server"]
+    assert (None, []) == (server["engine"], server["endpoints"])
+    assert "/no-metrics-here: HTTP 404" in server["reason"]
+    assert set(QUANTITIES) == set(server["missing"])
+    breakdown = bare.summary["correlation"]["breakdown"]
+    assert {None} == {breakdown[f"{part}_ms"]["mean"] for part in ("queue", "prefill", "other")}
+    assert bare.summary["client"]["ttft_ms"]["mean"] == breakdown["ttft_ms"]["mean"] > 0
+    assert bare.summary["correlation"]["missing"] in (bare.path / "report.txt").read_text()
+
+
+def test_a_report_without_parts_does_not_list_none(bare: Ended):
+    """The sentence that says where the TTFT went says that it is not known."""
+    report = (bare.path / "report.txt").read_text()
+    assert "Where the TTFT went is not known: " in report
+    assert "ms: ." not in report
+
+
+def test_a_closed_loop_ends_after_its_requests(bare: Ended):
+    """Exactly so many, never more than its slots at once."""
+    rows = bare.requests()
+    assert ["ok"] * 12 == [row["status"] for row in rows]
+    assert 4 == most_at_once(rows)
+    assert "closed loop" in bare.summary["self_check"]["schedule_lateness_ms"]["missing"]
+
+
+def test_a_closed_loop_ends_after_its_duration(configured: Ended):
+    """Nothing is submitted later, what is in flight then is answered, and the slots are full all the time."""
+    assert (0, "complete") == (configured.code, configured.summary["status"])
+    rows = [row for row in configured.requests() if row["phase"] == "measure"]
+    began_ns = configured.summary["window"]["start_ns"]
+    assert {"ok"} == {row["status"] for row in rows}
+    assert all(began_ns <= row["submit_ns"] <= began_ns + 1_600_000_000 for row in rows)
+    assert 3 == most_at_once(rows)
+    assert configured.summary["client"]["requests"]["sent"] == len(rows) < len(bodies(configured.path))
+    assert len(rows) == configured.summary["server"]["requests_finished"]["stats"]["total"]
+
+
+def most_at_once(rows: Sequence[dict[str, Any]]) -> int:
+    """Return how many requests were in flight at once, at most."""
+    changes = [(row["submit_ns"], 1) for row in rows] + [(row["end_ns"], -1) for row in rows]
+    in_flight, most = 0, 0
+    for _, change in sorted(changes):
+        in_flight += change
+        most = max(most, in_flight)
+    return most
+
+
+def test_a_configuration_file_configures_and_no_secret_is_kept(configured: Ended):
+    """The command line wins over the file, and the key stands in no file of the run."""
+    config = configured.manifest["config"]
+    assert (3, None, 1.5, 0.1, 5) == tuple(
+        config[name] for name in ("concurrency", "rate", "duration", "scrape_interval", "seed")
+    )
+    assert "***" == config["api_key"] == configured.manifest["command"][-1]
+    kept = [path for path in configured.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert [] == kept
+    assert SECRET not in configured.out + configured.err
+
+
+def test_a_dead_load_worker_ends_the_run(worker_killed: Ended):
+    """Exit 3 and one line; the manifest has the same reason, and a report can be made of what there is."""
+    assert (3, "", 1) == (worker_killed.code, worker_killed.out, worker_killed.err.count("\n"))
+    manifest = worker_killed.manifest
+    assert "crashed" == manifest["status"]
+    assert f"sidelight: {manifest['reason']}\n" == worker_killed.err
+    assert manifest["reason"].startswith("load worker 0 ended with code -9")
+    again = sidelight("report", worker_killed.path)
+    assert (0, "") == (again.code, again.err)
+    assert worker_killed.summary["client"]["requests"]["ok"] > 0
+    assert manifest["reason"] in worker_killed.summary["warnings"][0]
+
+
+def test_a_scrape_needs_no_load(scraped: Ended):
+    """Ended by Ctrl-C as it is meant to be, it is complete: the engine's quantities, and no client."""
+    assert (0, "complete") == (scraped.code, scraped.summary["status"])
+    assert 0 == scraped.summary["client"]["requests"]["sent"]
+    assert scraped.summary["server"]["requests_running"]["stats"]["count"] > 1
+
+
+@pytest.mark.parametrize(
+    "name", ["complete", "interrupted", "killed", "bare", "configured", "worker_killed", "scraped"]
+)
+def test_summaries_fit_their_schema(name: str, request: pytest.FixtureRequest):
+    """However a run ended; and a quantity that is not there has its reason."""
+    run = request.getfixturevalue(name)
+    summary = (run.report if isinstance(run, Killed) else run).summary
+    objections = Draft202012Validator(schema.summary()).iter_errors(summary)
+    assert [] == [f"{error.json_path}: {error.message}" for error in objections]
+    server = summary["server"]
+    assert set(QUANTITIES) == set(server["missing"]) | {name for name in QUANTITIES if name in server}
+    assert 1.0 == sum(summary["correlation"]["coverage"].values())
+
+
+@contextmanager
+def answering(status: int, kind: str, body: bytes) -> Iterator[str]:
+    """Run a server that answers everything with this."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def refused(code: int, *arguments: str | Path) -> str:
+    """Return the one line of a run that was not begun."""
+    run = sidelight("run", *arguments)
+    assert (code, "", 1) == (run.code, run.out, run.err.count("\n")), run.err
+    assert run.err.startswith("sidelight: ")
+    return run.err
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said"),
+    [
+        (200, "text/html", b"<!doctype html><title>Shop</title>", "this is a web page, not an OpenAI-compatible"),
+        (404, "text/html", b"<h1>Not found</h1>", "HTTP 404; this is not an OpenAI-compatible endpoint"),
+        (200, "application/json", b'{"hello": "world"}', "not a list of models"),
+        (401, "application/json", b'{"error": "no key"}', "SIDELIGHT_API_KEY"),
+    ],
+    ids=["web page", "not found", "other JSON", "unauthorised"],
+)
+def test_something_else_at_the_url_is_exit_3(tmp_path: Path, status: int, kind: str, body: bytes, said: str):
+    """What it is, in one line, and no run directory."""
+    with answering(status, kind, body) as url:
+        line = refused(3, "--url", url, "--out", tmp_path / "run")
+    assert said in line
+    assert url in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_at_the_url_is_exit_3(tmp_path: Path):
+    """A connection refused, in one line, and no run directory."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        host = f"127.0.0.1:{reserved.getsockname()[1]}"
+        assert f"cannot connect to {host}: Connection refused" in refused(
+            3, "--url", f"http://{host}", "--out", tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_served_is_exit_2(engine: Simulated, tmp_path: Path):
+    """With the names of those that are."""
+    line = refused(2, "--url", engine.url, "--model", "gpt-9", "--out", tmp_path / "run")
+    assert "--model gpt-9: not served" in line
+    assert line.endswith("serves: sim-llama\n")
+
+
+def test_a_directory_in_use_is_exit_2(engine: Simulated, complete: Ended):
+    """And what is in it stays as it was."""
+    before = {path: path.stat().st_mtime_ns for path in complete.path.rglob("*")}
+    assert f"--out {complete.path}: holds another run" in refused(2, "--url", engine.url, "--out", complete.path)
+    assert before == {path: path.stat().st_mtime_ns for path in complete.path.rglob("*")}
+
+
+def test_a_port_in_use_is_exit_2(engine: Simulated, tmp_path: Path):
+    """Said before anything is recorded, so that the same command works once the port is free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = refused(2, "--url", engine.url, "--listen", listen, "--out", tmp_path / "run", "--quiet")
+    assert f"--listen {listen}: " in line
+    assert not (tmp_path / "run").exists()
