@@ -41,9 +41,6 @@ USER sidelight
 WORKDIR /data
 EXPOSE 9464
 
-# An interrupted run writes what it has; SIGTERM would not be taken for an interruption.
-STOPSIGNAL SIGINT
-
 # Holds for commands that serve the live page on its default port (run with --listen 0.0.0.0:9464).
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]

@@ -7,7 +7,9 @@ from typing import Any
 
 from correlator.associate import Association
 from correlator.decompose import Breakdown
+from loadgen.metrics import QUANTILES
 
+SPREAD = ("std", "min", "max", *QUANTILES)
 NEEDS_SPANS = "not known without the engine's spans"
 
 
@@ -49,17 +51,17 @@ def _part(mean_ms: float | None, whole: Breakdown, source: str) -> dict[str, Any
         return _absent(whole.missing or "unknown")
     share = mean_ms / whole.ttft_ms if whole.ttft_ms else None
     return {
-        "mean": mean_ms,
         "count": whole.server_requests,
+        "mean": mean_ms,
+        **dict.fromkeys(SPREAD),
         "share_of_ttft": share,
         "source": source,
-        "percentiles": None,
-        "missing": f"percentiles: {NEEDS_SPANS}",
+        "missing": f"all but the mean: {NEEDS_SPANS}",
     }
 
 
 def _absent(reason: str) -> dict[str, Any]:
-    return {"mean": None, "share_of_ttft": None, "source": None, "missing": reason}
+    return {"count": 0, "mean": None, **dict.fromkeys(SPREAD), "share_of_ttft": None, "source": None, "missing": reason}
 
 
 def _slice(piece: Breakdown) -> dict[str, Any]:

@@ -83,6 +83,8 @@ def answer(summary: Mapping[str, Any]) -> str:
         for key, name in PARTS
         if breakdown[key].get("mean") is not None
     ]
+    if not shares:
+        return f"Where the mean TTFT of {_ms(ttft)} ms went is not known: {_reason(summary['correlation'])}."
     return f"Of a mean TTFT of {_ms(ttft)} ms: {', '.join(shares)}."
 
 
@@ -195,7 +197,9 @@ def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:
     for key, label in COUNTER_ROWS:
         if (stats := _stats(server, key)) and stats.get("total") is not None:
             table.add_row(label, "", "", "", "", f"{_cell(stats['total'])} in all")
-    yield table
+    yield (
+        table if table.row_count else Text(f"Server: {engine['name']}, nothing in the measured window", style="yellow")
+    )
     yield Text("")
 
 
@@ -205,7 +209,7 @@ def _trust(check: Mapping[str, Any]) -> str:
     cpu = check.get("cpu_ratio", {}).get("max")
     busy = f"busiest process {_percent(cpu)} of a core" if cpu is not None else ""
     facts = ", ".join(fact for fact in (late, busy) if fact)
-    return f"The load generator: {facts or 'nothing is known of it'}; {check['verdict']}"
+    return f"The load generator: {'; '.join(fact for fact in (facts, check['verdict']) if fact)}"
 
 
 def _table(title: str, *columns: str, label_width: int = 28) -> Table:

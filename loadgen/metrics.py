@@ -199,7 +199,8 @@ def _throughput(
     names = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
     result: dict[str, Any] = dict.fromkeys(names)
     if start_ns is None or end_ns is None or end_ns <= start_ns:
-        return {"duration_s": None, **result, "missing": "nothing was sent and answered within the window"}
+        reason = "nothing was sent and answered within the window"
+        return {"duration_s": None, **result, "missing": dict.fromkeys(names, reason)}
     duration_s = (end_ns - start_ns) / 1e9
     within = (ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)
     missing: dict[str, str] = {}

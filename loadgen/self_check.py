@@ -17,6 +17,7 @@ from loadgen.records import WorkerStat
 LATE_P99_MS = 10.0
 BUSY_CPU_RATIO = 0.85
 TRUSTED = "results can be trusted"
+UNKNOWN = "no load worker reported on itself"
 NOT_TRUSTED = "its own delays may show in the results"
 
 
@@ -37,16 +38,19 @@ def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool)
         reasons.append(f"the event loop was late by p99 {np.quantile(delays, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
     if cpu and max(cpu) > BUSY_CPU_RATIO:
         reasons.append(f"a load worker used {100 * max(cpu):.0f} % of a core (limit {100 * BUSY_CPU_RATIO:.0f} %)")
+    known = bool(len(delays))
     return {
-        "verdict": NOT_TRUSTED if reasons else TRUSTED,
-        "trusted": not reasons,
+        "verdict": NOT_TRUSTED if reasons else TRUSTED if known else UNKNOWN,
+        "trusted": not reasons if known else None,
         "reasons": reasons,
         "schedule_lateness_ms": _spread(lateness, "nothing was submitted")
         if open_loop
         else _absent("a closed loop has no schedule"),
         "loop_delay_ms": _spread(delays, "no worker reported"),
         "read_lateness_ms": _absent("needs receive time stamps of the kernel; loop_delay_ms bounds it"),
-        "cpu_ratio": {"by_worker": cpu, "max": max(cpu)} if cpu else _absent("no worker reported twice"),
+        "cpu_ratio": {"by_worker": cpu, "max": max(cpu)}
+        if cpu
+        else {"by_worker": [], "max": None, "missing": "no worker reported twice"},
     }
 
 

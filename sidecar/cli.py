@@ -218,7 +218,7 @@ def _command() -> list[str]:
     shown, hide = [], False
     for argument in sys.argv[1:]:
         name, separator, _ = argument.partition("=")
-        secret = name == "--api-key"
+        secret = name.replace("_", "-") == "--api-key"
         shown.append("***" if hide else f"{name}=***" if secret and separator else argument)
         hide = secret and not separator
     return shown

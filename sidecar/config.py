@@ -77,6 +77,14 @@ ConfigFile = Annotated[
 ]
 
 
+def _whole(_hint: Any, tokens: Any) -> int:
+    """Convert to int without rounding. Raises ValueError."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
@@ -95,23 +103,26 @@ class RunOptions:
         "poisson"
     )
     concurrency: Annotated[
-        int | None, Parameter(group=LOAD, help="Closed loop: requests in flight. Excludes --rate.")
+        int | None, Parameter(converter=_whole, group=LOAD, help="Closed loop: requests in flight. Excludes --rate.")
     ] = None
-    requests: Annotated[int | None, Parameter(group=LOAD, help="Stop after so many requests.")] = None
+    requests: Annotated[int | None, Parameter(converter=_whole, group=LOAD, help="Stop after so many requests.")] = None
     duration: Annotated[
         float | None,
         Parameter(group=LOAD, help="Stop submitting after so many seconds. Default: 30 unless --requests."),
     ] = None
-    warmup: Annotated[int, Parameter(group=LOAD, help="Requests sent and drained before the measurement.")] = 10
+    warmup: Annotated[
+        int, Parameter(converter=_whole, group=LOAD, help="Requests sent and drained before the measurement.")
+    ] = 10
     drain_timeout: Annotated[
         float, Parameter(group=LOAD, help="Seconds to wait for open responses after the last submission.")
     ] = 120.0
     workload: Annotated[str, Parameter(group=WORKLOAD, help=f"What to send. One of: {', '.join(workloads.NAMES)}.")] = (
         "synthetic-uniform"
     )
-    seed: Annotated[int, Parameter(group=WORKLOAD, help="The same seed sends the same requests at the same times.")] = (
-        42
-    )
+    seed: Annotated[
+        int,
+        Parameter(converter=_whole, group=WORKLOAD, help="The same seed sends the same requests at the same times."),
+    ] = 42
     tokenizer: Annotated[
         Literal["auto", "server", "cl100k_base"],
         Parameter(
@@ -176,7 +187,9 @@ def load_yaml(path: Path, options: type = RunOptions) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigurationError(f"--config {path}: must be a mapping of options, but is a {type(data).__name__}")
     known = {field.name for field in dataclasses.fields(options)} - {"config"}
-    return {_known_key(str(key), known, path): value for key, value in data.items()}
+    named = {_known_key(str(key), known, path): value for key, value in data.items()}
+    # YAML 1.1 reads a bare off as false.
+    return {**named, "listen": "off"} if named.get("listen") is False else named
 
 
 def _known_key(key: str, known: set[str], path: Path) -> str:
@@ -231,12 +244,19 @@ def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
 
 
 def http_url(flag: str, url: str) -> None:
-    """Raise ConfigurationError unless the URL is http(s) with a host."""
+    """Raise ConfigurationError unless the URL is http(s) with a host, without a password that every file would show."""
+    secret = False
     try:
         parts = urlsplit(url)
+        secret = bool(parts.username or parts.password)
         usable = parts.scheme in {"http", "https"} and parts.hostname is not None and (parts.port or 1) > 0
     except ValueError:
         usable = False
+    if secret:
+        raise ConfigurationError(
+            f"{flag}: a user name or password in the URL would stand in every file of the run; "
+            "put the key into SIDELIGHT_API_KEY"
+        )
     if not usable:
         raise ConfigurationError(f"{flag} {url}: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000")
 

@@ -187,7 +187,7 @@ def _warnings(
         yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
     elif run.status == "interrupted":
         yield "this run was interrupted; numbers cover what was recorded up to then"
-    if not check["trusted"]:
+    if check["trusted"] is False:
         yield f"the load generator was slow, {check['verdict']}: {'; '.join(check['reasons'])}"
     yield from run.notes
     workload = _workload(run)

@@ -56,6 +56,7 @@ class Progress:
         self.console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
         self._last_line_s = -LINE_EVERY_S
+        self._last_phase = ""
 
     def __enter__(self) -> Self:
         return self
@@ -95,8 +96,9 @@ class Progress:
                 self._live.start()
             self._live.update(panel(view, title=self.title), refresh=True)
         elif self.mode == "lines" and (
-            view.elapsed_s - self._last_line_s >= LINE_EVERY_S or view.elapsed_s < self._last_line_s
+            view.phase != self._last_phase or view.elapsed_s - self._last_line_s >= LINE_EVERY_S
         ):
+            self._last_phase = view.phase
             self._last_line_s = view.elapsed_s
             self.console.print(f"  {line(view)}", soft_wrap=True)
 

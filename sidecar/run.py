@@ -123,6 +123,8 @@ def open_run(path: Path) -> Run:
         raise ConfigurationError(f"{path}: no {MANIFEST} here; give the directory that --out named") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or "run_id" not in manifest:
+        raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the directory that --out named")
     logged = [record for name in _logs(path, "requests-*.log") for record in read_log(name)]
     parts = [record for record in logged if isinstance(record, RequestPart)]
     planned = (record for name in _logs(path, "plan-*.log") for record in read_plan(name))

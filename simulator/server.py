@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -168,7 +168,11 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     created_s = arrival_ns // 1_000_000_000
     try:
         if generation.stream:
-            return await _stream(request, stream, generation, engine_request.request_id, created_s)
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            # A client that leaves is no error of the server's: the request is abandoned below, as in vLLM.
+            with suppress(ConnectionResetError):
+                await _stream(request, response, stream, generation, (engine_request.request_id, created_s))
+            return response
         outputs = await stream.take()
         while outputs[-1].finish_reason is None:
             outputs += await stream.take()
@@ -187,19 +191,22 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
 
 
 async def _stream(
-    request: web.Request, stream: TokenStream, generation: Generation, response_id: str, created_s: int
-) -> web.StreamResponse:
+    request: web.Request,
+    response: web.StreamResponse,
+    stream: TokenStream,
+    generation: Generation,
+    identity: tuple[str, int],
+) -> None:
     """Send one event a token as the tokens come; those that came together go out in one write.
 
     When the engine stops, an error event ends the stream, as when vLLM's engine dies.
     """
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     # Like vLLM, it says 200 before the request is scheduled.
     await response.prepare(request)
     template = event_template(
-        response_id=response_id,
+        response_id=identity[0],
         model=request.app[SERVICE].settings.model,
-        created_s=created_s,
+        created_s=identity[1],
         chat=generation.chat,
         prompt_tokens=len(generation.prompt_token_ids),
         continuous_usage=generation.continuous_usage,
@@ -219,7 +226,6 @@ async def _stream(
             events.append(DONE)
         await response.write(b"".join(events))
     await response.write_eof()
-    return response
 
 
 async def _models(request: web.Request) -> web.Response:

@@ -12,12 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +108,11 @@ def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
 
 
 def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a quiet run and return when thirty of its requests have been answered."""
+    """Start a quiet run and return when 25 of its requests have been answered."""
     before = len(engine.finished())
     arguments = ("run", "--url", engine.url, "--out", path, "--listen", "off", "--quiet", *LONG, *options)
     process = start(*arguments)
-    until(lambda: len(engine.finished()) >= before + 30 or process.poll() is not None, "thirty answers")
+    until(lambda: len(engine.finished()) >= before + 25 or process.poll() is not None, "25 answers")
     assert process.poll() is None, process.communicate()
     return process
 
@@ -155,9 +152,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """An engine so small that requests wait, for all runs of this file, one after the other."""
     truth = tmp_path_factory.mktemp("engine") / "truth.jsonl"
     command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--max-num-seqs", "6", "--exit-on-eof"]
-    with subprocess.Popen(
-        [*command, "--truth", str(truth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        truth.with_name("stderr").open("wb") as stderr,
+        subprocess.Popen(
+            [*command, "--truth", str(truth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         yield Simulated(url=ready["url"], truth=truth)
@@ -169,7 +169,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
 def complete(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """An open loop to its end, with a warm-up."""
     path = tmp_path_factory.mktemp("complete") / "run"
-    load = ("--rate", "20", "--duration", "3", "--warmup", "4", "--seed", "1")
+    load = ("--rate", "16", "--duration", "3", "--warmup", "4", "--seed", "1")
     return sidelight("run", "--url", f"{engine.url}/v1", *load, "--out", path, "--listen", "127.0.0.1:0", path=path)
 
 
@@ -227,7 +227,7 @@ def configured(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> E
         "duration: 1.5",
         "warmup: 2",
         "scrape-interval: 0.1",
-        "listen: off",
+        "listen: 'off'",
     )
     (directory / "c.yaml").write_text("\n".join([*lines, f"out: {path}", "seed: 99"]), encoding="utf-8")
     return sidelight("run", "--config", directory / "c.yaml", "--seed", "5", "--api-key", SECRET, path=path)
@@ -235,12 +235,14 @@ def configured(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> E
 
 @pytest.fixture(scope="module")
 def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A run whose load worker got SIGKILL."""
+    """A run whose load worker got SIGKILL, and of which a report was made."""
     path = tmp_path_factory.mktemp("worker") / "run"
     with running(engine, path, "--seed", "8") as process:
         [worker] = [child for child, command in children(process.pid).items() if "loadgen.worker" in command]
         os.kill(worker, signal.SIGKILL)
-        return ended(process, path)
+        run = ended(process, path)
+    sidelight("report", path)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +251,7 @@ def scraped(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ende
     path = tmp_path_factory.mktemp("scraped") / "run"
     with start("scrape", "--metrics", f"{engine.url}/metrics", "--out", path, "--scrape-interval", "0.1") as process:
         log = path / "raw" / "scrapes-0.log"
-        until(lambda: log.exists() and log.stat().st_size > 20_000 or process.poll() is not None, "a few scrapes")
+        until(lambda: (log.exists() and log.stat().st_size > 20_000) or process.poll() is not None, "a few scrapes")
         process.send_signal(signal.SIGINT)
         return ended(process, path)
 
@@ -273,7 +275,7 @@ def test_queue_and_prefill_agree_with_the_engines_truth(engine: Simulated, compl
     breakdown = complete.summary["correlation"]["breakdown"]
     measured = {row["request_id"] for row in complete.requests() if row["phase"] == "measure"}
     truth = [record for record in engine.finished() if record["request_id"] in measured]
-    assert len(measured) == len(truth) > 40
+    assert len(measured) == len(truth) > 30
     for part, begin, end in (
         ("queue_ms", "queued_ns", "scheduled_ns"),
         ("prefill_ms", "scheduled_ns", "first_token_ns"),
@@ -301,9 +303,7 @@ def test_client_and_engine_count_the_same(complete: Ended):
     rows = [row for row in complete.requests() if row["phase"] == "measure"]
     assert {"ok"} == {row["status"] for row in rows}
     increase = {name: summary["server"][name]["stats"]["total"] for name in QUANTITIES if name.endswith("tokens")}
-    assert {"generation_tokens": sum(row["output_tokens"] for row in rows)} == {
-        "generation_tokens": increase["generation_tokens"]
-    }
+    assert sum(row["output_tokens"] for row in rows) == increase["generation_tokens"]
     assert sum(row["input_tokens"] for row in rows) == increase["prompt_tokens"]
     counts = (summary["client"]["requests"]["ok"], summary["server"]["requests_finished"]["stats"]["total"])
     assert (len(rows), len(rows)) == counts
@@ -317,22 +317,13 @@ def test_every_quantity_is_there(complete: Ended):
     assert all(server[name]["stats"] for name in QUANTITIES)
 
 
-def test_a_seed_decides_the_requests_byte_for_byte(
-    complete: Ended, interrupted: Ended, worker_killed: Ended, engine: Simulated
-):
-    """Two runs of one seed planned the same bytes, and say so by their digest; another seed planned others."""
-    shas = [one.summary["workload"]["requests_sha256"] for one in (complete, interrupted, worker_killed)]
-    assert 3 == len(set(shas))
-    for one, sha in zip((complete, interrupted, worker_killed), shas, strict=True):
-        assert hashlib.sha256(b"".join(bodies(one.path))).hexdigest() == sha
-    again = interrupted.path.with_name("again")
-    with start("run", "--url", engine.url, "--out", again, "--listen", "off", "--quiet", *LONG, "--seed", "7") as run:
-        log = again / "raw" / "requests-0.log"
-        until(lambda: log.exists() and log.stat().st_size > 5_000 or run.poll() is not None, "the first requests")
-        run.send_signal(signal.SIGTERM)
-        second = ended(run, again)
-    assert (130, shas[1]) == (second.code, second.summary["workload"]["requests_sha256"])
-    assert bodies(interrupted.path) == bodies(again)
+def test_a_seed_decides_the_requests_byte_for_byte(interrupted: Ended, killed: Killed, worker_killed: Ended):
+    """Runs of one seed planned the same bytes and say so by their digest; another seed planned others."""
+    runs = (interrupted, killed.report, worker_killed)
+    plans = [bodies(run.path) for run in runs]
+    assert plans[0] == plans[1] != plans[2]
+    digests = [hashlib.sha256(b"".join(plan)).hexdigest() for plan in plans]
+    assert digests == [run.summary["workload"]["requests_sha256"] for run in runs]
 
 
 @pytest.mark.parametrize("name", ["complete", "interrupted", "bare", "scraped"])
@@ -372,6 +363,7 @@ def test_a_killed_run_says_that_it_crashed(killed: Killed):
     assert "cut short" in summary["warnings"][0]
     assert None is not summary["correlation"]["breakdown"]["queue_ms"]["mean"]
     assert not any(map(alive, killed.orphans))
+    check_summary(summary)
 
 
 def test_ctrl_c_keeps_what_there_is(interrupted: Ended):
@@ -380,7 +372,7 @@ def test_ctrl_c_keeps_what_there_is(interrupted: Ended):
     assert "interrupted" == interrupted.manifest["status"] == interrupted.summary["status"]
     assert set(DERIVED) <= {path.name for path in interrupted.path.iterdir()}
     counts = interrupted.summary["client"]["requests"]
-    assert counts["ok"] >= 29  # the engine had answered thirty, the last of them perhaps not yet read
+    assert counts["ok"] >= 24  # the engine had answered 25, preflight included
     assert counts["sent"] == counts["ok"] + counts["cancelled"]
     assert "interrupted" in interrupted.summary["warnings"][0]
 
@@ -403,7 +395,7 @@ def test_without_server_metrics_a_run_goes_on_and_says_so_once(bare: Ended):
 def test_a_report_without_parts_does_not_list_none(bare: Ended):
     """The sentence that says where the TTFT went says that it is not known."""
     report = (bare.path / "report.txt").read_text()
-    assert "Where the TTFT went is not known: " in report
+    assert "went is not known: " in report
     assert "ms: ." not in report
 
 
@@ -421,7 +413,8 @@ def test_a_closed_loop_ends_after_its_duration(configured: Ended):
     rows = [row for row in configured.requests() if row["phase"] == "measure"]
     began_ns = configured.summary["window"]["start_ns"]
     assert {"ok"} == {row["status"] for row in rows}
-    assert all(began_ns <= row["submit_ns"] <= began_ns + 1_600_000_000 for row in rows)
+    # The last one may be taken just before the end and leave just after it.
+    assert all(began_ns <= row["scheduled_ns"] <= began_ns + 1_750_000_000 for row in rows)
     assert 3 == most_at_once(rows)
     assert configured.summary["client"]["requests"]["sent"] == len(rows) < len(bodies(configured.path))
     assert len(rows) == configured.summary["server"]["requests_finished"]["stats"]["total"]
@@ -469,13 +462,16 @@ def test_a_scrape_needs_no_load(scraped: Ended):
     assert scraped.summary["server"]["requests_running"]["stats"]["count"] > 1
 
 
-@pytest.mark.parametrize(
-    "name", ["complete", "interrupted", "killed", "bare", "configured", "worker_killed", "scraped"]
-)
-def test_summaries_fit_their_schema(name: str, request: pytest.FixtureRequest):
-    """However a run ended; and a quantity that is not there has its reason."""
-    run = request.getfixturevalue(name)
-    summary = (run.report if isinstance(run, Killed) else run).summary
+def test_summaries_fit_their_schema(
+    complete: Ended, interrupted: Ended, bare: Ended, configured: Ended, worker_killed: Ended, scraped: Ended
+):
+    """However a run ended, with whatever it could measure."""
+    for run in (complete, interrupted, bare, configured, worker_killed, scraped):
+        check_summary(run.summary)
+
+
+def check_summary(summary: dict[str, Any]) -> None:
+    """Assert that a summary fits its schema, and that a quantity which is not there has its reason."""
     objections = Draft202012Validator(schema.summary()).iter_errors(summary)
     assert [] == [f"{error.json_path}: {error.message}" for error in objections]
     server = summary["server"]
@@ -483,85 +479,11 @@ def test_summaries_fit_their_schema(name: str, request: pytest.FixtureRequest):
     assert 1.0 == sum(summary["correlation"]["coverage"].values())
 
 
-@contextmanager
-def answering(status: int, kind: str, body: bytes) -> Iterator[str]:
-    """Run a server that answers everything with this."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def refused(code: int, *arguments: str | Path) -> str:
-    """Return the one line of a run that was not begun."""
-    run = sidelight("run", *arguments)
-    assert (code, "", 1) == (run.code, run.out, run.err.count("\n")), run.err
-    assert run.err.startswith("sidelight: ")
-    return run.err
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "body", "said"),
-    [
-        (200, "text/html", b"<!doctype html><title>Shop</title>", "this is a web page, not an OpenAI-compatible"),
-        (404, "text/html", b"<h1>Not found</h1>", "HTTP 404; this is not an OpenAI-compatible endpoint"),
-        (200, "application/json", b'{"hello": "world"}', "not a list of models"),
-        (401, "application/json", b'{"error": "no key"}', "SIDELIGHT_API_KEY"),
-    ],
-    ids=["web page", "not found", "other JSON", "unauthorised"],
-)
-def test_something_else_at_the_url_is_exit_3(tmp_path: Path, status: int, kind: str, body: bytes, said: str):
-    """What it is, in one line, and no run directory."""
-    with answering(status, kind, body) as url:
-        line = refused(3, "--url", url, "--out", tmp_path / "run")
-    assert said in line
-    assert url in line
-    assert not (tmp_path / "run").exists()
-
-
-def test_nothing_at_the_url_is_exit_3(tmp_path: Path):
-    """A connection refused, in one line, and no run directory."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # and never listens
-        host = f"127.0.0.1:{reserved.getsockname()[1]}"
-        assert f"cannot connect to {host}: Connection refused" in refused(
-            3, "--url", f"http://{host}", "--out", tmp_path / "run"
-        )
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_is_not_served_is_exit_2(engine: Simulated, tmp_path: Path):
-    """With the names of those that are."""
-    line = refused(2, "--url", engine.url, "--model", "gpt-9", "--out", tmp_path / "run")
-    assert "--model gpt-9: not served" in line
-    assert line.endswith("serves: sim-llama\n")
-
-
-def test_a_directory_in_use_is_exit_2(engine: Simulated, complete: Ended):
-    """And what is in it stays as it was."""
-    before = {path: path.stat().st_mtime_ns for path in complete.path.rglob("*")}
-    assert f"--out {complete.path}: holds another run" in refused(2, "--url", engine.url, "--out", complete.path)
-    assert before == {path: path.stat().st_mtime_ns for path in complete.path.rglob("*")}
-
-
-def test_a_port_in_use_is_exit_2(engine: Simulated, tmp_path: Path):
-    """Said before anything is recorded, so that the same command works once the port is free."""
+def test_a_port_in_use_is_said_before_anything_is_recorded(engine: Simulated, tmp_path: Path):
+    """Exit 2 and one line; the same command works once the port is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = refused(2, "--url", engine.url, "--listen", listen, "--out", tmp_path / "run", "--quiet")
-    assert f"--listen {listen}: " in line
+        run = sidelight("run", "--url", engine.url, "--listen", listen, "--out", tmp_path / "run", "--quiet")
+    assert (2, "", 1) == (run.code, run.out, run.err.count("\n"))
+    assert run.err.startswith(f"sidelight: --listen {listen}: ")
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,230 @@
+"""One definition of the configuration: what it accepts, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import workloads
+from sidecar.config import (
+    DEFAULT_DURATION_S,
+    DEFAULT_RATE_PER_S,
+    RunOptions,
+    ScrapeOptions,
+    as_recorded,
+    check,
+    check_scrape,
+    listen_address,
+    load_yaml,
+)
+from sidecar.errors import ConfigurationError
+
+URL = "http://127.0.0.1:8000"
+NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})
+
+
+def written(directory: Path, text: str) -> Path:
+    """Return a configuration file with this text."""
+    path = directory / "sidelight.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(options: RunOptions) -> str:
+    """Return what is said of options that cannot be used."""
+    with pytest.raises(ConfigurationError) as caught:
+        check(options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_may_be_written_with_dashes_and_underscores(tmp_path: Path, name: str):
+    """`scrape-interval` and `scrape_interval` are the same key, and so for every option of `run`."""
+    for key in (name, name.replace("_", "-")):
+        assert {name: 1} == load_yaml(written(tmp_path, f"{key}: 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("rat", "rate"), ("sede", "seed"), ("scrape-intervall", "scrape_interval"), ("api-key-", "api_key"), ("URL", "")],
+)
+def test_a_typo_names_the_key_and_the_nearest_option(tmp_path: Path, key: str, nearest: str):
+    """The line says which file, which key, and what was probably meant; there is always something nearest."""
+    path = written(tmp_path, f"{key}: 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_yaml(path)
+    assert f"--config {path}: unknown key '{key}'; did you mean '" in str(caught.value)
+    assert f"'{nearest}" in str(caught.value)
+
+
+@given(key=st.text(alphabet=st.characters(codec="utf-8", categories=("L", "N")), min_size=1))
+def test_any_unknown_key_is_named_with_an_option_that_exists(tmp_path_factory: pytest.TempPathFactory, key: str):
+    """Whatever stands there, the suggestion is a real option."""
+    if key in NAMES or key == "config":
+        return
+    path = written(tmp_path_factory.getbasetemp(), yaml.safe_dump({key: 1}, allow_unicode=True))
+    with pytest.raises(ConfigurationError) as caught:
+        load_yaml(path)
+    message = str(caught.value)
+    assert f"'{key}'" in message
+    assert message.rpartition("did you mean '")[2].rstrip("'?") in NAMES
+
+
+def test_a_file_cannot_name_a_further_file(tmp_path: Path):
+    """`config` is an option of the command line only."""
+    with pytest.raises(ConfigurationError, match="unknown key 'config'"):
+        load_yaml(written(tmp_path, "config: other.yaml\n"))
+
+
+def test_an_option_of_run_only_is_a_typo_for_scrape(tmp_path: Path):
+    """Each command knows its own keys."""
+    path = written(tmp_path, "rate: 3\n")
+    assert {"rate": 3} == load_yaml(path, RunOptions)
+    with pytest.raises(ConfigurationError, match="unknown key 'rate'"):
+        load_yaml(path, ScrapeOptions)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("url: http://h\nrate: [1, 2\nseed: 3\n", "line 3, column 5"),
+        ("url: http://h\n\trate: 2\n", "line 2, column 1"),
+        ("rate: 'open\n", "line 2, column 1"),
+    ],
+)
+def test_a_syntax_error_gives_file_line_and_column(tmp_path: Path, text: str, where: str):
+    """One line, counted from 1 as editors count."""
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_yaml(path)
+    assert str(caught.value).startswith(f"--config {path}, {where}: not YAML: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("- url\n", "is a list"), ("42\n", "is a int"), ("http//h\n", "is a str"), ("rate:1\n", "str")]
+)
+def test_a_file_must_be_a_mapping(tmp_path: Path, text: str, said: str):
+    """What stands there instead is named."""
+    with pytest.raises(ConfigurationError, match=said):
+        load_yaml(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_file_configures_nothing(tmp_path: Path, text: str):
+    """It is not an error to have said nothing."""
+    assert {} == load_yaml(written(tmp_path, text))
+
+
+def test_unreadable_files_are_one_line(tmp_path: Path):
+    """A file that is not there, a directory, and bytes that are no text."""
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, said in (
+        (tmp_path / "none.yaml", "No such file"),
+        (tmp_path, "Is a directory"),
+        (binary, "not YAML: 'utf-8'"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load_yaml(path)
+        assert f"--config {path}: " in str(caught.value)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rate", "duration", "request_timeout", "scrape_interval", "scrape_timeout"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_must_be_positive_is(name: str, value: float):
+    """Zero, negative and no number at all are refused by the option's name and value."""
+    message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+    assert f"--{name.replace('_', '-')} {value:g}: must be greater than 0" == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("concurrency", 0, 1), ("requests", 0, 1), ("warmup", -1, 0), ("drain_timeout", -0.5, 0), ("seed", -1, 0)],
+)
+def test_counts_have_a_least_value(name: str, value: float, least: int):
+    """The line says which."""
+    message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+    assert f"--{name.replace('_', '-')} {value}: must be at least {least}" == message
+
+
+def test_open_and_closed_loop_exclude_each_other():
+    """Asked for both, neither is guessed."""
+    message = refusal(RunOptions(url=URL, rate=1.0, concurrency=2))
+    assert message.startswith("--rate and --concurrency exclude each other")
+
+
+def test_an_unknown_workload_lists_the_names_and_the_nearest():
+    """All of them, so that one can be chosen without a second try."""
+    message = refusal(RunOptions(url=URL, workload="synthetic-unifrom"))
+    assert "did you mean 'synthetic-uniform'" in message
+    assert all(name in message for name in workloads.NAMES)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://["])
+def test_a_url_must_be_http_with_a_host(url: str):
+    """For the target and for every metrics page alike."""
+    assert f"--url {url}: must be an http:// or https:// URL" in refusal(RunOptions(url=url))
+    assert f"--metrics {url}: must be" in refusal(RunOptions(url=URL, metrics=(f"{URL}/metrics", url)))
+
+
+def test_the_target_must_be_named():
+    """A run needs a URL, a scrape a URL or a page."""
+    assert refusal(RunOptions()).startswith("--url is missing")
+    with pytest.raises(ConfigurationError, match="--metrics is missing"):
+        check_scrape(ScrapeOptions())
+    assert ScrapeOptions(metrics=(URL,)) == check_scrape(ScrapeOptions(metrics=(URL,)))
+
+
+def test_defaults_depend_on_each_other():
+    """An open loop has a rate, a closed loop none; without a number of requests, a duration ends the load."""
+    assert (DEFAULT_RATE_PER_S, DEFAULT_DURATION_S) == _load(RunOptions(url=URL))
+    assert (DEFAULT_RATE_PER_S, None) == _load(RunOptions(url=URL, requests=5))
+    assert (None, DEFAULT_DURATION_S) == _load(RunOptions(url=URL, concurrency=3))
+    assert (2.0, 7.0) == _load(RunOptions(url=URL, rate=2.0, requests=5, duration=7.0))
+
+
+def _load(options: RunOptions) -> tuple[float | None, float | None]:
+    checked = check(options)
+    return checked.rate, checked.duration
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("localhost:1", ("localhost", 1)),
+        ("off", None),
+    ],
+)
+def test_an_address_to_listen_on(listen: str, address: tuple[str, int] | None):
+    """HOST:PORT, with brackets around an IPv6 address; 'off' serves nothing."""
+    assert address == listen_address(listen)
+
+
+@pytest.mark.parametrize("listen", ["9464", ":9464", "host:", "host:http", "host:65536", "host:-1", ""])
+def test_no_address_to_listen_on(listen: str):
+    """Anything else is refused."""
+    with pytest.raises(ConfigurationError, match="must be HOST:PORT"):
+        listen_address(listen)
+
+
+def test_what_is_recorded_is_json_with_secrets_masked():
+    """Every option stands there under its name; of a secret only that there was one."""
+    options = RunOptions(url=URL, api_key="hush", metrics=(URL,), out=Path("here"))
+    recorded = as_recorded(options)
+    assert [field.name for field in dataclasses.fields(RunOptions)] == list(recorded)
+    assert ("***", [URL], "here") == (recorded["api_key"], recorded["metrics"], recorded["out"])
+    assert "hush" not in json.dumps(recorded)
+    assert None is as_recorded(RunOptions(url=URL))["api_key"]

@@ -1,0 +1,49 @@
+"""The error tree is the one drawn at the top of its file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import sidecar
+from sidecar import errors
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError
+
+
+def drawn() -> dict[str, int]:
+    """Return the classes of the drawing under its root, each with its exit code."""
+    rows = re.findall(r"^  \+ (\w+) +(\d+)  ", errors.__doc__ or "", flags=re.MULTILINE)
+    return {name: int(code) for name, code in rows}
+
+
+def below(root: type[SidelightError]) -> set[type[SidelightError]]:
+    """Return every class that inherits from another, at any depth."""
+    return {found for child in root.__subclasses__() for found in (child, *below(child))}
+
+
+def test_every_class_stands_in_the_drawing_with_its_exit_code():
+    """Wherever in the package an error were defined, it would have to be drawn; and nothing is drawn that is not."""
+    for module in pkgutil.walk_packages(sidecar.__path__, "sidecar."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert drawn() == {one.__name__: one.exit_code for one in below(SidelightError)}
+
+
+def test_the_tree_is_flat_under_its_root():
+    """Inheritance has depth one, and the drawing names the root."""
+    assert below(SidelightError) == set(SidelightError.__subclasses__())
+    assert "\n* SidelightError\n" in (errors.__doc__ or "")
+
+
+def test_exit_codes_are_those_of_the_contract():
+    """2 is what the user can mend in what was typed, 130 what the user wished, and 3 all the rest."""
+    assert (2, 130) == (ConfigurationError.exit_code, Interrupted.exit_code)
+    assert {3} == {one.exit_code for one in below(SidelightError) - {ConfigurationError, Interrupted}}
+
+
+def test_every_class_says_what_it_means():
+    """Each has a docstring of its own, one whole sentence."""
+    for one in below(SidelightError):
+        assert one.__doc__ is not None
+        assert one.__doc__.strip().endswith(".")

@@ -1,0 +1,141 @@
+"""What a user sees while a run goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from sidecar.progress import Mode, Progress, View, line, mode_for, panel
+
+VIEW = View(
+    phase="measure",
+    elapsed_s=12.4,
+    planned_s=30.0,
+    sent=61,
+    ok=48,
+    failed=3,
+    in_flight=10,
+    output_tokens_per_s=1234.5,
+    ttft_p50_ms=9.44,
+    ttft_p99_ms=140.0,
+    running=7.0,
+    waiting=3.0,
+    kv_cache_usage_ratio=0.213,
+)
+UNKNOWN = {field.name for field in dataclasses.fields(View) if "None" in str(field.type)}
+BARE = dataclasses.replace(VIEW, **dict.fromkeys(UNKNOWN))
+
+
+def rendered(view: View) -> str:
+    """Return the panel as text."""
+    text = StringIO()
+    Console(file=text, width=120, color_system=None).print(panel(view, title="sidelight"))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("quiet", "as_json", "terminal", "mode"),
+    [
+        (False, False, True, "panel"),
+        (False, False, False, "lines"),
+        (True, False, True, "quiet"),
+        (True, True, True, "json"),
+        (False, True, False, "json"),
+    ],
+)
+def test_the_mode_follows_what_was_asked_and_who_reads(quiet: bool, as_json: bool, terminal: bool, mode: Mode):
+    """A machine's wish goes before silence, and a panel is for terminals only."""
+    assert mode == mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=terminal)
+
+
+def test_the_panel_shows_both_sides():
+    """Elapsed and planned time, requests, tokens and TTFT of the client, and the engine's gauges."""
+    shown = rendered(VIEW)
+    for words in (
+        "measure  12 of 30 s",
+        "sent 61",
+        "ok 48",
+        "failed 3",
+        "in flight 10",
+        "tokens/s 1234",
+        "TTFT p50 9.4 ms",
+        "p99 140 ms",
+        "running 7",
+        "waiting 3",
+        "KV cache 21 %",
+    ):
+        assert words in shown
+
+
+def test_a_line_says_the_same():
+    """For logs, where no panel can stand."""
+    assert (
+        "measure 12 of 30 s: sent 61, ok 48, failed 3, in flight 10, 1234 tokens/s, TTFT p50 9.4 p99 140 ms, "
+        "engine running 7 waiting 3 KV 21 %"
+    ) == line(VIEW)
+
+
+def test_what_is_not_known_is_a_dash():
+    """Never a zero."""
+    assert (
+        "measure 12 s: sent 61, ok 48, failed 3, in flight 10, - tokens/s, TTFT p50 - p99 - ms, "
+        "engine running - waiting - KV -"
+    ) == line(BARE)
+    assert "0 %" not in rendered(BARE)
+    assert "running -" in rendered(BARE)
+
+
+def test_json_progress_is_a_line_an_event(capsys: pytest.CaptureFixture[str]):
+    """With nothing between, so that a machine can read on; null where not known."""
+    with Progress("json") as progress:
+        progress.stage("preparing")
+        progress.warn("no metrics\nhere")
+        progress.update(VIEW)
+        progress.update(BARE)
+    shown = capsys.readouterr()
+    stage, warning, known, bare = [json.loads(row) for row in shown.err.splitlines()]
+    assert "" == shown.out
+    assert {"event": "stage", "stage": "preparing"} == stage
+    assert {"event": "warning", "text": "no metrics\nhere"} == warning
+    assert {"event": "progress", **dataclasses.asdict(VIEW)} == known
+    assert UNKNOWN == {name for name, value in bare.items() if value is None}
+
+
+def test_quiet_still_warns(capsys: pytest.CaptureFixture[str]):
+    """What a reader must know is said; how it goes is not."""
+    with Progress("quiet") as progress:
+        progress.stage("preparing")
+        progress.update(VIEW)
+        progress.warn("no metrics")
+    assert ("", "! no metrics\n") == capsys.readouterr()
+
+
+@pytest.mark.parametrize("mode", ["lines", "panel"])
+def test_a_long_warning_stays_one_line(capsys: pytest.CaptureFixture[str], mode: Mode):
+    """Nothing is folded, so that it can be searched for."""
+    text = "no server metrics from " + "http://127.0.0.1:8000/very/long" * 10
+    with Progress(mode) as progress:
+        progress.warn(text)
+    assert f"! {text}\n" == capsys.readouterr().err
+
+
+def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]):
+    """One at once, then one every five seconds of the run's own time."""
+    with Progress("lines") as progress:
+        for half_seconds in range(25):
+            progress.update(dataclasses.replace(VIEW, elapsed_s=half_seconds / 2))
+    shown = capsys.readouterr().err.splitlines()
+    assert [0, 5, 10] == [int(row.split()[1]) for row in shown]
+
+
+def test_a_new_phase_is_said_at_once(capsys: pytest.CaptureFixture[str]):
+    """However short the one before was."""
+    with Progress("lines") as progress:
+        progress.update(dataclasses.replace(VIEW, phase="warmup", elapsed_s=0.0))
+        progress.update(dataclasses.replace(VIEW, phase="warmup", elapsed_s=0.5))
+        progress.update(dataclasses.replace(VIEW, phase="measure", elapsed_s=0.6))
+    assert ["warmup", "measure"] == [row.split()[0] for row in capsys.readouterr().err.splitlines()]

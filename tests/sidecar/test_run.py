@@ -1,0 +1,344 @@
+"""The run directory: what is written is what is read, up to wherever a log was torn."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.frames import append_record, open_log
+from loadgen.log import RequestLog
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat, plan_end
+from scraper.series import ScrapeRecord
+from scraper.worker import Log
+from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.run import Event, Phase, append_event, create, open_run, require_free, write_json, write_whole
+
+MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+stamps = st.integers(1, 2**62)
+events = st.builds(
+    Event,
+    at_ns=stamps,
+    name=st.sampled_from(["phase_start", "note", "planned"]),
+    data=st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(0, 2**60) | st.none(), max_size=3),
+)
+stats = st.builds(
+    WorkerStat,
+    worker=st.integers(0, 3),
+    at_ns=stamps,
+    cpu_ns=stamps,
+    loop_delay_ns=stamps,
+    in_flight=st.integers(0, 99),
+    started=st.integers(0, 9999),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What is written into a run directory: tokens of each request, waiting requests of each scrape."""
+
+    tokens: list[int]
+    waiting: list[int]
+    stats: list[WorkerStat]
+    events: list[Event]
+
+
+recorded = st.builds(
+    Recorded,
+    tokens=st.lists(st.integers(1, 6), max_size=4),
+    waiting=st.lists(st.integers(0, 50), max_size=4),
+    stats=st.lists(stats, max_size=4),
+    events=st.lists(events, max_size=4),
+)
+
+
+def planned(index: int, tokens: int) -> PlannedRequest:
+    """Return a request of the measured phase."""
+    return PlannedRequest(
+        index=index,
+        phase="measure",
+        workload_class="synthetic-uniform",
+        path="/v1/chat/completions",
+        body=b"{}",
+        input_tokens=17,
+        max_tokens=tokens,
+        offset_ns=index,
+    )
+
+
+def parts(index: int, tokens: int) -> list[RequestPart]:
+    """Return a finished request whose every event was logged in a part of its own, a microsecond apart."""
+    replies = [
+        {"choices": [{"index": 0, "delta": {"content": f" w{n}"}, "finish_reason": None}]} for n in range(tokens)
+    ]
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 17, "completion_tokens": tokens}}
+    pieces = [*(f"data: {json.dumps(reply)}\n\n" for reply in (*replies, end, usage)), "data: [DONE]\n\n"]
+    began_ns = 1_000_000_000 * (index + 1)
+    return [
+        RequestPart(
+            index=index,
+            seq=seq,
+            last=seq == len(pieces) - 1,
+            worker=0,
+            url="http://h/v1/chat/completions",
+            scheduled_ns=began_ns,
+            dispatch_ns=began_ns + 1,
+            connected_ns=began_ns + 2,
+            submit_ns=began_ns + 3,
+            reused=False,
+            status=200,
+            head=b"" if seq else HEAD,
+            reads_ns=array("q", [began_ns + 1000 * (seq + 1)]).tobytes(),
+            read_ends=array("q", [len(piece)]).tobytes(),
+            body=zlib.compress(piece.encode(), 1),
+            end_ns=began_ns + 1000 * len(pieces) if seq == len(pieces) - 1 else -1,
+            error="",
+        )
+        for seq, piece in enumerate(pieces)
+    ]
+
+
+def scrape(number: int, waiting: int) -> ScrapeRecord:
+    """Return the scrape of a page with one gauge."""
+    page = f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n"
+    return ScrapeRecord(
+        url="http://h/metrics",
+        due_ns=1000 * number,
+        request_ns=1000 * number + 1,
+        response_ns=1000 * number + 9,
+        status=200,
+        content_type="text/plain; version=0.0.4",
+        body=zlib.compress(page.encode(), 1),
+        error="",
+    )
+
+
+def write(path: Path, what: Recorded) -> dict[str, list[int]]:
+    """Write a run directory with the writers that a run uses; returns for each log its size after each record."""
+    create(path)
+    write_json(path / "manifest.json", MANIFEST)
+    raw = path / "raw"
+    sizes: dict[str, list[int]] = {}
+    requests = [part for index, tokens in enumerate(what.tokens) for part in parts(index, tokens)]
+    plan = [*(planned(index, tokens) for index, tokens in enumerate(what.tokens)), plan_end("measure")]
+    for name, records in (("plan-measure.log", plan), ("requests-0.log", [*what.stats, *requests])):
+        fd = open_log(raw / name)
+        for record in records:
+            append_record(fd, record)
+            sizes.setdefault(name, []).append(os.fstat(fd).st_size)
+        os.close(fd)
+    log = Log(str(raw / "scrapes-0.log"))
+    for number, waiting in enumerate(what.waiting):
+        log.append(scrape(number, waiting))
+        sizes.setdefault("scrapes-0.log", []).append((raw / "scrapes-0.log").stat().st_size)
+    log.close()
+    for event in what.events:
+        append_event(path, event)
+        sizes.setdefault("events.log", []).append((raw / "events.log").stat().st_size)
+    return sizes
+
+
+@contextmanager
+def written(what: Recorded) -> Iterator[tuple[Path, dict[str, list[int]]]]:
+    """Give a run directory for as long as the block lasts; hypothesis wants a new one each time."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "run"
+        yield path, write(path, what)
+
+
+def rows(log: RequestLog) -> list[tuple[Any, ...]]:
+    """Return what identifies each request and tells how it ended."""
+    names = ("index", "phase", "status", "submit_ns", "first_token_ns", "last_token_ns", "end_ns", "output_tokens")
+    return list(zip(*(getattr(log, name).tolist() for name in names), strict=True))
+
+
+def expected_row(index: int, tokens: int) -> tuple[Any, ...]:
+    """Return the row of a request of `parts`."""
+    began_ns = 1_000_000_000 * (index + 1)
+    first_ns, last_ns = began_ns + 1000, began_ns + 1000 * tokens
+    return (index, "measure", "ok", began_ns + 3, first_ns, last_ns, began_ns + 1000 * (tokens + 3), tokens)
+
+
+@settings(deadline=None, max_examples=60)
+@given(recorded)
+def test_what_was_written_is_what_is_read(what: Recorded):
+    """Every record of every log, in its order, through the writers that a run uses."""
+    with written(what) as (path, _):
+        run = open_run(path)
+    assert MANIFEST == run.manifest
+    assert tuple(what.events) == run.events
+    assert tuple(what.stats) == run.worker_stats
+    assert [expected_row(index, tokens) for index, tokens in enumerate(what.tokens)] == rows(run.requests)
+    assert [17] * len(what.tokens) == run.requests.declared_input_tokens.tolist()
+    assert ([what.waiting] if what.waiting else []) == [one.values[:, 0].tolist() for one in run.endpoints]
+
+
+@settings(deadline=None, max_examples=60)
+@given(recorded)
+def test_reading_twice_reads_the_same(what: Recorded):
+    """Nothing that is read is changed by it, and no stamp depends on when it is read."""
+    with written(what) as (path, _):
+        before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        first, second = open_run(path), open_run(path)
+        assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for field in fields(RequestLog):
+        assert np.array_equal(getattr(first.requests, field.name), getattr(second.requests, field.name))
+    assert (first.events, first.worker_stats, first.manifest) == (second.events, second.worker_stats, second.manifest)
+
+
+def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
+    """Assert that a run reads as the first `whole[name]` records of each log."""
+    run = open_run(path)
+    assert tuple(what.events[: whole.get("events.log", 0)]) == run.events
+    logged = whole.get("requests-0.log", 0)
+    assert tuple(what.stats[:logged]) == run.worker_stats
+    seen = whole.get("scrapes-0.log", 0)
+    assert what.waiting[:seen] == [row for one in run.endpoints for row in one.values[:, 0].tolist()]
+    left = max(0, logged - len(what.stats))
+    plan = whole.get("plan-measure.log", 0)
+    for index, tokens in enumerate(what.tokens):
+        mine = min(left, tokens + 3)
+        left -= mine
+        row = [found for found in rows(run.requests) if found[0] == index]
+        if mine == tokens + 3:
+            known = expected_row(index, tokens)
+            assert [known if index < plan else (index, "", *known[2:])] == row
+        else:
+            assert ["in_flight"] * (mine > 0) == [found[2] for found in row]
+
+
+@settings(deadline=None, max_examples=120)
+@given(recorded, st.data())
+def test_torn_logs_read_up_to_the_tear(what: Recorded, data: st.DataObject):
+    """Wherever each log is cut, every record that was whole before the cut is there, and nothing else.
+
+    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell.
+    """
+    with written(what) as (path, sizes):
+        whole = {}
+        for name, ends in sizes.items():
+            cut = data.draw(st.integers(0, ends[-1]), label=name)
+            os.truncate(path / "raw" / name, cut)
+            whole[name] = sum(end <= cut for end in ends)
+        check_prefix(path, what, whole)
+
+
+@settings(deadline=None, max_examples=120)
+@given(recorded, st.data())
+def test_corrupt_logs_read_up_to_the_first_wrong_byte(what: Recorded, data: st.DataObject):
+    """A record that does not match its checksum ends its log: what comes behind cannot be told from noise."""
+    with written(what) as (path, sizes):
+        whole = {}
+        for name, ends in sizes.items():
+            log = path / "raw" / name
+            raw = bytearray(log.read_bytes())
+            at = data.draw(st.integers(0, len(raw) - 1), label=name)
+            raw[at] ^= data.draw(st.integers(1, 255))
+            log.write_bytes(raw)
+            whole[name] = sum(end <= at for end in ends)
+        check_prefix(path, what, whole)
+
+
+def test_without_an_end_a_run_has_crashed(tmp_path: Path):
+    """Nobody wrote a status, so the process was killed."""
+    write(tmp_path / "run", Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
+    assert "complete" == open_run(tmp_path / "run").status
+    write_json(tmp_path / "run" / "manifest.json", {"run_id": "r"})
+    assert "crashed" == open_run(tmp_path / "run").status
+
+
+def test_a_run_that_only_began_can_be_read(tmp_path: Path):
+    """A manifest and no log at all: no requests, no scrapes, nothing happened."""
+    write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
+    run = open_run(tmp_path / "run")
+    assert (0, (), (), (), ()) == (len(run.requests), run.endpoints, run.events, run.worker_stats, run.phases)
+
+
+def test_events_tell_phases_and_notes(tmp_path: Path):
+    """A phase without an end is the one in which the run was cut short."""
+    told = [
+        Event(at_ns=1, name="phase_start", data={"phase": "warmup"}),
+        Event(at_ns=2, name="note", data={"text": "first"}),
+        Event(at_ns=3, name="phase_end", data={"phase": "warmup"}),
+        Event(at_ns=4, name="phase_start", data={"phase": "measure"}),
+        Event(at_ns=5, name="note", data={"text": "second"}),
+    ]
+    write(tmp_path / "run", Recorded(tokens=[], waiting=[], stats=[], events=told))
+    run = open_run(tmp_path / "run")
+    assert (
+        Phase(name="warmup", start_ns=1, end_ns=3),
+        Phase(name="measure", start_ns=4, end_ns=None),
+    ) == run.phases
+    assert ("first", "second") == run.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("manifest.json", "holds another run"), ("raw/plan.log", "holds another run"), ("notes.txt", "is not empty")],
+)
+def test_a_directory_in_use_is_refused(tmp_path: Path, name: str, said: str):
+    """Results are never mixed: whether it is a run or something else, it is left as it was."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    for refuse in (require_free, create):
+        with pytest.raises(ConfigurationError, match=f"--out {tmp_path}: {said}"):
+            refuse(tmp_path)
+    assert ["mine"] == [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_free_place_is_new_or_empty(tmp_path: Path):
+    """Parents are made too; None is a name that will be new."""
+    require_free(None)
+    require_free(tmp_path)
+    assert tmp_path / "a" / "b" == create(tmp_path / "a" / "b")
+    assert ["raw"] == [path.name for path in (tmp_path / "a" / "b").iterdir()]
+
+
+def test_a_place_that_cannot_be_made_is_one_line(tmp_path: Path):
+    """Below a file there is no room for a directory."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotWrite, match=f"--out {tmp_path}/file/run: Not a directory"):
+        create(tmp_path / "file" / "run")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        create(tmp_path / "file")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):
+    """While it is being written, and when that fails, the old one stands; no draft stays behind."""
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+
+    def fail(draft: Path) -> None:
+        draft.write_text("ne")
+        assert "old" == path.read_text()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CannotWrite, match=r"summary\.json: No space left on device"):
+        write_whole(path, fail)
+    assert [("summary.json", "old")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
+    write_whole(path, lambda draft: draft.write_text("new"))
+    assert [("summary.json", "new")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
+
+
+def test_json_is_strict(tmp_path: Path):
+    """Keys stay in their order and letters as they are; what JSON cannot say is an error, not NaN."""
+    write_json(tmp_path / "a.json", {"b": 1, "a": "ü"})
+    assert '{\n  "b": 1,\n  "a": "ü"\n}\n' == (tmp_path / "a.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "b.json", {"a": float("nan")})
+    assert ["a.json"] == [file.name for file in tmp_path.iterdir()]

@@ -1,0 +1,230 @@
+"""The house rules that a machine can keep: which way imports point, how large things get, and what must not leak."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+# Which of our packages each may import, itself aside.
+MAY_IMPORT = {
+    "loadgen": set(),
+    "scraper": set(),
+    "simulator": set(),
+    "correlator": {"loadgen", "scraper"},
+    "exporter": {"loadgen", "scraper", "correlator"},
+    "sidecar": {"loadgen", "scraper", "simulator", "correlator", "exporter"},
+}
+MODULE_LINES = 500
+FUNCTION_LINES = 80
+BANNED_STEMS = ("utils", "util", "helpers", "helper", "manager", "handler", "base", "common", "misc")
+# Put together here, so that this file does not name them.
+REGISTRIES = tuple(
+    f"{name}.{top}"
+    for name, top in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+        ("crates", "io"),
+        ("anaconda", "org"),
+        ("anaconda", "com"),
+        ("proxy.golang", "org"),
+        ("rubygems", "org"),
+    )
+)
+PLACES = (("wo", "rk/"), ("opt/d", "ev/"), ("opt/wh", "eels"), ("opt/py", "pi"), ("tmp/br", "ief"))
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Return every file that is, or is about to be, under version control."""
+    if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git clone, so nothing is tracked")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  whichever git is there
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    return tuple(path for name in listed.split("\0") if name and (path := REPOSITORY / name).is_file())
+
+
+def modules() -> dict[str, Path]:
+    """Return the modules of all packages by their dotted names."""
+    found = {}
+    for package in MAY_IMPORT:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return a file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Give what a module imports of ours, inside functions too, as modules where the name is one."""
+    for node in ast.walk(parsed(MODULES[module])):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in MAY_IMPORT)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            source = node.module or ""
+            if source.partition(".")[0] in MAY_IMPORT:
+                names = [f"{source}.{alias.name}" for alias in node.names]
+                yield from (name if name in MODULES else source for name in names)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str):
+    """The two sides and the simulator know nothing of each other, results know logs, nothing knows the sidecar."""
+    package = module.partition(".")[0]
+    foreign = {found.partition(".")[0] for found in imports(module)} - {package}
+    assert foreign <= MAY_IMPORT[package]
+
+
+def test_a_name_that_is_imported_exists():
+    """Every module of ours that is named in an import is there: the rule above saw all of them."""
+    named = {found for module in MODULES for found in imports(module)}
+    assert named <= set(MODULES)
+
+
+def test_modules_have_no_import_cycle():
+    """Not even one that only closes inside a function."""
+    graph = {module: set(imports(module)) - {module} for module in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_cycle_check_can_fail():
+    """Two modules that import each other are a cycle."""
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+def test_modules_fit_the_eye():
+    """At most 500 lines each, tests too."""
+    long = {
+        str(path.relative_to(REPOSITORY)): lines
+        for path in tracked()
+        if path.suffix == ".py" and (lines := len(path.read_text(encoding="utf-8").splitlines())) > MODULE_LINES
+    }
+    assert {} == long
+
+
+def test_functions_fit_the_screen():
+    """At most 80 lines each, decorators aside, tests too."""
+    long = {
+        f"{path.relative_to(REPOSITORY)}:{node.name}": lines
+        for path in tracked()
+        if path.suffix == ".py"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES
+    }
+    assert {} == long
+
+
+def test_a_module_is_named_for_what_it_is():
+    """No drawer for everything."""
+    assert [] == [module for module in MODULES if module.rpartition(".")[2] in BANNED_STEMS]
+
+
+def test_every_module_and_public_function_says_what_it_is_for():
+    """A module's docstring begins with a sentence; so does that of every public class."""
+    bare = [module for module in MODULES if not (ast.get_docstring(parsed(MODULES[module])) or "").strip()]
+    bare += [
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node)
+    ]
+    assert [] == bare
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Give every tracked file that is text."""
+    for path in tracked():
+        raw = path.read_bytes()
+        if b"\0" not in raw[:8192]:
+            yield path.relative_to(REPOSITORY), raw.decode(errors="replace")
+
+
+def test_no_file_names_a_package_registry():
+    """Where packages come from is the business of whoever installs."""
+    hosts = re.compile("|".join(rf"\b{re.escape(host)}\b" for host in REGISTRIES))
+    assert [] == [f"{path}: {found[0]}" for path, text in texts() if (found := hosts.search(text))]
+
+
+def test_no_file_names_a_place_of_one_machine():
+    """Where somebody built this, or keeps a home, stands in no file."""
+    places = "|".join(re.escape(f"/{first}{rest}") for first, rest in PLACES)
+    named = re.compile(rf"(?<![\w.])(?:{places}|/home/\w+/|/Users/\w+/)")
+    assert [] == [f"{path}: {found[0]}" for path, text in texts() if (found := named.search(text))]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_lock_files_carry_hashes_and_no_address(name: str):
+    """Each requirement is pinned, with at least one SHA-256; nothing says where to get it."""
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    assert [] == re.findall(r"\S*(?:://|--(?:extra-)?index-url|--find-links|--trusted-host)\S*", text)
+    joined = re.sub(r"\s*\\\n\s*", " ", text)
+    rows = [row for row in joined.splitlines() if row.strip() and not row.lstrip().startswith("#")]
+    assert rows
+    for row in rows:
+        assert re.match(r"[a-z0-9][a-z0-9.-]*==[^\s;]+( ;[^-]*)?( --hash=sha256:[0-9a-f]{64})+\s*$", row), row[:80]
+
+
+def test_both_lock_files_agree():
+    """What is needed to run has the same version where tests run."""
+    pinned = []
+    for name in LOCKS:
+        text = (REPOSITORY / name).read_text(encoding="utf-8")
+        pinned.append(dict(re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", text, flags=re.MULTILINE)))
+    run, dev = pinned
+    assert {} == {name: (version, dev.get(name)) for name, version in run.items() if dev.get(name, version) != version}
+
+
+def test_every_direct_dependency_is_locked():
+    """What pyproject.toml asks for stands in the lock."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locked = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8")
+    for wanted in project["dependencies"]:
+        name = re.split(r"[<>=!~\[; ]", wanted)[0]
+        assert re.search(rf"^{re.escape(name)}==", locked, flags=re.MULTILINE), name
+
+
+def test_the_readmes_commands_are_targets():
+    """`make demo` and `make test`, as the README shows them, and whatever else it makes."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    if not readme.strip():
+        pytest.skip("README.md is empty")
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    found = re.findall(r"^\s*(?:\$ )?make ([a-z]+)\b|`make ([a-z]+)", readme, flags=re.MULTILINE)
+    shown = {name for pair in found for name in pair if name}
+    assert {"demo", "test"} <= shown
+    assert shown <= targets
+
+
+def test_the_continuous_integration_runs_the_readmes_test():
+    """The decision whether something lands is `make test`, no other command."""
+    assert "exec make test" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
