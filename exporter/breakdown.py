@@ -10,7 +10,7 @@ from correlator.decompose import Breakdown
 from loadgen.metrics import QUANTILES
 
 SPREAD = ("std", "min", "max", *QUANTILES)
-NEEDS_SPANS = "not known without the engine's spans"
+NEEDS_SPANS = "needs the engine's spans"
 
 
 def correlation(

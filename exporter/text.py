@@ -16,15 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 100
-BAR = 20
-SOURCES = {"histogram": "engine, at finish", "remainder": "what is left"}
+BAR = 16
+SOURCES = {"histogram": "engine", "remainder": "what is left"}
 CLIENT_ROWS = (
-    ("ttft_ms", "time to first token, ms"),
-    ("itl_ms", "inter-token latency, ms"),
-    ("time_between_chunks_ms", "time between chunks, ms"),
-    ("tpot_ms", "time per output token, ms"),
-    ("e2e_ms", "end to end, ms"),
-    ("request_output_tps", "output tokens/s a request"),
+    ("ttft_ms", "TTFT, ms"),
+    ("itl_ms", "ITL, ms"),
+    ("time_between_chunks_ms", "between chunks, ms"),
+    ("tpot_ms", "TPOT, ms"),
+    ("e2e_ms", "E2E, ms"),
+    ("request_output_tps", "tokens/s a request"),
     ("input_tokens", "input tokens"),
     ("output_tokens", "output tokens"),
 )
@@ -41,8 +41,8 @@ HISTOGRAM_ROWS = (
     ("prefill_time", "prefill time"),
     ("decode_time", "decode time"),
     ("ttft", "TTFT"),
-    ("inter_token_latency", "inter-token latency"),
-    ("e2e_latency", "end to end"),
+    ("inter_token_latency", "ITL"),
+    ("e2e_latency", "E2E"),
 )
 GAUGE_ROWS = (
     ("requests_running", "requests running"),
@@ -54,8 +54,8 @@ COUNTER_ROWS = (
     ("generation_tokens", "generation tokens"),
     ("requests_finished", "requests finished"),
     ("preemptions", "preemptions"),
-    ("prefix_cache_queries", "prefix cache queries, tokens"),
-    ("prefix_cache_hits", "prefix cache hits, tokens"),
+    ("prefix_cache_queries", "prefix cache queries"),
+    ("prefix_cache_hits", "prefix cache hits"),
 )
 
 
@@ -98,6 +98,9 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text("")
     yield _breakdown(summary["correlation"])
     yield Text(answer(summary), style="bold")
+    if summary["correlation"].get("missing") is None:
+        counted = "Means over {client_requests} requests by the client's count, {server_requests} by the engine's."
+        yield Text(counted.format_map(summary["correlation"]), style="dim")
     yield from (Text(row, style="dim") for row in _association(summary["correlation"]))
     yield Text("")
     yield from _server(summary["server"])
@@ -155,12 +158,8 @@ def _breakdown(correlation: Mapping[str, Any]) -> Table:
             table.add_row(name, _ms(part["mean"]), _percent(share), Text(bar, style="cyan"), SOURCES[part["source"]])
     whole = breakdown.get("ttft_ms", {})
     if whole.get("mean") is not None:
-        table.add_row(Text("TTFT", style="bold"), _ms(whole["mean"]), "100 %", "", _coverage(correlation))
+        table.add_row(Text("TTFT", style="bold"), _ms(whole["mean"]), "100 %", "", "client")
     return table
-
-
-def _coverage(correlation: Mapping[str, Any]) -> str:
-    return f"client: {correlation['client_requests']}, engine: {correlation['server_requests']} requests"
 
 
 def _association(correlation: Mapping[str, Any]) -> Iterator[str]:
@@ -186,17 +185,18 @@ def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"Server: {server.get('reason')}", style="yellow")
         yield Text("")
         return
-    table = _table(f"Server: {engine['name']} {engine.get('version') or ''}".rstrip(), "mean", "p50", "p99", "max", "")
+    title = f"Server: {engine['name']} {engine.get('version') or ''}".rstrip()
+    table = _table(title, "count", "mean", "p50", "p99", "max")
     for key, label in HISTOGRAM_ROWS:
         if (stats := _stats(server, key)) and stats.get("mean") is not None:
-            row = (_ms(1e3 * stats["mean"]), *(_estimate(server[key], name) for name in ("p50", "p99")))
-            table.add_row(f"{label}, ms", *row, "", f"{stats['count']:,} observed")
+            estimates = (_estimate(server[key], name) for name in ("p50", "p99"))
+            table.add_row(f"{label}, ms", f"{stats['count']:,}", _ms(1e3 * stats["mean"]), *estimates, "")
     for key, label in GAUGE_ROWS:
         if (stats := _stats(server, key)) and stats.get("mean") is not None:
-            table.add_row(label, *(_cell(stats.get(name)) for name in ("mean", "p50", "p99", "max")), "")
+            table.add_row(label, "", *(_cell(stats.get(name)) for name in ("mean", "p50", "p99", "max")))
     for key, label in COUNTER_ROWS:
         if (stats := _stats(server, key)) and stats.get("total") is not None:
-            table.add_row(label, "", "", "", "", f"{_cell(stats['total'])} in all")
+            table.add_row(label, _cell(stats["total"]), "", "", "", "")
     yield (
         table if table.row_count else Text(f"Server: {engine['name']}, nothing in the measured window", style="yellow")
     )
@@ -212,8 +212,8 @@ def _trust(check: Mapping[str, Any]) -> str:
     return f"The load generator: {'; '.join(fact for fact in (facts, check['verdict']) if fact)}"
 
 
-def _table(title: str, *columns: str, label_width: int = 28) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold cyan", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, *columns: str, label_width: int = 20) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold cyan", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", min_width=label_width)
     for column in columns:
         table.add_column(column, justify="left" if column in {"", "source"} else "right")
