@@ -6,13 +6,14 @@ same requests, by the time they ended. (Setting a slice's histograms beside the 
 slice compares different requests.)
 
 `other` is what is left: the network, the gateway, tokenising, the wait for the running engine step, output processing
-and the client.
+and the client. Over a whole run, where the engine's own TTFT speaks of the same requests, `other` is told apart
+further.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,13 +27,30 @@ Stamps = npt.NDArray[np.int64]
 class FinishSums:
     """What one server observed up to each scrape [T]: cumulative, never falling (restarts already counted up).
 
-    `count` is in requests, `queue_s` and `prefill_s` are sums in seconds.
+    `count` is in requests, `queue_s` and `prefill_s` are sums in seconds; `first_tokens` and `ttft_s` are count and
+    sum of the engine's own TTFT, None where it has none.
     """
 
     at_ns: Stamps
     count: Floats
     queue_s: Floats
     prefill_s: Floats
+    first_tokens: Floats | None = None
+    ttft_s: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherParts:
+    """What `other` consists of, mean ms. They sum to it where every reply has a TTFT.
+
+    `outside_engine_ms`: network, gateway and client, that is the first output of any kind as the client saw it, less
+    the engine's own TTFT. `engine_front_end_ms`: in the engine, but neither queue nor prefill (tokenising, the wait for
+    the running step, output processing). `blank_output_ms`: from the first output to the first that is not blank.
+    """
+
+    outside_engine_ms: float
+    engine_front_end_ms: float
+    blank_output_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +71,32 @@ class Breakdown:
     prefill_ms: float | None
     other_ms: float | None
     missing: str | None
+    other: OtherParts | None = None
 
 
 def decompose(
-    ended_ns: Stamps, ttft_ms: Floats, servers: Sequence[FinishSums], *, start_ns: int, end_ns: int
+    ended_ns: Stamps,
+    ttft_ms: Floats,
+    servers: Sequence[FinishSums],
+    *,
+    start_ns: int,
+    end_ns: int,
+    output_ms: Floats | None = None,
 ) -> Breakdown:
     """Break down a whole window. `ended_ns` [n] and `ttft_ms` [n] (NaN: no first token) are the client's requests.
 
-    Server sums run from the last scrape at or before `start_ns` to the last there is: what settles after `end_ns`
-    belongs to requests that ended before it.
+    With `output_ms` [n], submission to the first output of any kind, `other` is told apart as well, where client and
+    engine counted the same number of requests and of first tokens. Server sums run from the last scrape at or before
+    `start_ns` to the last there is: what settles after `end_ns` belongs to requests that ended before it.
     """
     first = [_last_at_or_before(server, start_ns) for server in servers]
     last = [len(server.at_ns) - 1 for server in servers]
     inside = (ended_ns >= start_ns) & (ended_ns <= end_ns)
-    return _breakdown(ttft_ms[inside], servers, first, last, (start_ns, end_ns))
+    whole = _breakdown(ttft_ms[inside], servers, first, last, (start_ns, end_ns))
+    if output_ms is None or whole.missing is not None:
+        return whole
+    waits = (ttft_ms[inside], output_ms[inside])
+    return replace(whole, other=_other_parts(whole, waits, servers, first, last))
 
 
 def decompose_slices(
@@ -120,6 +150,33 @@ def _breakdown(
         prefill_ms=prefill_ms,
         other_ms=other_ms,
         missing=missing,
+    )
+
+
+def _other_parts(
+    whole: Breakdown,
+    waits: tuple[Floats, Floats],
+    servers: Sequence[FinishSums],
+    first: Sequence[int],
+    last: Sequence[int],
+) -> OtherParts | None:
+    """Return the parts of `other`, or None unless the engine's TTFT is known to speak of just these requests."""
+    ttft_ms, output_ms = waits
+    tokens = ttft_s = 0.0
+    for server, a, b in zip(servers, first, last, strict=True):
+        if server.first_tokens is None or server.ttft_s is None:
+            return None
+        tokens += float(server.first_tokens[b] - server.first_tokens[a])
+        ttft_s += float(server.ttft_s[b] - server.ttft_s[a])
+    if not len(output_ms) == round(tokens) == whole.server_requests or not np.isfinite(output_ms).all():
+        return None
+    if whole.queue_ms is None or whole.prefill_ms is None:
+        return None
+    engine_ms = 1e3 * ttft_s / tokens
+    return OtherParts(
+        outside_engine_ms=float(output_ms.mean()) - engine_ms,
+        engine_front_end_ms=engine_ms - (whole.queue_ms + whole.prefill_ms),
+        blank_output_ms=float(np.nanmean(ttft_ms - output_ms)),
     )
 
 

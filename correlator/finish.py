@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,15 +39,22 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
             return Missing(
                 f"{source.metric} is observed not when a request ends, but at its {source.quantity.observed}"
             )
-    totals = stacked(endpoint, queue, prefill)
-    return FinishSums(at_ns=endpoint.at_ns, count=totals[:, 0], queue_s=totals[:, 1], prefill_s=totals[:, 2])
+    ttft = sources["ttft"]
+    return FinishSums(
+        at_ns=endpoint.at_ns,
+        count=_rising(endpoint, queue, "count"),
+        queue_s=_rising(endpoint, queue, "sum"),
+        prefill_s=_rising(endpoint, prefill, "sum"),
+        first_tokens=None if isinstance(ttft, Missing) else _rising(endpoint, ttft, "count"),
+        ttft_s=None if isinstance(ttft, Missing) else _rising(endpoint, ttft, "sum"),
+    )
 
 
-def stacked(endpoint: EndpointSeries, queue: CanonicalSource, prefill: CanonicalSource) -> Floats:
-    """Return [T, 3]: requests counted, queue seconds, prefill seconds, each over all label sets."""
-    totals = np.zeros((len(endpoint.at_ns), 3))
-    for position, (source, part) in enumerate(((queue, "count"), (queue, "sum"), (prefill, "sum"))):
-        for columns in source.histograms:
-            falls = unrolled(endpoint.values[:, [columns.count]])[1][:, 0]
-            totals[:, position] += unrolled(endpoint.values[:, [getattr(columns, part)]], falls)[0][:, 0]
-    return totals
+def _rising(endpoint: EndpointSeries, source: CanonicalSource, part: Literal["count", "sum"]) -> Floats:
+    """Return one column [T] of a histogram over all its label sets, never falling."""
+    total = np.zeros(len(endpoint.at_ns))
+    for columns in source.histograms:
+        falls = unrolled(endpoint.values[:, [columns.count]])[1][:, 0]
+        column = columns.count if part == "count" else columns.sum
+        total += unrolled(endpoint.values[:, [column]], falls)[0][:, 0]
+    return total

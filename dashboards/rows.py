@@ -120,8 +120,8 @@ ANSWER_FIRST = Row(
                 expr=f'avg (sidelight_ttft_breakdown_seconds{{{SIDECAR}, part="queue"}}) / ({PARTS_SUM} > 0)',
                 legend="queue",
             ),
-            "How much of the mean client TTFT was waiting in the engine's queue, in the latest slice. Above one half, "
-            "add capacity or lower the load; below, look at prefill (prompt length, prefix cache) or the network.",
+            "How much of the mean client TTFT was waiting in the engine's queue, over the last seconds. Above one "
+            "half, add capacity or lower the load; below, look at prefill (prompt length, prefix cache).",
             ((None, "green"), (0.5, "orange"), (0.8, "red")),
         ),
         _tile(
@@ -131,9 +131,9 @@ ANSWER_FIRST = Row(
                 expr=f"avg (sidelight_ttft_breakdown_coverage_ratio{{{SIDECAR}}})",
                 legend="coverage",
             ),
-            "Share of the slice's requests that the server's sums account for. Below 90 % the breakdown is of other "
-            "requests than the client's: another client shares the engine, or scrapes were lost.",
-            ((None, "red"), (0.9, "orange"), (0.98, "green")),
+            "Requests the engine finished in the last seconds, over those the client did. Away from 100 % the "
+            "breakdown is of other requests than the client's: another client shares the engine, or scrapes were lost.",
+            ((None, "red"), (0.9, "orange"), (0.98, "green"), (1.02, "orange"), (1.1, "red")),
         ),
         _name_tile(
             "Engine",
@@ -249,7 +249,6 @@ WHERE_TTFT_WENT = Row(
                     legend="coverage",
                 ),
             ),
-            highest=1.0,
             height=6,
             description="Read the two panels above only where this is near 100 %.",
         ),
@@ -257,11 +256,9 @@ WHERE_TTFT_WENT = Row(
             kind="lines",
             title="Requests behind the breakdown",
             unit="short",
-            queries=(
-                Query(expr=f"sum (sidelight_ttft_breakdown_requests{{{SIDECAR}}})", legend="requests in the slice"),
-            ),
+            queries=(Query(expr=f"sum (sidelight_ttft_breakdown_requests{{{SIDECAR}}})", legend="requests"),),
             height=6,
-            description="How many requests the latest slice's means are over. Fewer than about ten: look at longer "
+            description="How many requests the means are over. Fewer than about ten: look at longer "
             "slices before concluding anything from one.",
         ),
     ),

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from correlator.associate import Association
-from correlator.decompose import Breakdown
+from correlator.decompose import Breakdown, OtherParts
 from loadgen.metrics import QUANTILES
 
 SPREAD = ("std", "min", "max", *QUANTILES)
-NEEDS_SPANS = "needs the engine's spans"
+NEEDS_SPANS = "part of other_ms; telling it apart needs the engine's spans, which are not read yet"
+NOT_PER_REQUEST = "all but the mean needs the engine's spans, which are not read yet"
+COMPARABLE_RATIO = 0.02
 
 
 def correlation(
-    whole: Breakdown, slices: Sequence[Breakdown], associations: Iterable[Association | tuple[str, str, str]]
+    whole: Breakdown,
+    slices: Sequence[Breakdown],
+    associations: Iterable[Association | tuple[str, str, str]],
+    *,
+    ok: int,
 ) -> dict[str, Any]:
     """Return the `correlation` object: the run's mean TTFT in parts, the same by slice, and associations.
 
     Sources: `client`, its stamps; `histogram`, the engine's sums over the requests that ended in the window;
     `remainder`, the TTFT less queue and prefill: network, gateway, tokenising, the wait for the running step, output,
-    the client itself. An association that could not be computed is (client measure, server measure, reason).
+    the client itself. `ok` is how many requests succeeded, with a first token or without: `comparable` says whether the
+    engine finished as many, within 2 %. An association that could not be computed is (client measure, server measure,
+    reason).
     """
     covered = min(1.0, whole.coverage) if whole.missing is None and whole.coverage is not None else 0.0
     return {
@@ -29,6 +38,7 @@ def correlation(
         "client_requests": whole.client_requests,
         "server_requests": whole.server_requests,
         "server_over_client": whole.coverage,
+        "comparable": whole.missing is None and abs(whole.server_requests - ok) <= COMPARABLE_RATIO * ok,
         "breakdown": _parts(whole),
         "timeslices": [_slice(piece) for piece in slices],
         "association": [_association(found) for found in associations],
@@ -43,6 +53,7 @@ def _parts(whole: Breakdown) -> dict[str, Any]:
         "queue_ms": _part(whole.queue_ms, whole, "histogram"),
         "prefill_ms": _part(whole.prefill_ms, whole, "histogram"),
         "other_ms": _part(whole.other_ms, whole, "remainder"),
+        "other_of_which": _other(whole),
     }
 
 
@@ -56,8 +67,16 @@ def _part(mean_ms: float | None, whole: Breakdown, source: str) -> dict[str, Any
         **dict.fromkeys(SPREAD),
         "share_of_ttft": share,
         "source": source,
-        "missing": f"all but the mean: {NEEDS_SPANS}",
+        "missing": NOT_PER_REQUEST,
     }
+
+
+def _other(whole: Breakdown) -> dict[str, Any]:
+    """Return what `other` consists of, or why that is not told apart."""
+    if whole.other is None:
+        names = (field.name for field in fields(OtherParts))
+        return {**dict.fromkeys(names), "missing": "the engine's own TTFT does not speak of just these requests"}
+    return asdict(whole.other)
 
 
 def _absent(reason: str) -> dict[str, Any]:

@@ -170,12 +170,12 @@ def _breakdown(breakdown: Breakdown | None) -> Iterator[Metric]:
     if breakdown is None:
         return
     parts = GaugeMetricFamily(
-        "sidelight_ttft_breakdown_seconds", "Mean client TTFT of the latest slice, by part.", labels=["part"]
+        "sidelight_ttft_breakdown_seconds", "Mean client TTFT of requests that ended lately, by part.", labels=["part"]
     )
     yield _numbers(parts, breakdown.parts_s.items())
     yield GaugeMetricFamily(
         "sidelight_ttft_breakdown_coverage_ratio",
-        "Share of that slice's requests that the server's sums account for.",
+        "Requests the engine finished lately, over those the client did.",
         value=breakdown.coverage_ratio,
     )
     yield GaugeMetricFamily(

@@ -111,10 +111,10 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Mean client TTFT by part over the latest slice in which requests finished.
+    """Mean client TTFT by part over the requests that ended in the last seconds.
 
     `parts_s` maps "queue", "prefill", "other" to mean seconds; `requests` is how many the means are over;
-    `coverage_ratio` is the fraction of them that the server's sums account for.
+    `coverage_ratio` is how many the engine finished over how many the client did: 1 when both speak of the same.
     """
 
     parts_s: Mapping[str, float]

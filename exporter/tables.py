@@ -5,6 +5,7 @@ directory).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ from loadgen.metrics import request_metrics
 
 SOURCES = ("trace", "response", "histogram", "none")
 PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRow:
+    """One number of one slice; `source` is server (the engine's quantities) or correlation (the breakdown of TTFT)."""
+
+    source: str
+    quantity: str
+    statistic: str
+    unit: str
+    slice: int
+    start_ns: int
+    end_ns: int
+    value: float
 
 
 def requests_table(log: RequestLog) -> pa.Table:
@@ -36,7 +51,16 @@ def requests_table(log: RequestLog) -> pa.Table:
         "endpoint_url": pa.array(log.endpoint_url, pa.string()),
         **{
             name: _whole(getattr(log, name))
-            for name in ("scheduled_ns", "submit_ns", "first_token_ns", "last_token_ns", "end_ns")
+            for name in (
+                "scheduled_ns",
+                "dispatch_ns",
+                "connected_ns",
+                "submit_ns",
+                "first_output_ns",
+                "first_token_ns",
+                "last_token_ns",
+                "end_ns",
+            )
         },
         "input_tokens": _whole(log.input_tokens),
         "output_tokens": _whole(log.output_tokens),
@@ -55,13 +79,17 @@ def requests_table(log: RequestLog) -> pa.Table:
 
 
 def timeslices_table(summary: Mapping[str, Any]) -> pa.Table:
-    """Return one row a slice, series and statistic of a summary: the engine's quantities and the breakdown of TTFT."""
+    """Return one row a slice, quantity and statistic of a summary: the engine's quantities and the breakdown of TTFT.
+
+    `slice` counts from 0 and is the same period on both sides; their edges differ by less than a scrape interval.
+    """
     rows = [*_server_rows(summary["server"]), *_breakdown_rows(summary["correlation"])]
-    names = ("source", "quantity", "statistic", "start_ns", "end_ns", "value")
-    types = (pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.float64())
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
     return pa.table(
-        {name: pa.array(list(column), kind) for name, column, kind in zip(names, columns, types, strict=True)}
+        {
+            field.name: pa.array([getattr(row, field.name) for row in rows], kinds[str(field.type)])
+            for field in fields(SliceRow)
+        }
     )
 
 
@@ -70,24 +98,36 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def _server_rows(server: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int, float]]:
+def _server_rows(server: Mapping[str, Any]) -> Iterator[SliceRow]:
     for quantity, found in server.items():
         if isinstance(found, Mapping) and isinstance(found.get("timeslices"), Sequence):
-            for piece in found["timeslices"]:
-                yield from _piece_rows("server", quantity, piece)
+            unit = str(found["unit"])
+            units = {"count": "observations", "rate_per_s": f"{unit}/s"}
+            for number, piece in enumerate(found["timeslices"]):
+                yield from _slice_rows("server", quantity, number, piece, {**dict.fromkeys(piece, unit), **units})
 
 
-def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int, float]]:
-    for piece in correlation.get("timeslices", ()):
-        yield from _piece_rows("correlation", "ttft_breakdown", piece)
+def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[SliceRow]:
+    for number, piece in enumerate(correlation["timeslices"]):
+        units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in piece}
+        yield from _slice_rows("correlation", "ttft_breakdown", number, piece, units)
 
 
-def _piece_rows(
-    source: str, quantity: str, piece: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str, int, int, float]]:
+def _slice_rows(
+    source: str, quantity: str, number: int, piece: Mapping[str, Any], units: Mapping[str, str]
+) -> Iterator[SliceRow]:
     for statistic, value in piece.items():
         if statistic not in {"start_ns", "end_ns"} and isinstance(value, int | float) and not isinstance(value, bool):
-            yield source, quantity, statistic, int(piece["start_ns"]), int(piece["end_ns"]), float(value)
+            yield SliceRow(
+                source=source,
+                quantity=quantity,
+                statistic=statistic,
+                unit=units[statistic],
+                slice=number,
+                start_ns=int(piece["start_ns"]),
+                end_ns=int(piece["end_ns"]),
+                value=float(value),
+            )
 
 
 def _whole(values: npt.NDArray[np.int64]) -> pa.Array[Any]:

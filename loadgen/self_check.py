@@ -16,9 +16,9 @@ from loadgen.records import WorkerStat
 
 LATE_P99_MS = 10.0
 BUSY_CPU_RATIO = 0.85
-TRUSTED = "results can be trusted"
-UNKNOWN = "no load worker reported on itself"
-NOT_TRUSTED = "its own delays may show in the results"
+TRUSTED = "kept up"
+UNKNOWN = "did not report on itself"
+NOT_TRUSTED = "was slow, and its own delays may show in the results"
 
 
 def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool) -> dict[str, Any]:

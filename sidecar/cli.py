@@ -18,7 +18,7 @@ from cyclopts.config import Dict
 
 from sidecar import config
 from sidecar.config import RunOptions, ScrapeOptions, Verbose
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.progress import Progress, mode_for
 from sidecar.version import VERSION
 
@@ -49,7 +49,7 @@ def demo(
     seed: Annotated[int, Parameter(help="The same seed sends the same requests at the same times.")] = 42,
     engine: Annotated[Literal["vllm"], Parameter(help="Which engine's pages the simulator shows.")] = "vllm",
     out: config.Out = None,
-    listen: config.Listen = "127.0.0.1:9464",
+    listen: config.Listen = None,
     quiet: config.Quiet = False,
     json: config.JsonProgress = False,
     verbose: Verbose = False,
@@ -151,9 +151,15 @@ def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet
     mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         path = asyncio.run(measure(progress))
-    summary = derive.derive(path)
+        summary = derive.derive(path)
+        progress.done(str(path), summary["status"])
     derive.print_report(summary, path)
-    return Interrupted.exit_code if summary["status"] == "interrupted" else 0
+    if summary["status"] == "interrupted":
+        return Interrupted.exit_code
+    requests = summary["client"]["requests"]
+    if requests["sent"] and not requests["ok"]:
+        raise TargetNotMeasured(f"none of {requests['sent']} requests succeeded; {path} says what came instead")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -163,20 +169,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _dispatch(arguments)
     except cyclopts.CycloptsError as error:
-        _say(_one_line(error), arguments)
+        _say(_one_line(error))
         code = 2
     except SidelightError as error:
-        _say(str(error), arguments)
+        _say(str(error), trace="--verbose" in arguments)
         code = error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted", arguments)
+        _say("interrupted")
         code = Interrupted.exit_code
     except BrokenPipeError:
         # Whoever read our output has left: nothing to say, and nobody to say it to.
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
         code = 0
     except OSError as error:
-        _say(f"{error.filename or 'input/output'}: {error.strerror or error}", arguments)
+        _say(f"{error.filename or 'input/output'}: {error.strerror or error}", trace="--verbose" in arguments)
         code = 3
     sys.exit(code)
 
@@ -207,8 +213,8 @@ def _one_line(error: cyclopts.CycloptsError) -> str:
     return " ".join(str(error).split())
 
 
-def _say(text: str, arguments: Sequence[str]) -> None:
-    if "--verbose" in arguments:
+def _say(text: str, *, trace: bool = False) -> None:
+    if trace:
         traceback.print_exc()
     sys.stderr.write(f"sidelight: {text}\n")
 

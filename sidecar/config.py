@@ -54,8 +54,12 @@ Out = Annotated[
     Path | None, Parameter(group=OUTPUT, help="Run directory; must not hold a run. Default: a new one under runs/.")
 ]
 Listen = Annotated[
-    str,
-    Parameter(group=OUTPUT, help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none."),
+    str | None,
+    Parameter(
+        group=OUTPUT,
+        help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
+        "127.0.0.1:9464, or a free port where that is taken.",
+    ),
 ]
 Quiet = Annotated[
     bool, Parameter(group=OUTPUT, negative="", show_default=False, help="No live panel, only the result.")
@@ -139,7 +143,7 @@ class RunOptions:
     scrape_timeout: ScrapeTimeout = 5.0
     slice_duration: SliceDuration = 2.0
     out: Out = None
-    listen: Listen = "127.0.0.1:9464"
+    listen: Listen = None
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False
@@ -222,7 +226,8 @@ def check(options: RunOptions) -> RunOptions:
         workloads.requests(options.workload, seed=options.seed)
     except ValueError as error:
         raise ConfigurationError(f"--workload {options.workload}: {error}") from error
-    listen_address(options.listen)
+    if options.listen is not None:
+        listen_address(options.listen)
     open_loop = options.concurrency is None
     return dataclasses.replace(
         options,

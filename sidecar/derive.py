@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ from scraper.server_summary import server_summary
 from sidecar import manifest as manifests
 from sidecar.clock import iso_ms
 from sidecar.run import Run, open_run, write_json, write_whole
+from sidecar.warnings import warnings, workload
 
 SUMMARY = "summary.json"
 DRAFT_WARMUP_REQUESTS = 100
-NOT_TESTED = "no test of the draft was run; this is a plain measurement"
-FOREIGN_RATIO = 0.02
 
 
 def derive(path: Path) -> dict[str, Any]:
@@ -104,23 +104,24 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
             "end": iso_ms(window.end_ns),
             "duration_s": window.duration_s,
         },
-        "warnings": list(_warnings(run, client, correlation, check)),
+        "warnings": list(warnings(run, client, server, correlation, check)),
         "config": manifest["config"],
-        "workload": _workload(run),
+        "workload": workload(run),
         "client": client,
         "server": server,
         "correlation": correlation,
         "self_check": check,
-        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": NOT_TESTED},
+        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": _untested(manifest["config"].get("warmup"))},
     }
 
 
 def print_report(summary: Mapping[str, Any], path: Path) -> None:
     """Print the report, and under it what was written where."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = text.WIDTH
-    console.print(text.render(summary))
+    if console.is_terminal:
+        console.print(text.render(summary))
+    else:
+        sys.stdout.write(text.as_text(summary))
     console.print("\nwritten:", style="bold")
     for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
         console.print(f"  {path / name}", soft_wrap=True)
@@ -130,12 +131,14 @@ def _correlation(run: Run, measured: RequestLog, window: Window) -> dict[str, An
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     finished_ok = select(measured, measured.status == "ok")
     ended_ns, ttft_ms = finished_ok.end_ns, request_metrics(finished_ok).ttft_ms
+    seen = (finished_ok.submit_ns >= 0) & (finished_ok.first_output_ns >= 0)
+    output_ms = np.where(seen, (finished_ok.first_output_ns - finished_ok.submit_ns) / 1e6, np.nan)
     finished = [finish_sums(endpoint) for endpoint in run.endpoints]
     servers = [sums for sums in finished if isinstance(sums, FinishSums)]
-    whole = decompose(ended_ns, ttft_ms, servers, start_ns=window.start_ns, end_ns=window.end_ns)
+    whole = decompose(ended_ns, ttft_ms, servers, start_ns=window.start_ns, end_ns=window.end_ns, output_ms=output_ms)
     edges = slice_edges(window, _slice_ns(run))[0] if window.end_ns > window.start_ns else np.array([], np.int64)
     slices = decompose_slices(ended_ns, ttft_ms, servers, edges_ns=[int(edge) for edge in edges]) if len(edges) else ()
-    return breakdown.correlation(whole, slices, _associations(run.endpoints, measured))
+    return breakdown.correlation(whole, slices, _associations(run.endpoints, measured), ok=len(finished_ok))
 
 
 def _associations(
@@ -162,64 +165,10 @@ def _associations(
         yield ("ttft_ms", "requests_waiting", found) if isinstance(found, str) else found
 
 
-def _workload(run: Run) -> dict[str, Any]:
-    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
-    measure = planned.get("measure", {})
-    return {
-        "name": run.manifest["config"].get("workload"),
-        "seed": run.manifest["config"].get("seed"),
-        "tokenizer": run.manifest.get("tokenizer"),
-        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
-        "planned_requests": measure.get("count"),
-        "clipped_inputs": measure.get("clipped_inputs"),
-        "clipped_outputs": measure.get("clipped_outputs"),
-        "requests_sha256": measure.get("sha256"),
-        "warmup_requests": run.manifest["config"].get("warmup"),
-    }
-
-
-def _warnings(
-    run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any], check: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield what a reader must know before any number, worst first."""
-    if run.status == "crashed":
-        reason = run.manifest.get("reason", "nobody wrote an end to its manifest")
-        yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
-    elif run.status == "interrupted":
-        yield "this run was interrupted; numbers cover what was recorded up to then"
-    if check["trusted"] is False:
-        yield f"the load generator was slow, {check['verdict']}: {'; '.join(check['reasons'])}"
-    yield from run.notes
-    workload = _workload(run)
-    clipped = (workload["clipped_inputs"] or 0, workload["clipped_outputs"] or 0)
-    if any(clipped):
-        yield (
-            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload['planned_requests']} requests were clipped "
-            f"to the model's length of {workload['max_model_len']} tokens"
-        )
-    warmup = run.manifest["config"].get("warmup")
-    if warmup is not None and warmup < DRAFT_WARMUP_REQUESTS:
-        yield f"warm-up of {warmup} requests; the draft asks for {DRAFT_WARMUP_REQUESTS} or 10,000 output tokens"
-    yield from _coverage_warnings(client, correlation)
-    failed = client["requests"]["failed"] + client["requests"]["refused"]
-    if failed:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in client["errors"].items())
-        yield f"{failed} of {client['requests']['sent']} requests did not succeed: {kinds}"
-
-
-def _coverage_warnings(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
-    ok, timed = client["requests"]["ok"], correlation["client_requests"]
-    if timed < ok:
-        yield (
-            f"{ok - timed} of {ok} replies held nothing but blanks and so have no TTFT; "
-            "the engine's sums include them, the client's mean does not"
-        )
-    server = correlation["server_requests"]
-    if correlation.get("missing") is None and abs(server - ok) > FOREIGN_RATIO * ok:
-        yield (
-            f"the engine finished {server} requests here and the client {ok}: somebody else used it too, or scrapes "
-            "are missing, and the breakdown speaks of all of them"
-        )
+def _untested(warmup: int | None) -> str:
+    short = warmup is not None and warmup < DRAFT_WARMUP_REQUESTS
+    less = f"; its warm-up is {DRAFT_WARMUP_REQUESTS} requests or 10,000 output tokens, not {warmup}" if short else ""
+    return f"none of the draft's tests, a plain measurement{less}"
 
 
 def _slice_ns(run: Run) -> int:

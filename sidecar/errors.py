@@ -4,6 +4,7 @@
   + ConfigurationError      2  an option, a configuration file or a run directory is not usable as given
   + TargetUnreachable       3  nothing answers at the address
   + TargetSpeaksElse        3  something answers, but not what was asked for
+  + TargetNotMeasured       3  it was loaded, but no request succeeded
   + CannotWrite             3  a file of the run directory cannot be written
   + WorkerDied              3  one of our own processes ended before its work was done
   + Interrupted           130  stopped by the user; what was recorded up to then is kept
@@ -33,6 +34,10 @@ class TargetUnreachable(SidelightError):
 
 class TargetSpeaksElse(SidelightError):
     """Something answers, but it is not an OpenAI-compatible endpoint (or not the one asked for)."""
+
+
+class TargetNotMeasured(SidelightError):
+    """The target was loaded, but no request succeeded."""
 
 
 class CannotWrite(SidelightError):

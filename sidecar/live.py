@@ -34,11 +34,12 @@ RATE_S = 5.0
 class LiveRun:
     """Owns the tails of a run's logs while it goes. A context manager."""
 
-    def __init__(self, path: Path, *, run_id: str, clock: Clock, planned_s: float | None) -> None:
+    def __init__(self, path: Path, *, run_id: str, clock: Clock, planned_s: float | None, loaded: bool = True) -> None:
         self._raw = path / RAW
         self._run_id = run_id
         self._clock = clock
         self._planned_s = planned_s
+        self._loaded = loaded
         self._tails: dict[Path, FrameTail] = {}
         self._phase, self._phase_ns = "start", clock.now_ns()
         self._plan: dict[int, PlannedRequest] = {}
@@ -96,6 +97,7 @@ class LiveRun:
         elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
         return View(
             phase=self._phase,
+            loaded=self._loaded,
             elapsed_s=elapsed_s,
             planned_s=self._planned_s if self._phase == "measure" else None,
             sent=self._sent.get(self._phase, 0),
@@ -160,13 +162,15 @@ class LiveRun:
         """Break down the TTFT of the requests that ended between the first and last scrape of the sliding window."""
         servers = [sums for engine in self._engines.values() if (sums := engine.finish_sums()) is not None]
         ended = [one for one in tally.lately if one.ok]
-        if not servers or not ended:
+        if not servers or not ended or self._phase != "measure":
             return None
+        # What ended before the measured phase is the warm-up's, on the engine's side as on ours.
+        start_ns = max(self._phase_ns, min(int(server.at_ns[0]) for server in servers))
         whole = decompose(
             np.array([one.end_ns for one in ended], dtype=np.int64),
             np.array([one.ttft_ms for one in ended]),
             servers,
-            start_ns=min(int(server.at_ns[0]) for server in servers),
+            start_ns=start_ns,
             end_ns=max(int(server.at_ns[-1]) for server in servers),
         )
         if whole.queue_ms is None or whole.prefill_ms is None or whole.other_ms is None:

@@ -22,9 +22,10 @@ LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One moment of a run in numbers; None is shown as a dash."""
+    """One moment of a run in numbers; None is shown as a dash. Without load of our own only the engine is shown."""
 
     phase: str
+    loaded: bool
     elapsed_s: float
     planned_s: float | None
     sent: int
@@ -102,6 +103,11 @@ class Progress:
             self._last_line_s = view.elapsed_s
             self.console.print(f"  {line(view)}", soft_wrap=True)
 
+    def done(self, directory: str, status: str) -> None:
+        """Tell a machine where the results are; people are shown the report."""
+        if self.mode == "json":
+            self._json({"event": "done", "directory": directory, "status": status})
+
     def _json(self, message: dict[str, object]) -> None:
         sys.stderr.write(json.dumps(message) + "\n")
         sys.stderr.flush()
@@ -109,10 +115,13 @@ class Progress:
 
 def line(view: View) -> str:
     """Return one moment as a line of text."""
-    return (
-        f"{view.phase} {_elapsed(view)}: sent {view.sent}, ok {view.ok}, failed {view.failed}, "
-        f"in flight {view.in_flight}, {_number(view.output_tokens_per_s)} tokens/s, "
+    client = (
+        f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
+        f"{_number(view.output_tokens_per_s)} tokens/s, "
         f"TTFT p50 {_number(view.ttft_p50_ms)} p99 {_number(view.ttft_p99_ms)} ms, "
+    )
+    return (
+        f"{view.phase} {_elapsed(view)}: {client if view.loaded else ''}"
         f"engine running {_number(view.running)} waiting {_number(view.waiting)} "
         f"KV {_percent(view.kv_cache_usage_ratio)}"
     )
@@ -120,27 +129,33 @@ def line(view: View) -> str:
 
 def panel(view: View, *, title: str) -> Panel:
     """Return one moment as a panel: the client's numbers, and under them the engine's."""
-    client = Table.grid(padding=(0, 3))
-    client.add_row(
+    requests = _row(
         _cell("sent", f"{view.sent}"),
         _cell("ok", f"{view.ok}", "green"),
         _cell("failed", f"{view.failed}", "red" if view.failed else ""),
         _cell("in flight", f"{view.in_flight}"),
-        _cell("tokens/s", _number(view.output_tokens_per_s)),
+    )
+    latency = _row(
         _cell("TTFT p50", f"{_number(view.ttft_p50_ms)} ms"),
         _cell("p99", f"{_number(view.ttft_p99_ms)} ms"),
+        _cell("tokens/s", _number(view.output_tokens_per_s)),
     )
-    engine = Table.grid(padding=(0, 3))
-    engine.add_row(
+    engine = _row(
         _cell("running", _number(view.running)),
         _cell("waiting", _number(view.waiting), "yellow" if view.waiting else ""),
         _cell("KV cache", _percent(view.kv_cache_usage_ratio)),
     )
     body = Table.grid(padding=(0, 2))
-    body.add_row(Text("client", style="bold cyan"), client)
+    if view.loaded:
+        body.add_row(Text("client", style="bold cyan"), requests)
+        body.add_row("", latency)
     body.add_row(Text("engine", style="bold cyan"), engine)
     heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
     return Panel(Group(heading, body), title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def _row(*cells: Text) -> Text:
+    return Text("   ").join(cells)
 
 
 def _cell(label: str, value: str, style: str = "") -> Text:
@@ -148,8 +163,11 @@ def _cell(label: str, value: str, style: str = "") -> Text:
 
 
 def _elapsed(view: View) -> str:
-    planned = "" if view.planned_s is None else f" of {view.planned_s:.0f}"
-    return f"{view.elapsed_s:.0f}{planned} s"
+    if view.planned_s is None:
+        return f"{view.elapsed_s:.0f} s"
+    if view.elapsed_s > view.planned_s:
+        return f"{view.planned_s:.0f} s, draining for {view.elapsed_s - view.planned_s:.0f} s"
+    return f"{view.elapsed_s:.0f} of {view.planned_s:.0f} s"
 
 
 def _number(value: float | None) -> str:

@@ -29,7 +29,7 @@ from sidecar.progress import Progress
 from sidecar.target import auth_headers
 
 START_TIMEOUT_S = 30.0
-DEFAULT_LISTEN_PORT = 9464
+DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
 async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Path:
@@ -90,7 +90,9 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
             scraper = await stack.enter_async_context(_scraper(path, targets, options, clock, headers={}))
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
-            live = stack.enter_context(LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration))
+            live = stack.enter_context(
+                LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, loaded=False)
+            )
             await stack.enter_async_context(watching(live, progress, None))
             live.enter("measure")
             record(path, clock, "phase_start", phase="measure")
@@ -141,8 +143,8 @@ async def _scraper(
         yield child
 
 
-async def _serve(stack: AsyncExitStack, listen: str, progress: Progress) -> LivePage | None:
-    address = listen_address(listen)
+async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:
+    address = listen_address(listen or DEFAULT_LISTEN)
     if address is None:
         return None
     host, port = address
@@ -150,9 +152,10 @@ async def _serve(stack: AsyncExitStack, listen: str, progress: Progress) -> Live
     try:
         url = await stack.enter_async_context(serving(page, host, port))
     except OSError as error:
-        if port != DEFAULT_LISTEN_PORT:
+        if listen is not None:
             raise ConfigurationError(f"--listen {listen}: {error.strerror}; choose another port, or 0") from error
         url = await stack.enter_async_context(serving(page, host, 0))
+        progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
     progress.stage(f"live Prometheus page: {url}")
     return page
 
@@ -175,10 +178,10 @@ async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: async
 
 @asynccontextmanager
 async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
-    """Set an event at the first SIGINT or SIGTERM; a second one ends the process as if nobody listened."""
+    """Set an event at the first signal to end (SIGHUP: the terminal is gone); a second one is not waited for."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def arrived() -> None:
         stop.set()

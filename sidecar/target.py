@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -99,8 +101,15 @@ async def _get_json(url: str, headers: Mapping[str, str]) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    number = getattr(getattr(error, "os_error", error), "errno", None)
-    return os.strerror(number) if number else str(error) or type(error).__name__
+    """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed ({cause.reason or cause}); is it an http:// server?"
+    if isinstance(cause, socket.gaierror):
+        return "no such host"
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)
+    return str(error) or type(error).__name__
 
 
 async def engine_version(url: str, headers: Mapping[str, str]) -> str | None:

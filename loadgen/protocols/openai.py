@@ -116,6 +116,7 @@ _decode = msgspec.json.Decoder(_Payload).decode
 class Reply:
     """What one reply said and when; stamps and counts are -1 where missing.
 
+    first_output_ns     the first event the model generated something for, if only blanks or nothing visible
     chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
     complete            a finish reason or [DONE] was seen, and no error
     done                [DONE] was seen, or a whole JSON reply
@@ -125,6 +126,7 @@ class Reply:
     empty_events        events with choices but without content, neither role-only nor finishing (half a character)
     """
 
+    first_output_ns: int = -1
     first_token_ns: int = -1
     last_token_ns: int = -1
     chunk_ns: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
@@ -221,6 +223,7 @@ class _Seen:
 
     ends: list[int] = field(default_factory=list)
     first: int = -1
+    output_end: int = -1
     usage: _Usage = field(default_factory=_Usage)
     finish_reason: str = ""
     error: str = ""
@@ -246,6 +249,7 @@ def _read_stream(data: bytes, stamps: _Stamps) -> Reply:
         seen.error = "protocol: the reply is not an event stream"
     chunk_ns = stamps.at(seen.ends)
     return Reply(
+        first_output_ns=int(stamps.at([seen.output_end])[0]) if seen.output_end >= 0 else -1,
         first_token_ns=int(chunk_ns[seen.first]) if seen.first >= 0 else -1,
         last_token_ns=int(chunk_ns[-1]) if seen.first >= 0 else -1,
         chunk_ns=chunk_ns,
@@ -280,10 +284,13 @@ def _take(seen: _Seen, event: SseEvent) -> None:
         role = role or (choice.delta is not None and choice.delta.role is not None)
         if (text.strip() or tools) and seen.first < 0:
             seen.first = len(seen.ends)
+    if not content and seen.number == 0 and role:
+        seen.role_only_first = True
+        return
+    if payload.choices and seen.output_end < 0:
+        seen.output_end = event.end
     if content:
         seen.ends.append(event.end)
-    elif seen.number == 0 and role:
-        seen.role_only_first = True
     elif payload.choices and not any(choice.finish_reason for choice in payload.choices):
         seen.empty_events += 1
 

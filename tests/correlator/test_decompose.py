@@ -71,6 +71,49 @@ def test_a_slice_sets_the_same_requests_beside_each_other():
     assert second.queue_ms == pytest.approx(250.0, abs=1e-5)
 
 
+def test_other_is_told_apart_by_the_engines_own_ttft():
+    """200 ms to the first text, 190 to a blank, of which the engine says 180: 10 outside, 10 blank; 180 - 150 - 20
+    within.
+    """
+    server = FinishSums(
+        at_ns=stamps(0, 1),
+        count=np.array([0.0, 2]),
+        queue_s=np.array([0, 0.3]),
+        prefill_s=np.array([0, 0.04]),
+        first_tokens=np.array([0.0, 2]),
+        ttft_s=np.array([0, 0.36]),
+    )
+
+    whole = decompose(
+        stamps(0.4, 0.5),
+        np.array([200.0, 200.0]),
+        [server],
+        start_ns=0,
+        end_ns=SECOND,
+        output_ms=np.array([190.0, 190.0]),
+    )
+
+    assert whole.other is not None
+    assert whole.other.outside_engine_ms == pytest.approx(10)
+    assert whole.other.engine_front_end_ms == pytest.approx(10)
+    assert whole.other.blank_output_ms == pytest.approx(10)
+
+
+def test_other_is_not_told_apart_when_the_engine_counted_other_first_tokens():
+    server = FinishSums(
+        at_ns=stamps(0, 1),
+        count=np.array([0.0, 1]),
+        queue_s=np.array([0, 0.3]),
+        prefill_s=np.array([0, 0.04]),
+        first_tokens=np.array([0.0, 2]),
+        ttft_s=np.array([0, 0.36]),
+    )
+
+    whole = decompose(stamps(0.4), np.array([500.0]), [server], start_ns=0, end_ns=SECOND, output_ms=np.array([500.0]))
+
+    assert whole.other is None
+
+
 @pytest.mark.parametrize(
     ("servers", "ttft_ms", "reason"),
     [

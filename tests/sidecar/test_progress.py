@@ -12,6 +12,7 @@ from rich.console import Console
 from sidecar.progress import Mode, Progress, View, line, mode_for, panel
 
 VIEW = View(
+    loaded=True,
     phase="measure",
     elapsed_s=12.4,
     planned_s=30.0,

@@ -1,0 +1,123 @@
+"""What a reader of a run must know before any of its numbers.
+
+How it ended, what failed, and what makes its numbers look better or worse than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sidecar.run import Run
+
+CACHED_RATIO = 0.05
+BLANK_RATIO = 0.02
+CACHE_COUNTERS = ("prefix_cache_hits", "prefix_cache_queries")
+
+
+def warnings(
+    run: Run,
+    client: Mapping[str, Any],
+    server: Mapping[str, Any],
+    correlation: Mapping[str, Any],
+    check: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield warnings, worst first, from the sections of a summary."""
+    yield from _ending(run)
+    yield from _failures(client)
+    yield from run.notes
+    yield from _scrapes(server)
+    if check["trusted"] is False:
+        yield f"the load generator {check['verdict']}: {'; '.join(check['reasons'])}"
+    yield from _comparability(client, correlation)
+    yield from _blanks(client, correlation)
+    yield from _cache(server)
+    yield from _clipping(run)
+
+
+def workload(run: Run) -> dict[str, Any]:
+    """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
+    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
+    measure = planned.get("measure", {})
+    return {
+        "name": run.manifest["config"].get("workload"),
+        "seed": run.manifest["config"].get("seed"),
+        "tokenizer": run.manifest.get("tokenizer"),
+        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
+        "planned_requests": measure.get("count"),
+        "clipped_inputs": measure.get("clipped_inputs"),
+        "clipped_outputs": measure.get("clipped_outputs"),
+        "requests_sha256": measure.get("sha256"),
+        "warmup_requests": run.manifest["config"].get("warmup"),
+    }
+
+
+def _ending(run: Run) -> Iterator[str]:
+    if run.status == "crashed":
+        reason = run.manifest.get("reason", "nobody wrote an end to its manifest")
+        yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
+    elif run.status == "interrupted":
+        yield "this run was interrupted; numbers cover what was recorded up to then"
+
+
+def _failures(client: Mapping[str, Any]) -> Iterator[str]:
+    requests = client["requests"]
+    failed = requests["failed"] + requests["refused"]
+    if failed:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in client["errors"].items())
+        yield f"{failed} of {requests['sent']} requests did not succeed: {kinds}"
+    unended = requests["cancelled"] + requests["in_flight"]
+    if unended:
+        yield (
+            f"{unended} of {requests['sent']} requests did not end: latencies are those of the {requests['ok']} "
+            "that did, which waited least"
+        )
+
+
+def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
+    for endpoint in server["endpoints"]:
+        scrapes = endpoint["scrapes"]
+        if scrapes["failed"]:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes["failures"].items())
+            whole = scrapes["ok"] + scrapes["failed"]
+            yield f"{scrapes['failed']} of {whole} scrapes of {endpoint['url']} failed: {reasons}"
+
+
+def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+    if correlation.get("missing") is None and not correlation["comparable"]:
+        yield (
+            f"the engine finished {correlation['server_requests']} requests here and the client "
+            f"{client['requests']['ok']}: somebody else used it too, or scrapes are missing, and the engine's means "
+            "are over all of them"
+        )
+
+
+def _blanks(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+    ok, timed = client["requests"]["ok"], correlation["client_requests"]
+    if timed < ok:
+        yield f"{ok - timed} of {ok} replies held nothing but blanks and so have no TTFT" + (
+            "; the engine's sums include them, the client's mean does not" if correlation.get("missing") is None else ""
+        )
+    blank_ms = correlation["breakdown"]["other_of_which"]["blank_output_ms"] or 0.0
+    ttft_ms = correlation["breakdown"]["ttft_ms"]["mean"]
+    if ttft_ms and blank_ms > BLANK_RATIO * ttft_ms:
+        yield f"{blank_ms:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
+
+
+def _cache(server: Mapping[str, Any]) -> Iterator[str]:
+    hits, queries = ((server.get(name) or {}).get("stats", {}).get("total") for name in CACHE_COUNTERS)
+    if hits and queries and hits > CACHED_RATIO * queries:
+        yield (
+            f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "
+            "requests sent before? Another --seed sends others"
+        )
+
+
+def _clipping(run: Run) -> Iterator[str]:
+    about = workload(run)
+    clipped = (about["clipped_inputs"] or 0, about["clipped_outputs"] or 0)
+    if any(clipped):
+        yield (
+            f"{clipped[0]} inputs and {clipped[1]} outputs of {about['planned_requests']} requests were clipped "
+            f"to the model's length of {about['max_model_len']} tokens"
+        )
