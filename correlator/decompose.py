@@ -22,6 +22,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Stamps = npt.NDArray[np.int64]
 
+LIMIT = 1e100  # requests or seconds: far beyond any run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishSums:
@@ -87,11 +89,17 @@ def decompose(
 
     With `output_ms` [n], submission to the first output of any kind, `other` is told apart as well, where client and
     engine counted the same number of requests and of first tokens. Server sums run from the last scrape at or before
-    `start_ns` to the last there is: what settles after `end_ns` belongs to requests that ended before it.
+    `start_ns` to the last there is: what settles after `end_ns` belongs to requests that ended before it. Where scrapes
+    began after `start_ns` or ended before `end_ns`, only the requests that ended while all servers were scraped count.
     """
     first = [_last_at_or_before(server, start_ns) for server in servers]
     last = [len(server.at_ns) - 1 for server in servers]
     inside = (ended_ns >= start_ns) & (ended_ns <= end_ns)
+    for server in servers:
+        if len(server.at_ns):
+            inside &= ended_ns <= server.at_ns[-1]
+            if server.at_ns[0] > start_ns:
+                inside &= ended_ns > server.at_ns[0]
     whole = _breakdown(ttft_ms[inside], servers, first, last, (start_ns, end_ns))
     if output_ms is None or whole.missing is not None:
         return whole
@@ -131,6 +139,8 @@ def _breakdown(
             queue_s += float(server.queue_s[b] - server.queue_s[a])
             prefill_s += float(server.prefill_s[b] - server.prefill_s[a])
     missing = _why_not(servers, client=len(seen), server=count)
+    if not all(value < LIMIT for value in (count, queue_s, prefill_s)):
+        missing, count = "the server's sums are too large to calculate with", 0.0
     mean_ms = float(seen.mean()) if len(seen) else None
     queue_ms = prefill_ms = other_ms = None
     if missing is None and mean_ms is not None:

@@ -17,11 +17,13 @@ from scraper.series import EndpointSeries
 Floats = npt.NDArray[np.float64]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
 def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     """Return an endpoint's cumulative finish-time sums [T], label sets added up and restarts counted up.
 
-    Missing: no scrape, no known engine, an engine that shows no queue or prefill histogram, or one that observes them
-    at another moment than the end of a request (its sums then speak of other requests than the client's that ended).
+    Missing: no scrape, no known engine, an engine that shows no queue or prefill histogram, or one without count or
+    sum, or one that observes them at another moment than the end of a request (its sums then speak of other requests
+    than the client's that ended). An engine's own TTFT without count or sum is none.
     """
     if not len(endpoint.at_ns):
         return Missing("no scrape succeeded")
@@ -39,15 +41,29 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
             return Missing(
                 f"{source.metric} is observed not when a request ends, but at its {source.quantity.observed}"
             )
+        if _lacks(source):
+            return Missing(f"{source.metric} has no {_lacks(source)}")
+    count, queue_s = _rising(endpoint, queue, "count"), _rising(endpoint, queue, "sum")
+    prefill_s = _rising(endpoint, prefill, "sum")
+    if not np.isfinite([count, queue_s, prefill_s]).all():
+        return Missing("the server's sums are too large to add up")
     ttft = sources["ttft"]
+    own = None if isinstance(ttft, Missing) or _lacks(ttft) else ttft
     return FinishSums(
         at_ns=endpoint.at_ns,
-        count=_rising(endpoint, queue, "count"),
-        queue_s=_rising(endpoint, queue, "sum"),
-        prefill_s=_rising(endpoint, prefill, "sum"),
-        first_tokens=None if isinstance(ttft, Missing) else _rising(endpoint, ttft, "count"),
-        ttft_s=None if isinstance(ttft, Missing) else _rising(endpoint, ttft, "sum"),
+        count=count,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        first_tokens=_rising(endpoint, own, "count") if own else None,
+        ttft_s=_rising(endpoint, own, "sum") if own else None,
     )
+
+
+def _lacks(source: CanonicalSource) -> str:
+    """Say which of count and sum some label set of a histogram is without; empty if none is."""
+    if any(columns.count < 0 for columns in source.histograms):
+        return "_count"
+    return "_sum" if any(columns.sum < 0 for columns in source.histograms) else ""
 
 
 def _rising(endpoint: EndpointSeries, source: CanonicalSource, part: Literal["count", "sum"]) -> Floats:

@@ -41,6 +41,7 @@ Json = dict[str, Any]
 _Entry = tuple[Series, Json]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out
 def server_metrics_export(
     endpoints: Sequence[EndpointSeries],
     *,
@@ -50,9 +51,10 @@ def server_metrics_export(
     input_config: Mapping[str, Any],
     tool_version: str,
 ) -> Json:
-    """Return the whole export, JSON-ready and strict (no NaN).
+    """Return the whole export, JSON-ready and strict (no NaN, no infinity).
 
-    A series of which the window shows nothing is left out: the format knows no reasons, and a zero would be a claim.
+    A series of which the window shows nothing is left out, and so is a number too large for one: the format knows no
+    reasons, and a zero would be a claim.
     """
     entries: list[_Entry] = []
     for endpoint in endpoints:
@@ -142,7 +144,7 @@ def _entries(endpoint: EndpointSeries, chosen: Cut) -> list[_Entry]:
             found.append((one, _common(endpoint, one.labels) | body))
     for columns in histograms(endpoint.series):
         increase = histogram(endpoint.values, columns, chosen)
-        if isinstance(increase, HistogramIncrease):
+        if isinstance(increase, HistogramIncrease) and math.isfinite(increase.count):
             entry = _common(endpoint, columns.labels) | _histogram(increase, columns, chosen)
             found.append((_family(columns), entry))
     return found
@@ -162,8 +164,10 @@ def _counter(values: Float64, chosen: Cut) -> Json | Missing:
     found = counter(values, chosen)
     if isinstance(found, Missing):
         return found
-    rates = found.slices / (np.diff(chosen.edges_ns) / 1e9)
-    stats: Json = {"total": found.total, "rate": found.total / chosen.window.duration_s}
+    if not math.isfinite(found.total):
+        return Missing("the values are too large to add up")
+    rates = found.slices / chosen.slice_s
+    stats: Json = {"total": found.total, "rate": found.total / chosen.rate_s}
     whole = rates[chosen.complete & np.isfinite(rates)]
     if len(whole):
         stats |= {"rate_avg": float(whole.mean()), "rate_min": float(whole.min()), "rate_max": float(whole.max())}
@@ -172,9 +176,9 @@ def _counter(values: Float64, chosen: Cut) -> Json | Missing:
     slices = [
         frame | {"total": float(total), "rate": float(rate)}
         for frame, total, rate in zip(_frames(chosen), found.slices, rates, strict=True)
-        if math.isfinite(total)
+        if math.isfinite(total) and math.isfinite(rate)
     ]
-    return {"stats": stats, "timeslices": slices}
+    return {"stats": _finite(stats), "timeslices": slices}
 
 
 def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
@@ -193,14 +197,15 @@ def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
     for index, frame in enumerate(_frames(chosen)):
         part = values[where == index]
         if len(part):
-            slices.append(frame | {"avg": float(part.mean()), "min": float(part.min()), "max": float(part.max())})
-    return {"stats": stats, "timeslices": slices}
+            read = {"avg": float(part.mean()), "min": float(part.min()), "max": float(part.max())}
+            slices.append(frame | _finite(read))
+    return {"stats": _finite(stats), "timeslices": slices}
 
 
 def _histogram(found: HistogramIncrease, columns: HistogramColumns, chosen: Cut) -> Json:
     if not found.count > 0:
         return {"stats": {"count": 0}, "buckets": dict.fromkeys(columns.le, 0)}
-    duration_s = chosen.window.duration_s
+    duration_s = chosen.rate_s
     stats: Json = {"count": _count(found.count)}
     if math.isfinite(found.sum):
         stats |= {"sum": found.sum, "avg": found.sum / found.count}
@@ -211,7 +216,7 @@ def _histogram(found: HistogramIncrease, columns: HistogramColumns, chosen: Cut)
         estimates = estimate(found.buckets.bounds, found.buckets.intervals, found.sums, _QS).tolist()
         named = zip(_PERCENTILES, estimates, strict=True)
         stats |= {f"{name}_estimate": value for name, value in named if math.isfinite(value)}
-    result: Json = {"stats": stats, "buckets": None}
+    result: Json = {"stats": _finite(stats), "buckets": None}
     if isinstance(found.buckets, Buckets):
         result["buckets"] = _cumulative(found.buckets.le, found.buckets.totals)
     slices = []
@@ -228,13 +233,22 @@ def _histogram_slice(found: HistogramIncrease, index: int) -> Json:
         entry["sum"] = total
         if count > 0:
             entry["avg"] = total / count
+    entry = _finite(entry)
     buckets = found.buckets
     entry["buckets"] = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
     return entry
 
 
-def _cumulative(le: tuple[str, ...], totals: Float64) -> Json:
-    return {edge: _count(value) for edge, value in zip(le, np.cumsum(totals).tolist(), strict=True)}
+def _cumulative(le: tuple[str, ...], totals: Float64) -> Json | None:
+    cumulative = np.cumsum(totals)
+    if not np.isfinite(cumulative).all():
+        return None
+    return {edge: _count(value) for edge, value in zip(le, cumulative.tolist(), strict=True)}
+
+
+def _finite(stats: Json) -> Json:
+    """Leave out what no number can hold: a sum beyond the largest, or what was made of one."""
+    return {name: value for name, value in stats.items() if math.isfinite(value)}
 
 
 def _count(value: float) -> int | float:

@@ -186,7 +186,7 @@ def _estimate(quantity: Mapping[str, Any], name: str) -> str:
     value, edges = quantity["stats"].get(name), quantity.get("brackets", {}).get(name, {})
     low, high = 1e3 * edges.get("low", 0.0), 1e3 * edges.get("high", math.inf)
     if value is None or math.isinf(high):
-        return f"> {low:,g}" if low > 0 else "-"
+        return f"> {cell(low)}" if low > 0 else "-"
     if low <= 0:
-        return f"≤ {high:,g}"
-    return f"{low:,g}-{high:,g}" if high - low > WIDE * 1e3 * value else ms(1e3 * value)
+        return f"≤ {cell(high)}"
+    return f"{cell(low)}-{cell(high)}" if high - low > WIDE * 1e3 * value else ms(1e3 * value)

@@ -27,11 +27,6 @@ class Clock:
         return self.monotonic_ns() + self.offset_ns
 
 
-def anchored() -> Clock:
-    """A clock anchored here and now."""
-    return Clock(offset_ns=time.time_ns() - time.monotonic_ns())
-
-
 async def wait_until(clock: Clock, due_ns: int) -> None:
     """Return at `due_ns`, or at once when it has passed.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 
 from loadgen.clock import Clock, wait_until
@@ -25,13 +26,14 @@ class Order:
     start_ns        when it begins; offsets count from here
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop
     until_ns        nothing is submitted at or after this moment; None: to the plan's end
-    drain_until_ns  what is still in flight then is cancelled; None: waited for
+    drain_s         what is still in flight so long after submitting was over (the plan's end or until_ns) is cancelled;
+                    None: waited for
     """
 
     start_ns: int
     concurrency: int | None = None
     until_ns: int | None = None
-    drain_until_ns: int | None = None
+    drain_s: float | None = None
 
 
 class Stop:
@@ -62,69 +64,105 @@ async def run_phase(plan: AsyncIterator[PlannedRequest], order: Order, *, send: 
 
     Whatever `send` raises ends the phase and is raised, as an ExceptionGroup.
     """
-    drive = _open_loop if order.concurrency is None else _closed_loop
-    driving = asyncio.create_task(drive(plan, order, send=send, clock=clock))
-    bound = asyncio.create_task(_wish_at_bound(order, clock, stop))
+    driving = asyncio.create_task(_drive(plan, order, send=send, clock=clock, stop=stop))
     wished = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({driving, wished}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (driving, bound, wished):
+        for task in (driving, wished):
             task.cancel()
-        await asyncio.wait({driving, bound, wished})
+        await asyncio.wait({driving, wished})
     if not driving.cancelled() and (error := driving.exception()) is not None:
         raise error
 
 
-async def _wish_at_bound(order: Order, clock: Clock, stop: Stop) -> None:
-    if order.drain_until_ns is not None:
-        await wait_until(clock, order.drain_until_ns)
-        stop.set("the drain bound was reached")
+async def _drive(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop) -> None:
+    loop = asyncio.get_running_loop()
+    bound: asyncio.TimerHandle | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            if order.concurrency is None:
+                over_ns = await _open_loop(plan, order, send=send, clock=clock, group=group)
+            else:
+                over_ns = await _closed_loop(plan, order, send=send, clock=clock, group=group)
+            if order.drain_s is not None:
+                left_s = order.drain_s - (clock.now_ns() - over_ns) / 1e9
+                bound = loop.call_later(max(0.0, left_s), stop.set, "the drain bound was reached")
+    finally:
+        if bound is not None:
+            bound.cancel()
 
 
-async def _open_loop(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock) -> None:
-    async with asyncio.TaskGroup() as group:
-        while (planned := await _next(plan, order, clock)) is not None:
-            due_ns = order.start_ns + planned.offset_ns
-            if _over(order, due_ns):
-                break
-            await wait_until(clock, due_ns)
-            # Behind schedule at the phase's end, as when the machine was suspended: what was due is not sent any more.
-            if _over(order, clock.now_ns()):
-                break
-            group.create_task(send(planned, due_ns))
+async def _open_loop(
+    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, group: asyncio.TaskGroup
+) -> int:
+    """Submit each request at its moment; return when submitting was over, which is to come if the rest is due later."""
+    while (planned := await _next(plan, order, clock)) is not None:
+        due_ns = order.start_ns + planned.offset_ns
+        if order.until_ns is not None and due_ns >= order.until_ns:
+            return order.until_ns
+        await wait_until(clock, due_ns)
+        # Behind schedule at the phase's end, as when the machine was suspended: what was due is not sent any more.
+        if _is_over(order, clock):
+            break
+        group.create_task(send(planned, due_ns))
+    return clock.now_ns()
 
 
-async def _closed_loop(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock) -> None:
+async def _closed_loop(
+    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, group: asyncio.TaskGroup
+) -> int:
+    """Keep the slots full; return when submitting was over.
+
+    A slot is started only for a request that is there, so a concurrency beyond the plan costs nothing. Once all have
+    been started, one request is taken ahead of them: the plan's end is known while every slot is busy.
+    """
     turn = asyncio.Lock()  # an asynchronous generator takes one caller at a time
+    ahead: list[PlannedRequest] = []
+    taken = asyncio.Event()
 
-    async def slot() -> None:
-        while True:
-            async with turn:
-                planned = await _next(plan, order, clock)
-            if planned is None:
-                return
+    async def take() -> PlannedRequest | None:
+        async with turn:
+            if not ahead:
+                return await _next(plan, order, clock)
+            taken.set()
+            return None if _is_over(order, clock) else ahead.pop()
+
+    async def slot(planned: PlannedRequest | None) -> None:
+        while planned is not None:
             await send(planned, -1)
+            planned = await take()
 
     await wait_until(clock, order.start_ns)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(order.concurrency or 0):
-            group.create_task(slot())
-
-
-def _over(order: Order, at_ns: int) -> bool:
-    return order.until_ns is not None and at_ns >= order.until_ns
+    free = order.concurrency or 0
+    while order.concurrency and (planned := await take()) is not None:
+        if free:
+            free -= 1
+            group.create_task(slot(planned))
+            continue
+        ahead.append(planned)
+        taken.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_left_s(order, clock)):
+                await taken.wait()
+    return clock.now_ns()
 
 
 async def _next(plan: AsyncIterator[PlannedRequest], order: Order, clock: Clock) -> PlannedRequest | None:
     """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
-    if order.until_ns is None:
-        return await anext(plan, None)
-    left_ns = order.until_ns - clock.now_ns()
-    if left_ns <= 0:
+    if _is_over(order, clock):
         return None
     try:
-        async with asyncio.timeout(left_ns / 1e9):
+        async with asyncio.timeout(_left_s(order, clock)):
             return await anext(plan, None)
     except TimeoutError:
         return None
+
+
+def _is_over(order: Order, clock: Clock) -> bool:
+    return order.until_ns is not None and clock.now_ns() >= order.until_ns
+
+
+def _left_s(order: Order, clock: Clock) -> float | None:
+    """How long requests may still be submitted, as a timeout; None: without end."""
+    return None if order.until_ns is None else (order.until_ns - clock.now_ns()) / 1e9

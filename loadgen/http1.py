@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
+_LENGTH_DIGITS = 18
 
 
 class ProtocolError(ValueError):
@@ -68,7 +69,8 @@ def _content_length(head: Head) -> int | None:
         return None
     lengths = {part.strip() for part in text.split(",")}
     value = lengths.pop()
-    if lengths or not (value.isascii() and value.isdigit()):
+    # int() refuses thousands of digits; nobody sends 10**18 bytes.
+    if lengths or not (value.isascii() and value.isdigit() and len(value) <= _LENGTH_DIGITS):
         raise ProtocolError(f"content-length {text[:40]!r}")
     return int(value)
 
@@ -151,13 +153,12 @@ def chunk_size(line: bytes) -> int:
 class Dechunked:
     """A body without its chunk framing, and where its pieces lay on the wire.
 
-    data_starts[k] in `data` is wire_starts[k] on the wire; `whole` tells whether the last chunk was seen.
+    data_starts[k] in `data` is wire_starts[k] on the wire.
     """
 
     data: bytes
     data_starts: list[int]
     wire_starts: list[int]
-    whole: bool
 
 
 def dechunk(wire: bytes) -> Dechunked:
@@ -166,11 +167,9 @@ def dechunk(wire: bytes) -> Dechunked:
     data_starts: list[int] = []
     wire_starts: list[int] = []
     at = total = 0
-    whole = False
     while (stop := wire.find(b"\n", at)) >= 0:
         size = chunk_size(wire[at:stop].rstrip(b"\r"))
         if size == 0:
-            whole = True
             break
         piece = wire[stop + 1 : stop + 1 + size]
         data_starts.append(total)
@@ -178,4 +177,4 @@ def dechunk(wire: bytes) -> Dechunked:
         pieces.append(piece)
         total += len(piece)
         at = stop + 1 + size + 2
-    return Dechunked(data=b"".join(pieces), data_starts=data_starts, wire_starts=wire_starts, whole=whole)
+    return Dechunked(data=b"".join(pieces), data_starts=data_starts, wire_starts=wire_starts)

@@ -47,6 +47,7 @@ class RequestLog:
 
     Stamps (`_ns`) and counts are int64, -1 where missing; texts are object arrays of str, "" where there is none.
 
+    end_ns                 when the request ended; of a reply that was cut off behind its [DONE], when that was read
     chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
     declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
     status                 one of STATUSES
@@ -100,12 +101,15 @@ def assemble(plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, ru
     """
     planned = {request.index: _without_body(request) for request in plan}
     waiting: dict[int, list[RequestPart]] = {}
+    wholes: dict[int, int] = {}
     rows: list[_Row] = []
     for part in parts:
         mine = waiting.setdefault(part.index, [])
         mine.append(part)
+        if part.last:
+            wholes[part.index] = 1 + part.seq
         # Parse as soon as a request is whole, so that only what is in flight is held as bytes.
-        if any(one.last for one in mine) and len(mine) == 1 + max(one.seq for one in mine):
+        if len(mine) == wholes.get(part.index):
             rows.append(_row(waiting.pop(part.index)))
     rows.extend(_row(mine) for mine in waiting.values())
     rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
@@ -191,6 +195,12 @@ def _status(row: _Row) -> tuple[str, str]:
     return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
 
 
+def _end_ns(row: _Row) -> int:
+    """When a request ended. A server that said [DONE] and kept its body open was cut off later, which tells nothing."""
+    part, reply = row.last, row.reply
+    return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
+
+
 def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
     last = [row.last for row in rows]
     replies = [row.reply for row in rows]
@@ -211,7 +221,7 @@ def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: st
         first_output_ns=_ints(reply.first_output_ns for reply in replies),
         first_token_ns=_ints(reply.first_token_ns for reply in replies),
         last_token_ns=_ints(reply.last_token_ns for reply in replies),
-        end_ns=_ints(part.end_ns for part in last),
+        end_ns=_ints(_end_ns(row) for row in rows),
         declared_input_tokens=_ints(request.input_tokens for request in planned),
         max_tokens=_ints(request.max_tokens for request in planned),
         input_tokens=_ints(reply.input_tokens for reply in replies),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
-from loadgen.protocols.openai import root_url
+from loadgen.protocols.openai import UNREADABLE, root_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -155,7 +155,7 @@ class ServerTokenizer:
             raise TokenizerError(f"{url}: HTTP {response.status}")
         try:
             return msgspec.json.decode(raw, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise TokenizerError(f"{url}: {error}") from error
 
 

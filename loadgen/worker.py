@@ -2,7 +2,8 @@
 
 The conductor speaks JSON lines on standard input and is answered in JSON lines on standard output. First line in: a
 WorkerSpec. Then commands: run, stop, exit. When standard input ends, the conductor is gone: what is in flight is
-cancelled and recorded, and the worker leaves. SIGTERM is a stop; SIGINT is the conductor's to judge, and ignored.
+cancelled and recorded, and the worker leaves. SIGTERM does the same, but is told as an error: a phase that it cut short
+must not look like one that came to its end. SIGINT is the conductor's to judge, and ignored.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from loadgen.transport import Exchange
 _PLAN_POLL_S = 0.005
 _RESOLVE_S = 2.0
 _MAX_LINE_BYTES = 1 << 20
+_SIGTERM = "SIGTERM"
+_TERMINATED_CODE = 128 + signal.SIGTERM
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="run",
     start_ns: int
     concurrency: int | None = None
     until_ns: int | None = None
-    drain_until_ns: int | None = None
+    drain_s: float | None = None
 
 
 class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop"):
@@ -125,7 +128,7 @@ class _Sender:
 
 
 def main() -> int:
-    """Run a worker to its end; 2 when the spec is unusable, 1 when it cannot go on, else 0."""
+    """Run a worker to its end; 2 when the spec is unusable, 1 when it cannot go on, 143 after SIGTERM, else 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return asyncio.run(_main())
 
@@ -146,7 +149,7 @@ async def _main() -> int:
             sender = _Sender(
                 spec=spec, origin=origin, prefix=prefix, head=head, clock=clock, pool=pool, recorder=recorder
             )
-            failed = False
+            code = 0
             # A name that does not resolve is every request's own error.
             with contextlib.suppress(OSError):
                 async with asyncio.timeout(_RESOLVE_S):
@@ -154,12 +157,14 @@ async def _main() -> int:
             gc.collect()
             gc.freeze()
             try:
-                await _obey(lines, sender)
+                if await _obey(lines, sender) == _SIGTERM:
+                    _say({"event": "error", "message": "terminated by SIGTERM"})
+                    code = _TERMINATED_CODE
             except* OSError as errors:
                 # The log cannot be written: going on would send what nobody records.
                 _say({"event": "error", "message": f"{spec.out}: {_innermost(errors)}"})
-                failed = True
-    return 1 if failed else 0
+                code = 1
+    return code
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -187,26 +192,43 @@ def _fixed_head(spec: WorkerSpec) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in lines.items())
 
 
-async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> None:
-    """Take commands until told to leave, or until nobody is there to give any."""
+class _TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+async def _commands(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow | str, None]:
+    """What the conductor orders, and at last, as text, why there is no more; a line that is no command is answered."""
+    try:
+        while line := await lines.readline():
+            try:
+                command = _decode_command(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                _say({"event": "error", "message": f"command: {error}"})
+                continue
+            if isinstance(command, Exit):
+                yield "the worker was told to leave"
+                return
+            yield command
+        yield "the conductor is gone"
+    except _TerminatedError:
+        yield _SIGTERM
+
+
+async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
+    """Take commands until there are no more, cancel and record what is in flight, and return why it ended."""
     running: asyncio.Task[None] | None = None
-    reason = "the conductor is gone"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: sender.stop.set("SIGTERM"))
+    reason = ""
+    # Whoever waits for a line, or asks for the next, gets the exception.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lines.set_exception, _TerminatedError())
     async with asyncio.TaskGroup() as group:
         background = (sender.recorder.flush_forever(), sender.recorder.stat_forever())
         tasks = [group.create_task(coroutine) for coroutine in background]
         _say({"event": "ready"})
-        while line := await lines.readline():
+        async for command in _commands(lines):
             idle = running is None or running.done()
-            try:
-                command = _decode_command(line)
-            except msgspec.DecodeError as error:
-                _say({"event": "error", "message": f"command: {error}"})
-                continue
-            if isinstance(command, Exit):
-                reason = "the worker was told to leave"
-                break
-            if isinstance(command, StopNow):
+            if isinstance(command, str):
+                reason = command
+            elif isinstance(command, StopNow):
                 if idle:
                     _say_drained(_Tally())
                 sender.stop.set("stopped")
@@ -220,6 +242,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> None:
             await running
         for task in tasks:
             task.cancel()
+    return reason
 
 
 async def _run(command: Run, sender: _Sender) -> None:
@@ -230,7 +253,7 @@ async def _run(command: Run, sender: _Sender) -> None:
         start_ns=command.start_ns,
         concurrency=concurrency,
         until_ns=command.until_ns,
-        drain_until_ns=command.drain_until_ns,
+        drain_s=command.drain_s,
     )
     try:
         tail = FrameTail(command.plan)
@@ -240,7 +263,9 @@ async def _run(command: Run, sender: _Sender) -> None:
         with tail:
             async with contextlib.aclosing(_shard(tail, spec, sender.tally)) as plan:
                 await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop)
-    _say_drained(sender.tally)
+    # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
+    if sender.stop.reason != _SIGTERM:
+        _say_drained(sender.tally)
 
 
 async def _shard(tail: FrameTail, spec: WorkerSpec, tally: _Tally) -> AsyncGenerator[PlannedRequest, None]:

@@ -21,6 +21,8 @@ from scraper.normalise import (
 )
 from scraper.series import EndpointSeries, Float64
 
+TOO_LARGE = "the values are too large to add up"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -50,6 +52,24 @@ def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     )
 
 
+def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float, Float64]:
+    """Return the rate per second of what `counters` found, over the window and over each slice (float64[S]).
+
+    Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
+    """
+    if not any(part.chosen.early_s for part in parts):
+        chosen = parts[0].chosen
+        return found.total / chosen.rate_s, found.slices / chosen.slice_s[: len(found.slices)]
+    rate = 0.0
+    slices: list[Float64] = []
+    for part in parts:
+        own = counters([part])
+        if isinstance(own, CounterIncrease):
+            rate += own.total / part.chosen.rate_s
+            slices.append(own.slices / part.chosen.slice_s)
+    return rate, _sum_slices(slices, share=share_slices(parts))
+
+
 def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
     """Add the increases of every label set of every endpoint; the buckets only where all bounds agree.
 
@@ -75,13 +95,14 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     """Combine every label set of every endpoint at the same tick, by sum or maximum as the quantity says.
 
-    A tick at which one of the endpoints has no value is left out: part of a sum is not the sum. Missing: no tick is
-    left.
+    A value that is not finite is none, and so is a sum that no number can hold. A tick at which one of the endpoints
+    has no value is left out: part of a sum is not the sum. Missing: no tick is left.
     """
     across = parts[0].source.quantity.across
     ticks: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
         values = part.endpoint.values[:, list(part.source.columns)]
+        values = np.where(np.isfinite(values), values, np.nan)
         taken = part.chosen.inside & np.isfinite(values).any(axis=1)
         combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
         stamps = zip(part.endpoint.due_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
@@ -92,10 +113,12 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
         several = len(parts) > 1 and bool(ticks)
         return Missing("no tick at which every endpoint answered" if several else "no value inside the window")
     fold = sum if across == "sum" else max
-    return GaugeSamples(
-        at_ns=np.array([sum(at for at, _ in samples) // len(samples) for samples in whole], dtype=np.int64),
-        values=np.array([fold(value for _, value in samples) for samples in whole], dtype=np.float64),
-    )
+    at_ns = np.array([sum(at for at, _ in samples) // len(samples) for samples in whole], dtype=np.int64)
+    folded = np.array([fold(value for _, value in samples) for samples in whole], dtype=np.float64)
+    held = np.isfinite(folded)
+    if not held.any():
+        return Missing(TOO_LARGE)
+    return GaugeSamples(at_ns=at_ns[held], values=folded[held])
 
 
 def _sum_slices(slices: list[Float64], *, share: bool) -> Float64:

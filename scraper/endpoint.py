@@ -6,6 +6,8 @@ A scrape that failed is data (a `ScrapeRecord` with an error), not an exception.
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import time
 import zlib
 from collections.abc import Mapping
@@ -160,13 +162,29 @@ async def _attempt(session: aiohttp.ClientSession, url: str, limits: Limits) -> 
         return None, str(refused)
     except aiohttp.InvalidURL:
         return None, "protocol: not a URL"
+    except UnicodeError:  # the idna codec's, for an empty or an overlong label
+        return None, "protocol: not a host name"
     except aiohttp.ClientConnectorError as error:
-        number = error.os_error.errno  # asyncio's own text repeats the address and hides the reason
-        return None, f"connect: {os.strerror(number) if number else error.os_error}"
+        return None, f"connect: {_connecting(error.os_error)}"
     except aiohttp.ClientPayloadError:
         return None, "cut off: the connection ended before the page did"
     except (aiohttp.ClientError, OSError) as error:
         return None, f"protocol: {str(error) or type(error).__name__}"
+
+
+def _connecting(error: OSError) -> str:
+    """Say why there is no connection. asyncio's own text repeats the address and hides the reason.
+
+    OpenSSL's and getaddrinfo's codes stand in `errno` as well, and mean something else there.
+    """
+    if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None)  # OpenSSL's; absent where Python raised it
+        return f"TLS failed ({reason})" if reason else "TLS failed"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str, limits: Limits) -> _Reply:

@@ -3,7 +3,8 @@
 The window is what the client measured, [start_ns, end_ns]; scraping went on for a while after it, so that the last
 increments show.
 - *Totals* run from the reference (the last scrape complete at or before the start) to the last scrape there is.
-- *Rates* divide by the window's own duration, never by the tail in which the last increments settled.
+- *Rates* divide by the window's own duration, never by the tail in which the last increments settled; where scrapes
+  ended in the middle of the window, by the part of it that they cover.
 - *Gauges* are judged by scrapes inside the window only.
 - A *slice* runs from the last scrape at or before its start to the last at or before its end; what settles later is
   the last slice's.
@@ -42,9 +43,13 @@ class Cut:
 
     `reference` and `last` are rows; `late` says that no scrape precedes the window, so that the first one is the
     reference. `edges_ns` (int64[S+1]) bound the slices, `rows` (int[S+1]) are the scrapes at the edges, `complete`
-    (bool[S]) is false for a slice that the window's end cut short. `per_interval`: the slices asked for were shorter
-    than the page's update interval, so every slice is one scrape interval. `inside` (bool[T]) are the scrapes within
-    the window.
+    (bool[S]) is false for a slice that the window's end, or the end of scraping, cut short. `per_interval`: the slices
+    asked for were shorter than the page's update interval, so every slice is one scrape interval. `inside` (bool[T])
+    are the scrapes within the window.
+
+    `covered_s` is the part of the window that scrapes cover: from its start (from the reference when late) to its end
+    or the last scrape, whichever came first. `early_s` is by how much scrapes ended before the window did, 0 where that
+    is no more than two of their intervals. `slice_s` (float64[S]) are the seconds that each slice's increase took.
     """
 
     window: Window
@@ -56,6 +61,14 @@ class Cut:
     complete: NDArray[np.bool_]
     per_interval: bool
     inside: NDArray[np.bool_]
+    covered_s: float
+    early_s: float
+    slice_s: Float64
+
+    @property
+    def rate_s(self) -> float:
+        """Return what a total over the window is divided by, for its rate."""
+        return self.covered_s if self.early_s else self.window.duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +150,15 @@ def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missin
         rows = np.maximum(np.searchsorted(stamps, edges_ns, side="right") - 1, reference)
     rows = rows.copy()
     rows[-1] = last
+    opened_ns = max(window.start_ns, int(stamps[reference]))
+    covered_s = max(0, min(window.end_ns, int(stamps[last])) - opened_ns) / 1e9
+    early_s = _early_s(stamps, window) if covered_s > 0 else 0.0
+    slice_s = np.diff(edges_ns) / 1e9
+    if early_s and not per_interval:
+        # The slice in which scraping ended: from the scrape that it counts from to the last one.
+        ended = int(np.searchsorted(edges_ns, stamps[last], side="left")) - 1
+        slice_s[ended] = (int(stamps[last]) - max(opened_ns, int(stamps[rows[ended]]))) / 1e9
+        complete = complete & (edges_ns[1:] != edges_ns[ended + 1])
     return Cut(
         window=window,
         reference=reference,
@@ -147,7 +169,15 @@ def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missin
         complete=complete,
         per_interval=per_interval,
         inside=(endpoint.at_ns >= window.start_ns) & (endpoint.at_ns <= window.end_ns),
+        covered_s=covered_s,
+        early_s=early_s,
+        slice_s=slice_s,
     )
+
+
+def _early_s(stamps: Int64, window: Window) -> float:
+    early_ns = window.end_ns - int(stamps[-1])
+    return early_ns / 1e9 if early_ns > 2 * float(np.median(np.diff(stamps))) else 0.0
 
 
 def slice_edges(window: Window, slice_ns: int) -> tuple[Int64, NDArray[np.bool_]]:

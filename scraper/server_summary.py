@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from scraper import aggregate
-from scraper.aggregate import Part
+from scraper.aggregate import TOO_LARGE, Part
 from scraper.engines import QUANTITIES, Engine, canonical, detect
 from scraper.missing import Missing
 from scraper.normalise import (
@@ -48,6 +48,7 @@ _BY_VALUE = "a histogram keeps no single values"
 Json = dict[str, Any]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
 def server_summary(
     endpoints: Sequence[EndpointSeries], window: Window, slice_ns: int, *, engine_version: str | None = None
 ) -> Json:
@@ -84,6 +85,7 @@ def server_summary(
     return summary
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def describe(parts: Sequence[Part]) -> Json:
     """Describe one canonical quantity over endpoints of one engine: {metric, type, unit, stats, timeslices, ...}."""
     quantity = parts[0].source.quantity
@@ -93,11 +95,11 @@ def describe(parts: Sequence[Part]) -> Json:
         "unit": quantity.unit,
         "observed": quantity.observed,
     }
-    chosen = parts[0].chosen
+    chosen = next((part.chosen for part in parts if part.chosen.early_s), parts[0].chosen)
     if quantity.kind == "histogram":
         result |= _histogram(aggregate.histograms(parts), chosen)
     elif quantity.kind == "counter":
-        result |= _counter(aggregate.counters(parts), chosen)
+        result |= _counter(aggregate.counters(parts), parts, chosen)
     else:
         result["across"] = quantity.across
         result |= _gauge(aggregate.gauges(parts), chosen)
@@ -105,10 +107,18 @@ def describe(parts: Sequence[Part]) -> Json:
         result["timeslices"] = []
         reason = "slices are shorter than an update interval: see each endpoint's own"
         result.setdefault("missing", {})["timeslices"] = reason
-    late = [part.endpoint.url for part in parts if part.chosen.late]
-    if late:
-        result["notes"] = [f"{url}: no scrape before the window opened, counted from the first one" for url in late]
-    return result
+    notes = [note for part in parts for note in _notes(part)]
+    return result | ({"notes": notes} if notes else {})
+
+
+def _notes(part: Part) -> Iterator[str]:
+    url, chosen = part.endpoint.url, part.chosen
+    if chosen.late:
+        yield f"{url}: no scrape before the window opened, counted from the first one"
+    if chosen.early_s:
+        ended = f"{url}: scrapes ended {chosen.early_s:.1f} s before the window did"
+        counts = part.source.quantity.kind == "counter"
+        yield f"{ended}; rates are over the {chosen.rate_s:.1f} s they cover" if counts else ended
 
 
 def gauge_stats(values: Float64) -> tuple[Json, dict[str, str]]:
@@ -116,8 +126,11 @@ def gauge_stats(values: Float64) -> tuple[Json, dict[str, str]]:
 
     Mean and percentiles (numpy's default) are over scrapes, not weighted by time; `std` has ddof 1.
     """
+    mean = float(values.mean())
+    if not math.isfinite(mean):
+        return {}, {"stats": TOO_LARGE}
     read = np.quantile(values, _QS)
-    stats: Json = {"count": len(values), "mean": float(values.mean())}
+    stats: Json = {"count": len(values), "mean": mean}
     missing = {}
     if len(values) > 1:
         stats["std"] = float(values.std(ddof=1))
@@ -125,7 +138,8 @@ def gauge_stats(values: Float64) -> tuple[Json, dict[str, str]]:
         missing["std"] = "one sample has no spread"
     stats |= {"min": float(values.min()), "max": float(values.max())}
     stats |= {name: float(value) for name, value in zip(PERCENTILES, read, strict=True)}
-    return stats, missing
+    missing |= {name: TOO_LARGE for name, value in stats.items() if not math.isfinite(value)}
+    return {name: value for name, value in stats.items() if name not in missing}, missing
 
 
 def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> tuple[dict[str, Part], dict[str, str]]:
@@ -195,15 +209,17 @@ def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:
     return "no known engine's metrics are on the page"
 
 
-def _counter(found: CounterIncrease | Missing, chosen: Cut) -> Json:
+def _counter(found: CounterIncrease | Missing, parts: Sequence[Part], chosen: Cut) -> Json:
     if isinstance(found, Missing):
         return _nothing(found)
+    rate_per_s, rates = aggregate.counter_rates(parts, found)
     slices = []
-    for entry, seconds, total in zip(_frames(chosen), _durations_s(chosen), found.slices, strict=False):
-        slices.append(entry | _or_missing({"total": float(total), "rate_per_s": float(total) / seconds}))
-    duration_s = chosen.window.duration_s
-    stats = {"total": found.total, "rate_per_s": found.total / duration_s}
-    return {"stats": stats, "resets": found.resets, "timeslices": slices}
+    for entry, total, rate in zip(_frames(chosen), found.slices.tolist(), rates.tolist(), strict=False):
+        slices.append(entry | _or_missing({"total": total, "rate_per_s": rate}))
+    stats = {"total": found.total, "rate_per_s": rate_per_s}
+    result: Json = {"stats": stats, "resets": found.resets, "timeslices": slices}
+    finite = all(math.isfinite(value) for value in stats.values())
+    return result if finite else result | {"stats": {}, "missing": {"stats": TOO_LARGE}}
 
 
 def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json:
@@ -216,7 +232,7 @@ def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json:
         values = found.values[where == index]
         if len(values):
             read = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
-            slices.append(entry | read)
+            slices.append(entry | _or_missing(read))
         else:
             slices.append(entry | {"missing": "no scrape fell into the slice"})
     result: Json = {"stats": stats, "timeslices": slices}
@@ -226,20 +242,22 @@ def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json:
 def _histogram(found: HistogramIncrease | Missing, chosen: Cut) -> Json:
     if isinstance(found, Missing):
         return _nothing(found)
+    if not math.isfinite(found.count):
+        return _nothing(Missing(TOO_LARGE)) | {"resets": found.resets}
     missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE)
     stats: Json = {"count": _whole(found.count)}
     if math.isfinite(found.sum):
         stats["sum"] = found.sum
     else:
-        missing["sum"] = "the page shows no sum"
-    if found.count > 0 and math.isfinite(found.sum):
+        missing["sum"] = _why_no_sum(found)
+    if found.count > 0 and math.isfinite(found.sum / found.count):
         stats["mean"] = found.sum / found.count
     else:
-        missing["mean"] = missing.get("sum", "no observation")
+        missing["mean"] = missing.get("sum", TOO_LARGE if found.count > 0 else "no observation")
     read, brackets, unread = _percentiles(found)
     slices = []
     for entry, count, total in zip(_frames(chosen), found.slice_counts, found.slice_sums, strict=False):
-        slices.append(entry | _histogram_slice(float(count), float(total)))
+        slices.append(entry | _histogram_slice(float(count), float(total), missing.get("sum", TOO_LARGE)))
     return {
         "stats": stats | read,
         "brackets": brackets,
@@ -249,17 +267,24 @@ def _histogram(found: HistogramIncrease | Missing, chosen: Cut) -> Json:
     }
 
 
-def _histogram_slice(count: float, total: float) -> Json:
-    if math.isnan(count):
-        return {"missing": "no scrape fell into the slice"}
+def _histogram_slice(count: float, total: float, why_no_sum: str) -> Json:
+    if not math.isfinite(count):
+        return {"missing": "no scrape fell into the slice" if math.isnan(count) else TOO_LARGE}
     entry: Json = {"count": _whole(count)}
     if math.isfinite(total):
         entry["sum"] = total
-    if count > 0 and math.isfinite(total):
+    else:
+        entry["missing"] = why_no_sum
+    if count > 0 and math.isfinite(total / count):
         entry["mean"] = total / count
     else:
-        entry["missing"] = "no observation" if math.isfinite(total) else "the page shows no sum"
+        entry.setdefault("missing", TOO_LARGE if count > 0 else "no observation")
     return entry
+
+
+def _why_no_sum(found: HistogramIncrease) -> str:
+    """Tell a page without a sum, of which no interval is known, from sums that no number can hold."""
+    return TOO_LARGE if np.isfinite(found.sums).any() else "the page shows no sum"
 
 
 def _percentiles(found: HistogramIncrease) -> tuple[Json, Json, dict[str, str]]:
@@ -274,13 +299,14 @@ def _percentiles(found: HistogramIncrease) -> tuple[Json, Json, dict[str, str]]:
     edges = bracket(buckets.bounds, buckets.intervals, _QS)
     for name, value, (low, high) in zip(PERCENTILES, estimates.tolist(), edges.tolist(), strict=True):
         if math.isnan(low):
-            missing[name] = "no observation"
+            missing[name] = "the buckets contradict each other" if found.count > 0 else "no observation"
             continue
         brackets[name] = {key: edge for key, edge in (("low", low), ("high", high)) if math.isfinite(edge)}
         if math.isfinite(high) and math.isfinite(value):
             read[name] = value
         else:
-            missing[name] = f"above the last bucket bound {_last_finite(buckets):g}"
+            beyond = f"above the last bucket bound {_last_finite(buckets):g}"
+            missing[name] = TOO_LARGE if math.isfinite(high) else beyond
             brackets[name]["missing"] = missing[name]
     return read, brackets, missing
 
@@ -303,14 +329,11 @@ def frames(edges_ns: Int64, complete: Sequence[bool]) -> list[Json]:
     ]
 
 
-def _durations_s(chosen: Cut) -> list[float]:
-    lengths: list[float] = (np.diff(chosen.edges_ns) / 1e9).tolist()
-    return lengths
-
-
 def _or_missing(numbers: dict[str, float]) -> Json:
     if any(math.isnan(value) for value in numbers.values()):
         return {"missing": "no scrape fell into the slice"}
+    if any(math.isinf(value) for value in numbers.values()):
+        return {"missing": TOO_LARGE}
     return dict(numbers)
 
 

@@ -25,6 +25,8 @@ from scraper.endpoint import LIMIT_BYTES, Limits, open_session, scrape
 from scraper.series import ScrapeRecord
 
 _ENCODER = msgspec.msgpack.Encoder()
+MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
+MAX_INTERVAL_S = 86_400.0
 _LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
 
 
@@ -165,8 +167,10 @@ async def _read_line(commands: asyncio.StreamReader) -> dict[str, Any] | None:
 
 def _check(line: bytes) -> Spec:
     spec = msgspec.json.decode(line, type=Spec)
-    if not spec.interval_s > 0 or not spec.timeout_s > 0:
-        raise ValueError("interval_s and timeout_s must be above 0")
+    if not MIN_INTERVAL_S <= spec.interval_s <= MAX_INTERVAL_S:
+        raise ValueError(f"interval_s must be {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, not {spec.interval_s:g}")
+    if not spec.timeout_s > 0:
+        raise ValueError("timeout_s must be above 0")
     return spec
 
 

@@ -150,14 +150,19 @@ def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet
 
     mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
-        path = asyncio.run(measure(progress))
+        try:
+            path = asyncio.run(measure(progress))
+        except SidelightError as error:
+            if error.run_directory is not None:
+                derive.print_report(derive.derive(error.run_directory), error.run_directory)
+            raise
         summary = derive.derive(path)
         progress.done(str(path), summary["status"])
     derive.print_report(summary, path)
     if summary["status"] == "interrupted":
         return Interrupted.exit_code
     requests = summary["client"]["requests"]
-    if requests["sent"] and not requests["ok"]:
+    if summary["workload"]["name"] and not requests["ok"]:
         raise TargetNotMeasured(f"none of {requests['sent']} requests succeeded; {path} says what came instead")
     return 0
 
@@ -184,6 +189,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         _say(f"{error.filename or 'input/output'}: {error.strerror or error}", trace="--verbose" in arguments)
         code = 3
+    except Exception as error:  # noqa: BLE001  the top of the command: one line for all, the rest for who asks
+        text = " ".join(str(error).split())
+        _say(f"{type(error).__name__}: {text}; this is a defect, --verbose shows where", trace="--verbose" in arguments)
+        code = 3
     sys.exit(code)
 
 
@@ -192,6 +201,10 @@ def _dispatch(arguments: list[str]) -> int:
     if found is not None:
         options: type = ScrapeOptions if "scrape" in arguments[:1] else RunOptions
         data = {key.replace("_", "-"): value for key, value in config.load_yaml(found, options).items()}
+        given = {argument.partition("=")[0] for argument in arguments}
+        for one, other in (("rate", "concurrency"), ("concurrency", "rate")):
+            if f"--{one}" in given:  # the command line wins, also where the two exclude each other
+                data.pop(other, None)
         app.config = (Dict(data, source=str(found), use_commands_as_keys=False),)
     if not arguments:
         app.help_print([])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +28,25 @@ OUTPUT = Group("Output", sort_key=5)
 DEFAULT_RATE_PER_S = 1.0
 DEFAULT_DURATION_S = 30.0
 SECRETS = ("api_key",)
+
+LONGEST_S = 1e7  # four months
+MOST_REQUESTS = 10_000_000
+SCRAPE_BOUNDS = {
+    "duration": (1e-3, LONGEST_S),
+    "scrape_interval": (0.01, 3600.0),
+    "scrape_timeout": (0.01, 3600.0),
+    "slice_duration": (0.01, LONGEST_S),
+}
+RUN_BOUNDS = {
+    **SCRAPE_BOUNDS,
+    "rate": (1e-6, 1e6),
+    "request_timeout": (1e-3, LONGEST_S),
+    "drain_timeout": (0.0, LONGEST_S),
+    "concurrency": (1, 100_000),
+    "requests": (1, MOST_REQUESTS),
+    "warmup": (0, MOST_REQUESTS),
+    "seed": (0, 2**63 - 1),
+}
 
 
 # Each option is written once and shared by the commands that take it.
@@ -216,12 +235,11 @@ def check(options: RunOptions) -> RunOptions:
         http_url("--metrics", url)
     if options.rate is not None and options.concurrency is not None:
         raise ConfigurationError("--rate and --concurrency exclude each other: one is open loop, the other closed loop")
-    for name in ("rate", "duration", "request_timeout", "scrape_interval", "scrape_timeout", "slice_duration"):
-        _positive(name, getattr(options, name))
-    for name, least in (("concurrency", 1), ("requests", 1), ("warmup", 0), ("drain_timeout", 0), ("seed", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ConfigurationError(f"{_flag(name)} {value}: must be at least {least}")
+    _require_bounds(options, RUN_BOUNDS)
+    if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
+        raise ConfigurationError(
+            f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
+        )
     try:
         workloads.requests(options.workload, seed=options.seed)
     except ValueError as error:
@@ -243,8 +261,7 @@ def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
     for flag, url in (("--url", options.url), *(("--metrics", url) for url in options.metrics)):
         if url is not None:
             http_url(flag, url)
-    for name in ("duration", "scrape_interval", "scrape_timeout", "slice_duration"):
-        _positive(name, getattr(options, name))
+    _require_bounds(options, SCRAPE_BOUNDS)
     return options
 
 
@@ -276,9 +293,16 @@ def listen_address(listen: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{_flag(name)} {value:g}: must be greater than 0")
+def _require_bounds(options: RunOptions | ScrapeOptions, bounds: Mapping[str, tuple[float, float]]) -> None:
+    for name, (least, most) in bounds.items():
+        value = getattr(options, name)
+        if value is None or least <= value <= most:
+            continue
+        if value > most:
+            raise ConfigurationError(f"{_flag(name)} {value:g}: must be at most {most:g}")
+        positive = isinstance(value, float) and least > 0 and not value > 0
+        need = "greater than 0" if positive else f"at least {least:g}"
+        raise ConfigurationError(f"{_flag(name)} {value:g}: must be {need}")
 
 
 def _flag(name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
 from correlator.associate import Association, associate
@@ -59,21 +60,24 @@ def derive(path: Path) -> dict[str, Any]:
 
 
 def window_of(run: Run) -> Window:
-    """Return the measured window: from the measured phase's start to the end of its last response.
+    """Return the measured window: from the measured phase's start to the end of the last reply that was whole.
 
-    A scrape without load: the phase's own end. A run that was cut short: the last stamp that anything left; one that
-    was cut short before measuring has an empty window at its start.
+    What hung until it was given up does not stretch the window, but a submission does. A run that the user stopped, and
+    a scrape: to the phase's own end. One that was cut short: to the last stamp that anything left. One that never came
+    to measuring has an empty window at its start.
     """
     phase = next((phase for phase in run.phases if phase.name == "measure"), None)
     if phase is None:
         started_ns = int(run.manifest["started_ns"])
         return Window(start_ns=started_ns, end_ns=started_ns)
     measured = select(run.requests, run.requests.phase == "measure")
-    last = [int(stamps.max(initial=-1)) for stamps in (measured.end_ns, measured.last_token_ns)]
-    if max(last) < 0 or run.status == "crashed":
-        last += [int(endpoint.response_ns.max(initial=-1)) for endpoint in run.endpoints]
-    if max(last) < 0:
-        last.append(phase.end_ns or phase.start_ns)
+    if run.status == "crashed":
+        stamps = [measured.end_ns, measured.last_token_ns, *(endpoint.response_ns for endpoint in run.endpoints)]
+    else:
+        stamps = [measured.end_ns[measured.status == "ok"], measured.dispatch_ns]
+    last = [int(column.max(initial=-1)) for column in stamps]
+    if phase.end_ns is not None and (run.status == "interrupted" or max(last) < 0):
+        last = [phase.end_ns]
     return Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last))
 
 
@@ -160,15 +164,22 @@ def _associations(
             values=ttft_ms[submitted],
             server="requests_waiting",
             gauge_ns=endpoint.at_ns,
-            gauge=np.asarray(endpoint.values[:, list(source.columns)].sum(axis=1)),
+            gauge=_finite_sum(endpoint.values[:, list(source.columns)]),
         )
         yield ("ttft_ms", "requests_waiting", found) if isinstance(found, str) else found
 
 
 def _untested(warmup: int | None) -> str:
     short = warmup is not None and warmup < DRAFT_WARMUP_REQUESTS
-    less = f"; its warm-up is {DRAFT_WARMUP_REQUESTS} requests or 10,000 output tokens, not {warmup}" if short else ""
+    asked = f"{DRAFT_WARMUP_REQUESTS} requests or 10,000 output tokens, whichever is greater"
+    less = f"; its warm-up is {asked}, not {warmup} requests" if short else ""
     return f"none of the draft's tests, a plain measurement{less}"
+
+
+def _finite_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Add label sets [T, K] scrape by scrape; a value that is not finite is none, a scrape without any is NaN."""
+    known = np.isfinite(values)
+    return np.where(known.any(axis=1), np.where(known, values, 0.0).sum(axis=1), np.nan)
 
 
 def _slice_ns(run: Run) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -72,8 +73,12 @@ def _counts(url: str, series: tuple[Series, ...], row: npt.NDArray[np.float64]) 
                 histograms[name] = merged
             continue
         values = row[list(source.columns)]
-        total = float(np.nanmax(values) if source.quantity.across == "max" else np.nansum(values))
-        (gauges if source.quantity.kind == "gauge" else counters)[name] = total
+        values = values[np.isfinite(values)]
+        total = math.inf
+        if len(values):
+            total = max(values.tolist()) if source.quantity.across == "max" else sum(values.tolist())
+        if math.isfinite(total):
+            (gauges if source.quantity.kind == "gauge" else counters)[name] = total
     return EngineCounts(
         endpoint=url,
         engine=engine.name,
@@ -85,18 +90,23 @@ def _counts(url: str, series: tuple[Series, ...], row: npt.NDArray[np.float64]) 
 
 
 def _merged(source: CanonicalSource, row: npt.NDArray[np.float64]) -> Cumulative | None:
-    """Add the label sets of a histogram; None where their bounds differ."""
-    found = [
-        Cumulative(
-            bounds_s=columns.bounds[:-1],
-            counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
-            sum_s=float(row[columns.sum]),
+    """Add the label sets of a histogram; None where one has no sum, no +Inf bucket or a value that is not finite, or
+    where their bounds differ.
+    """
+    found = []
+    for columns in source.histograms:
+        if columns.sum < 0 or not columns.bounds or columns.bounds[-1] != math.inf:
+            return None
+        found.append(
+            Cumulative(
+                bounds_s=columns.bounds[:-1],
+                counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
+                sum_s=float(row[columns.sum]),
+            )
         )
-        for columns in source.histograms
-    ]
     if len({one.bounds_s for one in found}) != 1:
         return None
     merged = found[0]
     for other in found[1:]:
         merged = add(merged, other)
-    return merged
+    return merged if all(map(math.isfinite, (*merged.counts, merged.sum_s))) else None

@@ -15,11 +15,14 @@ them here, once.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class SidelightError(Exception):
     """An error with a one-line message that says what, where and the cure."""
 
     exit_code = 3
+    run_directory: Path | None = None  # where there is something to report all the same
 
 
 class ConfigurationError(SidelightError):

@@ -65,10 +65,6 @@ class LiveRun:
         self._phase, self._phase_ns = phase, self._clock.now_ns()
         self._tallies.setdefault(phase, Tally())
 
-    def started(self) -> int:
-        """Return how many requests of the measured phase have been sent, as far as the logs say."""
-        return self._sent.get("measure", 0)
-
     def poll(self) -> None:
         """Take in what the logs have gained."""
         # Requests before plans: what a worker was sent stands in a plan by the time it is in the worker's log.

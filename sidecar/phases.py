@@ -18,7 +18,7 @@ from sidecar.clock import Clock
 from sidecar.config import RunOptions
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.live import LiveRun
-from sidecar.prepare import Pace, Prepared, measure_plan, planned_ahead, warmup_plan, write_plan
+from sidecar.prepare import Prepared, measure_plan, planned_requests, warmup_plan, write_plan
 from sidecar.processes import Child
 from sidecar.progress import Progress
 from sidecar.run import RAW, Event, append_event
@@ -49,45 +49,44 @@ class Session:
 
 
 async def load(session: Session, options: RunOptions, found: Prepared) -> None:
-    """Warm a target up and measure it. Raises SidelightError when one of our processes, or /tokenize, fails."""
+    """Warm a target up and measure it. All requests are made before the first is sent.
+
+    Raises SidelightError when one of our processes, or /tokenize, fails.
+    """
     raw = session.path / RAW
     warmup, measure = raw / "plan-warmup.log", raw / "plan-measure.log"
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
     session.progress.stage("preparing requests")
     if options.warmup:
         await unless_stopped(session.stop, _plan(session, warmup_plan(options, found), warmup))
-    measure.touch()  # a worker may open it before the first request is in it
-    ahead, enough = planned_ahead(options), asyncio.Event()
-    requests = measure_plan(options, found)
-    feeding = asyncio.ensure_future(_plan(session, requests, measure, ahead=ahead, enough=enough))
-    if ahead is None:
-        await unless_stopped(session.stop, feeding)
+    await unless_stopped(session.stop, _plan(session, measure_plan(options, found), measure))
     async with watching(session.live, session.progress, session.page):
         if options.warmup:
             width = min(options.concurrency or WARMUP_CONCURRENCY, options.warmup)
             await _phase(session, warmup, concurrency=width, until_s=None, drain_s=options.drain_timeout)
             # The reference scrape lies between the end of the warm-up and the first measured request.
             await unless_stopped_for(session.stop, settle_s)
+        started_ns = session.clock.now_ns()
         until_s, drain_s = options.duration, options.drain_timeout
-        await _phase(
-            session, measure, concurrency=options.concurrency, until_s=until_s, drain_s=drain_s, feeding=feeding
-        )
-        enough.set()
+        await _phase(session, measure, concurrency=options.concurrency, until_s=until_s, drain_s=drain_s)
+        _note_if_used_up(session, options, elapsed_s=(session.clock.now_ns() - started_ns) / 1e9)
         if session.scraper is not None:
             await settle(session.scraper, session.path, session.clock, seconds=settle_s)
-    await feeding
 
 
-async def _plan(
-    session: Session,
-    requests: AsyncGenerator[Planned, None],
-    plan: Path,
-    *,
-    ahead: int | None = None,
-    enough: asyncio.Event | None = None,
-) -> None:
-    pace = None if ahead is None or enough is None else Pace(ahead=ahead, started=session.live.started, enough=enough)
-    about = await write_plan(requests, plan, progress=session.progress, pace=pace)
+def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float) -> None:
+    """Say when a closed loop ended because all that was prepared for its duration was sent."""
+    asked_s = options.duration
+    used_up = options.concurrency is not None and options.requests is None and asked_s is not None
+    if used_up and asked_s is not None and elapsed_s < asked_s and not session.stop.is_set():
+        prepared = planned_requests(options)
+        text = f"all {prepared} prepared requests were used up after {elapsed_s:.1f} of {asked_s:g} s; name --requests"
+        session.progress.warn(text)
+        note(session.path, session.clock, text)
+
+
+async def _plan(session: Session, requests: AsyncGenerator[Planned, None], plan: Path) -> None:
+    about = await write_plan(requests, plan, progress=session.progress)
     record(session.path, session.clock, "planned", **about)
 
 
@@ -98,12 +97,8 @@ async def _phase(
     concurrency: int | None,
     until_s: float | None,
     drain_s: float,
-    feeding: asyncio.Future[None] | None = None,
 ) -> None:
-    """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it.
-
-    `feeding` still writes the plan; when it fails, so does the phase.
-    """
+    """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it."""
     if session.stop.is_set():
         return
     name = plan.stem.removeprefix("plan-")
@@ -115,14 +110,14 @@ async def _phase(
         "start_ns": start_ns,
         "concurrency": concurrency,
         "until_ns": until_ns,
-        "drain_until_ns": None if until_ns is None else until_ns + int(drain_s * 1e9),
+        "drain_s": drain_s,
     }
     session.live.enter(name)
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
     for worker in session.workers:
         await worker.send(command)
     drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
-    stopped = asyncio.ensure_future(_stopped_or_failed(session.stop, feeding))
+    stopped = asyncio.ensure_future(session.stop.wait())
     try:
         await _first(drained, stopped)
         if not drained.done():
@@ -135,21 +130,6 @@ async def _phase(
     finally:
         stopped.cancel()
     record(session.path, session.clock, "phase_end", phase=name)
-    if feeding is not None and feeding.done():
-        feeding.result()
-
-
-async def _stopped_or_failed(stop: asyncio.Event, feeding: asyncio.Future[None] | None) -> None:
-    """Return when the user stops, or when what writes the plan fails."""
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        if feeding is not None:
-            await _first(stopping, feeding)
-            if feeding.done() and feeding.exception() is not None:
-                return
-        await stopping
-    finally:
-        stopping.cancel()
 
 
 async def unless_stopped_for(stop: asyncio.Event, seconds: float) -> None:
@@ -170,6 +150,8 @@ async def settle(scraper: Child, path: Path, clock: Clock, *, seconds: float) ->
 async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> AsyncIterator[None]:
     """Show the run while the block goes on."""
 
+    failures: list[None] = []
+
     def look() -> None:
         try:
             live.poll()
@@ -177,7 +159,9 @@ async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> 
             if page is not None:
                 page.update(live.snapshot())
         except Exception:  # a view is a sink: what it stumbles over must not end a measurement
-            log.exception("the live view failed; the run goes on")
+            if not failures:
+                log.exception("the live view failed; the run goes on")
+            failures.append(None)
 
     async def watch() -> None:
         while True:

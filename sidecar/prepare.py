@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -27,10 +29,10 @@ from sidecar.errors import ConfigurationError, TargetSpeaksElse, TargetUnreachab
 from sidecar.progress import Progress
 from sidecar.target import Served, auth_headers, engine_version, preflight, probe
 
-AHEAD_LEAST = 64
-AHEAD_PER_SLOT = 4
-FEED_POLL_S = 0.05
-SAY_EVERY = 100
+PER_SLOT_PER_S = 2.0
+LEAST_PER_SLOT = 10
+MOST_PREPARED = 20_000
+SAY_EVERY = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,9 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
         raise AssertionError("checked options have a URL")
     headers = auth_headers(options.api_key)
     served = await probe(options.url, model=options.model, api_key=options.api_key)
-    await preflight(served, endpoint=options.endpoint, headers=headers)
+    await preflight(served, endpoint=options.endpoint, headers=headers, ignore_eos=options.ignore_eos)
     version = await engine_version(served.url, headers)
-    metrics = await _targets(options.metrics or (served.url,), headers)
+    metrics = await _targets(options.metrics or (served.url,), options)
     targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
     notes = tuple(_lack(configured, found.reason) for configured, found in metrics if isinstance(found, Missing))
     tokenizer, unused = await _tokenizer(options, served, headers)
@@ -86,7 +88,7 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
 
 async def prepare_scrape(options: ScrapeOptions) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Find the pages of a scrape. Raises TargetUnreachable when there is none at all."""
-    metrics = await _targets(options.metrics or (options.url or "",), {})
+    metrics = await _targets(options.metrics or (options.url or "",), None)
     targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
     if not targets:
         reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
@@ -102,17 +104,21 @@ def warmup_plan(options: RunOptions, found: Prepared) -> AsyncGenerator[Planned,
 
 
 def measure_plan(options: RunOptions, found: Prepared) -> AsyncGenerator[Planned, None]:
-    """Return the measured requests, in order; endless for a closed loop that only a duration ends."""
+    """Return the measured requests, in order. Raises ConfigurationError when the schedule has none."""
     offsets = None
     if options.rate is not None:
         offsets = offsets_ns(
             options.arrival, options.rate, seed=options.seed, count=options.requests, duration_s=options.duration
         )
+        if not len(offsets):
+            raise ConfigurationError(
+                f"--rate {options.rate:g} --duration {options.duration:g}: no request falls into it; raise one of them"
+            )
     order = PlanOrder(
         phase="measure",
         first_index=options.warmup,
         offsets_ns=offsets,
-        count=options.requests,
+        count=planned_requests(options),
         **_limits(options, found),
     )
     return _plan(options, found, order, options.seed)
@@ -122,30 +128,20 @@ def _limits(options: RunOptions, found: Prepared) -> dict[str, Any]:
     return {"max_model_len": found.served.max_model_len, "ignore_eos": options.ignore_eos}
 
 
-def planned_ahead(options: RunOptions) -> int | None:
-    """Return how many requests a closed loop's plan keeps ahead of the load; None: the whole plan is made before it."""
-    return None if options.concurrency is None else max(AHEAD_LEAST, AHEAD_PER_SLOT * options.concurrency)
+def planned_requests(options: RunOptions) -> int | None:
+    """Return how many requests to prepare; None: as many as the open loop's schedule has.
+
+    A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
+    made before the load, so that nothing but the load reaches the engine while it is measured.
+    """
+    if options.requests is not None or options.concurrency is None or options.duration is None:
+        return options.requests
+    per_slot = max(LEAST_PER_SLOT, math.ceil(PER_SLOT_PER_S * options.duration))
+    return min(MOST_PREPARED, options.concurrency * per_slot)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How a plan is written beside the load that it feeds: at most `ahead` of `started()` requests, until `enough`."""
-
-    ahead: int
-    started: Callable[[], int]
-    enough: asyncio.Event
-
-    async def wait(self, count: int) -> bool:
-        """Return true when another request is wanted, false when there are enough."""
-        while not self.enough.is_set() and count - self.started() > self.ahead:  # noqa: ASYNC110  a log tells, nothing calls
-            await asyncio.sleep(FEED_POLL_S)
-        return not self.enough.is_set()
-
-
-async def write_plan(
-    requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress, pace: Pace | None = None
-) -> dict[str, Any]:
-    """Write requests to a plan as they are made, all of them at once or at a pace. Returns what to record of them.
+async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
+    """Write requests to a plan. Returns what to record of them.
 
     Raises TargetSpeaksElse when the server's tokenizer stops answering.
     """
@@ -161,10 +157,8 @@ async def write_plan(
                 count += 1
                 clipped_inputs += one.clipped_input
                 clipped_outputs += one.clipped_output
-                if pace is None and count % SAY_EVERY == 0:
+                if count % SAY_EVERY == 0:
                     progress.stage(f"prepared {count} requests")
-                if pace is not None and not await pace.wait(count):
-                    break
         append_record(log, plan_end(phase))
     except TokenizerError as error:
         raise TargetSpeaksElse(f"the server's tokenizer: {error}; try --tokenizer cl100k_base") from error
@@ -184,9 +178,17 @@ def _plan(options: RunOptions, found: Prepared, order: PlanOrder, seed: int) -> 
     return plan(workloads.requests(options.workload, seed=seed), target=target, tokenizer=found.tokenizer, order=order)
 
 
-async def _targets(configured: tuple[str, ...], headers: Mapping[str, str]) -> list[tuple[str, str | Missing]]:
-    found = await asyncio.gather(*(discover(url, headers=headers) for url in configured))
+async def _targets(configured: tuple[str, ...], options: RunOptions | None) -> list[tuple[str, str | Missing]]:
+    found = await asyncio.gather(
+        *(discover(url, headers=metrics_headers((url,), options) if options else {}) for url in configured)
+    )
     return list(zip(configured, found, strict=True))
+
+
+def metrics_headers(targets: tuple[str, ...], options: RunOptions) -> dict[str, str]:
+    """Return the headers for scraping: the API key only where every page is on the host that it was given for."""
+    own = urlsplit(options.url or "").netloc
+    return auth_headers(options.api_key) if all(urlsplit(url).netloc == own for url in targets) else {}
 
 
 async def _tokenizer(options: RunOptions, served: Served, headers: Mapping[str, str]) -> tuple[Tokenizer, str | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any, Self
 from sidecar.errors import WorkerDied
 
 EXIT_TIMEOUT_S = 5.0
+ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 
 class Child:
@@ -95,8 +97,10 @@ class Child:
         return message if isinstance(message, dict) else {}
 
     def _last_words(self) -> str:
-        lines = self._stderr.read_text(errors="replace").strip().splitlines()
-        return f"{lines[-1]} (all of it in {self._stderr})" if lines else f"it said nothing in {self._stderr}"
+        lines = [line.strip(" |") for line in self._stderr.read_text(errors="replace").splitlines()]
+        # The last line of a traceback names the error, but not that of an exception group.
+        telling = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]
+        return f"{telling[-1]} (all of it in {self._stderr})" if telling else f"it said nothing in {self._stderr}"
 
     @property
     def _running(self) -> asyncio.subprocess.Process:

@@ -7,9 +7,11 @@ wrote.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.clock import Clock, anchor
 from sidecar.config import RunOptions, ScrapeOptions, as_recorded, listen_address
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError
+from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.live import LiveRun
 from sidecar.phases import Session, load, note, record, settle, unless_stopped, unless_stopped_for, watching
-from sidecar.prepare import Prepared, prepare_scrape, prepared
+from sidecar.prepare import Prepared, metrics_headers, prepare_scrape, prepared
 from sidecar.processes import Child
 from sidecar.progress import Progress
 from sidecar.target import auth_headers
@@ -56,7 +58,7 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         worker = await stack.enter_async_context(_worker(path, run_id, found, options, clock))
         scraper = None
         if found.targets:
-            headers = auth_headers(options.api_key)
+            headers = metrics_headers(found.targets, options)
             scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, headers))
         session = Session(
             path=path,
@@ -152,8 +154,8 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
     try:
         url = await stack.enter_async_context(serving(page, host, port))
     except OSError as error:
-        if listen is not None:
-            raise ConfigurationError(f"--listen {listen}: {error.strerror}; choose another port, or 0") from error
+        if listen is not None or error.errno != errno.EADDRINUSE:
+            raise ConfigurationError(f"--listen {listen}: {_why(error)}; choose another port, or 0") from error
         url = await stack.enter_async_context(serving(page, host, 0))
         progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
     progress.stage(f"live Prometheus page: {url}")
@@ -169,9 +171,15 @@ async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: async
         yield
     except Interrupted:
         pass
-    except SidelightError as error:
-        run_directory.write_json(name, manifests.end(about, status="crashed", clock=clock, reason=str(error)))
-        raise
+    except (SidelightError, OSError) as error:
+        failed = (
+            error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
+        )
+        failed.run_directory = path
+        # On a full disk even this may fail; the run then reads as crashed without a reason.
+        with suppress(CannotWrite):
+            run_directory.write_json(name, manifests.end(about, status="crashed", clock=clock, reason=str(failed)))
+        raise failed from error
     status = "interrupted" if stop.is_set() else "complete"
     run_directory.write_json(name, manifests.end(about, status=status, clock=clock))
 
@@ -195,3 +203,8 @@ async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _why(error: OSError) -> str:
+    """Return the system's reason; asyncio's text for a failed bind repeats the address."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)

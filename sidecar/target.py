@@ -122,12 +122,14 @@ async def engine_version(url: str, headers: Mapping[str, str]) -> str | None:
     return str(found) if found else None
 
 
-async def preflight(served: Served, *, endpoint: Literal["chat", "completions"], headers: Mapping[str, str]) -> None:
+async def preflight(
+    served: Served, *, endpoint: Literal["chat", "completions"], headers: Mapping[str, str], ignore_eos: bool = False
+) -> None:
     """Send one request for one token and require a stream. Raises TargetUnreachable or TargetSpeaksElse with what came
     instead.
     """
     target = Target(base_url=served.url, model=served.model, endpoint=endpoint)
-    path, body = encode_request(target, "Hello", max_tokens=1, temperature=0.0)
+    path, body = encode_request(target, "Hello", max_tokens=1, temperature=0.0, ignore_eos=ignore_eos)
     url = f"{served.url}{path}"
     timeout = aiohttp.ClientTimeout(total=PREFLIGHT_TIMEOUT_S)
     sent = {"Content-Type": "application/json", **headers}

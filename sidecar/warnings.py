@@ -76,6 +76,9 @@ def _failures(client: Mapping[str, Any]) -> Iterator[str]:
 
 def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
     for endpoint in server["endpoints"]:
+        resets = max((found.get("resets", 0) for found in endpoint.values() if isinstance(found, Mapping)), default=0)
+        if resets:
+            yield f"the engine at {endpoint['url']} restarted ({resets} x): what it counted just before is lost"
         scrapes = endpoint["scrapes"]
         if scrapes["failed"]:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes["failures"].items())

@@ -8,9 +8,8 @@ http-sse). Token counts are the server's `usage`, never the number of events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -24,6 +23,12 @@ Int64s = npt.NDArray[np.int64]
 _DONE = b"[DONE]"
 _MESSAGE_CHARS = 300
 
+# What decoding JSON raises on what a server may send: bytes that are no UTF-8 and deep nesting are no DecodeError.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -32,19 +37,11 @@ class Target:
     base_url: str
     model: str
     endpoint: Literal["chat", "completions"] = "chat"
-    api_key: str | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def root_url(base_url: str) -> str:
     """The server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def request_headers(target: Target) -> dict[str, str]:
-    """The headers every request to the target carries: authorization and what the user added, who has the last word."""
-    own = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    return own | dict(target.headers)
 
 
 def encode_request(
@@ -91,8 +88,8 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Payload(msgspec.Struct, gc=False):
@@ -120,10 +117,10 @@ class Reply:
     chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
     complete            a finish reason or [DONE] was seen, and no error
     done                [DONE] was seen, or a whole JSON reply
+    done_ns             when the [DONE] event, or the last byte of a whole JSON reply, was read
     error               "" or "kind: message", kind http_<status>, server (an error event under 200) or protocol
     role_only_first     the first event carried a role and no content
     blank_before_first  content events before the first token: whitespace only
-    empty_events        events with choices but without content, neither role-only nor finishing (half a character)
     """
 
     first_output_ns: int = -1
@@ -136,9 +133,9 @@ class Reply:
     error: str = ""
     complete: bool = False
     done: bool = False
+    done_ns: int = -1
     role_only_first: bool = False
     blank_before_first: int = 0
-    empty_events: int = 0
     response_id: str = ""
 
 
@@ -164,7 +161,7 @@ def read_reply(http_status: int, head: bytes, body: bytes, reads_ns: Int64s, rea
         return Reply(error=f"http_{http_status}: {_server_message(data)}", done=True)
     kind = parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or (not kind and data.lstrip()[:1] == b"{"):
-        return _read_json(data)
+        return _read_json(data, end_ns)
     if kind not in {"", "text/event-stream"}:
         return Reply(error=f"protocol: the reply is {kind}, not an event stream", done=True)
     return _read_stream(data, end_ns)
@@ -198,10 +195,10 @@ def _content(head: Head, body: bytes, reads_ns: Int64s, read_ends: Int64s) -> tu
     return plain.data, _Stamps(reads_ns, read_ends, plain.data_starts or [0], plain.wire_starts or [0])
 
 
-def _read_json(data: bytes) -> Reply:
+def _read_json(data: bytes, stamps: _Stamps) -> Reply:
     try:
         payload = _decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         return Reply(error=f"protocol: not a completion: {error}")
     if (message := _error_of(payload, "")) is not None:
         return Reply(error=f"server: {message}", done=True)
@@ -213,6 +210,7 @@ def _read_json(data: bytes) -> Reply:
         finish_reason=reason,
         complete=bool(reason),
         done=True,
+        done_ns=int(stamps.at([len(data)])[0]),
         response_id=payload.id or "",
     )
 
@@ -227,9 +225,8 @@ class _Seen:
     usage: _Usage = field(default_factory=_Usage)
     finish_reason: str = ""
     error: str = ""
-    done: bool = False
+    done_end: int = -1
     role_only_first: bool = False
-    empty_events: int = 0
     response_id: str = ""
     number: int = 0
 
@@ -238,16 +235,17 @@ def _read_stream(data: bytes, stamps: _Stamps) -> Reply:
     seen = _Seen()
     for event in events(data):
         if event.data.strip() == _DONE:
-            seen.done = True
+            seen.done_end = event.end
             break
         try:
             _take(seen, event)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
         seen.number += 1
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{")):
         seen.error = "protocol: the reply is not an event stream"
     chunk_ns = stamps.at(seen.ends)
+    done = seen.done_end >= 0
     return Reply(
         first_output_ns=int(stamps.at([seen.output_end])[0]) if seen.output_end >= 0 else -1,
         first_token_ns=int(chunk_ns[seen.first]) if seen.first >= 0 else -1,
@@ -257,17 +255,17 @@ def _read_stream(data: bytes, stamps: _Stamps) -> Reply:
         input_tokens=_count(seen.usage.prompt_tokens),
         finish_reason=seen.finish_reason,
         error=seen.error,
-        complete=bool(seen.done or seen.finish_reason) and not seen.error,
-        done=seen.done,
+        complete=bool(done or seen.finish_reason) and not seen.error,
+        done=done,
+        done_ns=int(stamps.at([seen.done_end])[0]) if done else -1,
         role_only_first=seen.role_only_first,
         blank_before_first=seen.first if seen.first >= 0 else len(seen.ends),
-        empty_events=seen.empty_events,
         response_id=seen.response_id,
     )
 
 
 def _take(seen: _Seen, event: SseEvent) -> None:
-    """Add one event to what was seen. Raises msgspec.DecodeError."""
+    """Add one event to what was seen. Raises what UNREADABLE lists."""
     payload = _decode(event.data)
     if (message := _error_of(payload, event.name)) is not None:
         seen.error = seen.error or f"server: {message}"
@@ -291,8 +289,6 @@ def _take(seen: _Seen, event: SseEvent) -> None:
         seen.output_end = event.end
     if content:
         seen.ends.append(event.end)
-    elif payload.choices and not any(choice.finish_reason for choice in payload.choices):
-        seen.empty_events += 1
 
 
 def _text_of(choice: _Choice) -> tuple[str, bool]:
@@ -318,7 +314,7 @@ def _server_message(data: bytes) -> str:
     """What the body of an HTTP error says, in one line."""
     try:
         payload = _decode(data)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return _clip(data.decode(errors="replace")) or "no message"
     detail = bytes(payload.detail)
     return _error_of(payload, "error" if detail == b"null" else "") or _clip(_message_in(detail))
@@ -328,7 +324,7 @@ def _message_in(raw: bytes) -> str:
     """The text in an error value: a string, an object with a message, or else its JSON."""
     try:
         value = msgspec.json.decode(raw, type=str | _Error)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return raw.decode(errors="replace")
     return value if isinstance(value, str) else value.message or raw.decode(errors="replace")
 

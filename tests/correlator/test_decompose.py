@@ -44,6 +44,52 @@ def test_what_settles_after_the_window_belongs_to_requests_that_ended_in_it():
     assert whole.queue_ms == pytest.approx(50.0, abs=1e-5)
 
 
+def test_a_request_that_ended_after_the_last_scrape_is_in_no_sum():
+    """The scraper died at 2 s: what ended later is left out on the client's side too."""
+    server = sums([0, 1, 2], [0, 1, 2], [0.0, 0.1, 0.2], [0.0, 0.0, 0.0])
+    longer = sums([0, 1, 3], [0, 0, 0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+
+    whole = decompose(
+        stamps(0.5, 1.5, 2.5, 9.5),
+        np.array([150.0, 150.0, 900.0, 900.0]),
+        [server, longer],
+        start_ns=0,
+        end_ns=10 * SECOND,
+        output_ms=np.array([150.0, 150.0, 900.0, 900.0]),
+    )
+
+    assert (150.0, 2, 2, 1.0) == (whole.ttft_ms, whole.client_requests, whole.server_requests, whole.coverage)
+    assert whole.other_ms == pytest.approx(50.0, abs=1e-5)
+
+
+def test_a_request_that_ended_before_a_late_first_scrape_is_in_no_sum():
+    """Without a scrape before the window the first one is the reference, on the client's side too."""
+    server = sums([1, 2, 3], [5, 6, 7], [0.0, 0.1, 0.2], [0.0, 0.0, 0.0])
+
+    whole = decompose(
+        stamps(0.5, 1.0, 1.5, 2.5), np.array([900.0, 900.0, 150.0, 150.0]), [server], start_ns=0, end_ns=3 * SECOND
+    )
+
+    assert (150.0, 2, 2) == (whole.ttft_ms, whole.client_requests, whole.server_requests)
+
+
+def test_a_request_at_the_very_start_counts_where_the_reference_is_no_later():
+    server = sums([0, 1], [0, 1], [0.0, 0.1], [0.0, 0.0])
+
+    whole = decompose(stamps(0), np.array([150.0]), [server], start_ns=0, end_ns=SECOND)
+
+    assert 1 == whole.client_requests
+
+
+@pytest.mark.parametrize("value", [1e308, np.inf, np.nan])
+def test_sums_that_cannot_be_calculated_with_are_a_reason(value: float):
+    one = sums([0, 1], [0, value], [0, value], [0, value])
+
+    whole = decompose(stamps(0.5), np.array([1.0]), [one, one], start_ns=0, end_ns=SECOND)
+
+    assert (None, "the server's sums are too large to calculate with") == (whole.other_ms, whole.missing)
+
+
 def test_several_servers_add_up():
     one = sums([0, 1], [0, 1], [0.0, 0.1], [0.0, 0.02])
     other = sums([0, 1], [7, 8], [3.0, 3.3], [1.0, 1.04])

@@ -223,3 +223,30 @@ def test_fields_are_those_of_a_real_file(recorded: tuple[list[str], EndpointSeri
             assert set(theirs) <= set(mine), name
             assert set(theirs["stats"]) == set(mine["stats"]), name
             assert set(theirs["timeslices"][0]) <= {key for one in mine["timeslices"] for key in one}, name
+
+
+def test_rates_are_over_what_scrapes_cover():
+    """Where scrapes ended in the middle of the window, rates divide by the part they cover."""
+    pages = [f"# TYPE a_total counter\na_total {10 * n}\n{histogram(0, 10 * n, 5.0 * n)}" for n in range(5)]
+    endpoints = build([scrape(at * S, page) for at, page in enumerate(pages, 1)])
+    metrics = export(list(endpoints), S * 3 // 2, S * 23 // 2, 4 * S)["metrics"]
+    stats = metrics["a"]["series"][0]["stats"]
+    assert (40, pytest.approx(40 / 3.5)) == (stats["total"], stats["rate"])
+    assert pytest.approx([40 / 3.5]) == [one["rate"] for one in metrics["a"]["series"][0]["timeslices"]]
+    stats = metrics["h_seconds"]["series"][0]["stats"]
+    assert pytest.approx((40 / 3.5, 20 / 3.5)) == (stats["count_rate"], stats["sum_rate"])
+
+
+def test_numbers_too_large_are_left_out():
+    """What no number can hold is left out; the export stays strict JSON (as `export` asserts)."""
+    values = (0.0, 1.5e308, 0.0, 1.7e308, 0.0, 1.0)
+    metrics = small(
+        [f"# TYPE a_total counter\na_total {v}\n# TYPE g gauge\ng {v}\n{histogram(0, 1, v)}" for v in values]
+    )
+    assert {"g", "h_seconds"} == set(metrics)
+    stats = metrics["g"]["series"][0]["stats"]
+    assert ("avg" in stats, "std" in stats, stats["max"]) == (False, False, 1.7e308)
+    fallen = small([histogram(0, v, 1.0).replace(" 0\n", " 0.0\n") for v in (0.0, 1.5e308, 0.0, 1.7e308, 0.0)])  # type: ignore[arg-type]
+    assert {} == fallen
+    infinite = small(["# TYPE g gauge\ng +Inf\n", "# TYPE g gauge\ng 1\n", "# TYPE g gauge\ng -Inf\n"])
+    assert 1.0 == infinite["g"]["series"][0]["stats"]["avg"]

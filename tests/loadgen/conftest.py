@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 def anchored() -> clock.Clock:
-    return clock.anchored()
+    return clock.Clock(offset_ns=time.time_ns() - time.monotonic_ns())
 
 
 @pytest.fixture

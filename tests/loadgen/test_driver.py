@@ -128,11 +128,94 @@ async def test_what_is_in_flight_is_cancelled_with_the_reason(concurrency: int |
             ends.append((planned.index, stop.reason))
             raise
 
-    drain_until_ns = clock.now_ns() + 20 * MS if how == "drain bound" else None
-    order = Order(start_ns=clock.now_ns(), concurrency=concurrency, drain_until_ns=drain_until_ns)
+    start_ns = clock.now_ns()
+    order = Order(
+        start_ns=start_ns,
+        concurrency=concurrency,
+        until_ns=start_ns + 10 * MS if how == "drain bound" else None,
+        drain_s=0.02 if how == "drain bound" else None,
+    )
     await run_phase(_plan(0, 0, 0, 10**15), order, send=send, clock=clock, stop=stop)
     reason = "stopped" if how == "stop" else "the drain bound was reached"
     assert [(0, reason), (1, reason), (2, reason)] == sorted(ends)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("concurrency", "offsets", "until_ms", "expected_ms"),
+    [
+        (None, [0, 30], None, 530),  # the plan's last request goes out at 30 ms
+        (None, [0, 30, 900], 400, 900),  # the rest is due later, so submitting is over at 400 ms and not before
+        (None, [0, 30], 400, 530),  # the plan ends before its time
+        (2, [-1, -1], None, 500),  # the plan's end is known though both slots are full
+        (2, [-1, -1, -1], 400, 900),  # a third waits for room until the end of the submitting time
+        (3, [-1, -1], 400, 500),
+    ],
+)
+async def test_the_drain_bound_counts_from_the_end_of_submitting(
+    concurrency: int | None, offsets: list[int], until_ms: int | None, expected_ms: int
+):
+    """Half a second after the plan's end or `until_ns`, in open and closed loop alike; the third is never begun."""
+    clock, stop, ends = _virtual(), Stop(), []
+    start_ns = clock.now_ns()
+
+    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append((planned.index, stop.reason, (clock.now_ns() - start_ns) / MS))
+            raise
+
+    until_ns = None if until_ms is None else start_ns + until_ms * MS
+    order = Order(start_ns=start_ns, concurrency=concurrency, until_ns=until_ns, drain_s=0.5)
+    plan = _plan(*(offset * MS for offset in offsets))
+    await run_phase(plan, order, send=send, clock=clock, stop=stop)
+    reason = "the drain bound was reached"
+    # Each look at the clock costs a microsecond, and a timer's approach a thousand looks.
+    about = pytest.approx(expected_ms, abs=5)
+    assert [(0, reason, about), (1, reason, about)] == sorted(ends)
+
+
+@pytest.mark.looptime
+async def test_a_phase_that_has_drained_does_not_wait_for_its_bound():
+    """It ends with its last request, and nobody wished a stop."""
+    clock, stop = _virtual(), Stop()
+    start_ns = clock.now_ns()
+
+    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
+        await asyncio.sleep(0.01)
+
+    order = Order(start_ns=start_ns, until_ns=start_ns + 100_000 * MS, drain_s=1000.0)
+    await run_phase(_plan(0, 200_000 * MS), order, send=send, clock=clock, stop=stop)
+    assert (True, "") == (clock.now_ns() - start_ns < 50 * MS, stop.reason)
+
+
+@pytest.mark.looptime
+async def test_no_more_is_started_than_was_planned():
+    """A concurrency of 10**9 costs no more than the three requests that are there for it."""
+    clock, in_flight = _virtual(), []
+
+    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+        in_flight.append(planned.index)
+        await asyncio.sleep(0.01)
+        tasks.append(len(asyncio.all_tasks()))
+
+    tasks: list[int] = []
+    order = Order(start_ns=clock.now_ns(), concurrency=10**9)
+    await run_phase(_plan(-1, -1, -1), order, send=send, clock=clock, stop=Stop())
+    assert [0, 1, 2] == in_flight
+    assert max(tasks) < 10
+
+
+async def test_a_worker_without_a_slot_sends_nothing():
+    """Its share of a closed loop may be none; its phase ends at once."""
+    clock = Clock(offset_ns=0)
+
+    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
+        raise AssertionError
+
+    order = Order(start_ns=clock.now_ns(), concurrency=0)
+    await run_phase(_plan(-1), order, send=send, clock=clock, stop=Stop())
 
 
 async def test_a_stop_that_was_wished_before_sends_nothing():

@@ -113,6 +113,41 @@ def test_how_a_request_ended(wire: type[Wire]):
     assert [(status, error) for *_, status, error in cases] == list(zip(got.status, got.error, strict=True))
 
 
+@pytest.mark.parametrize("error", ["timeout: no complete reply", "cancelled: the drain bound was reached"])
+def test_a_body_kept_open_behind_done_does_not_move_the_end(wire: type[Wire], error: str):
+    """A reply that was cut off ended when its [DONE] came, at the 3rd of 4 reads; any other when it was cut off."""
+    head, body = wire.SSE_HEAD, wire.answer(2)[len(wire.SSE_HEAD) : -len(wire.END)]
+    keep_alive = b"%x\r\n%b\r\n" % (len(body) // 3 - 4, b":" * (len(body) // 3 - 4))
+    held = _parts(0, head + body + keep_alive, error=error)
+    unsaid = _parts(1, head + body[: len(body) // 2], error=error)
+    parts = [*held, *unsaid, *_parts(2, wire.answer(2))]
+    got = log.assemble([], parts, run_id="r")
+    assert [300, 400, 400] == got.end_ns.tolist()
+    assert ["ok", "ok"] == [got.status[0], got.status[2]]
+
+
+def test_an_impossible_count_spoils_no_other_request(wire: type[Wire]):
+    """It is that request's error, and its count is missing."""
+    broken = wire.SSE_HEAD + wire.event(wire.content("a")) + wire.event(wire.usage(1, 10**30)) + wire.END
+    got = log.assemble([], [*_parts(0, broken), *_parts(1, wire.answer(2))], run_id="r")
+    assert ["failed", "ok"] == got.status.tolist()
+    assert [-1, 2] == got.output_tokens.tolist()
+
+
+def test_a_request_of_very_many_parts_is_joined(wire: type[Wire]):
+    """Each part is looked at once: 20 000 parts, last one first, take no 200 million steps."""
+    count = 20_000
+    body = [
+        log.RequestPart(
+            index=0, seq=seq, last=seq == count - 1, worker=0, url="http://h/p", scheduled_ns=1, dispatch_ns=2,
+            connected_ns=3, submit_ns=4, reused=False, status=200, head=wire.SSE_HEAD if seq == 0 else b"",
+            reads_ns=b"", read_ends=b"", body=b"", end_ns=5, error="",
+        )
+        for seq in range(count)
+    ]  # fmt: skip
+    assert len(log.assemble([], reversed(body), run_id="r")) == 1
+
+
 def test_a_gap_in_the_parts_ends_what_is_known(wire: type[Wire]):
     """Without its third part a request is told by the first two, and is in flight."""
     first, second, _, fourth = _parts(0, wire.answer(6), pieces=4)

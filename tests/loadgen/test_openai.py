@@ -129,7 +129,7 @@ def test_blank_content_is_no_first_token():
     """Whitespace before the first token is noted; whitespace after it is content like any other."""
     reply = _stream(_delta(content=" \n"), _delta(content=""), _delta(content="a"), _delta(content=" "), "[DONE]")
     assert (3, 4, [1, 3, 4]) == (reply.first_token_ns, reply.last_token_ns, reply.chunk_ns.tolist())
-    assert (1, 1) == (reply.blank_before_first, reply.empty_events)
+    assert reply.blank_before_first == 1
     nothing = _stream(_delta(content="  "), "[DONE]")
     assert (-1, -1, 1) == (nothing.first_token_ns, nothing.last_token_ns, nothing.blank_before_first)
 
@@ -170,6 +170,59 @@ def test_an_error_event_under_200_is_an_error(payload: str, error: str):
     reply = _stream(_delta(content="a"), payload, "[DONE]")
     assert reply.error.startswith(error)
     assert (False, 1) == (reply.complete, reply.first_token_ns)
+
+
+DEEP = b"[" * 100_000
+
+BROKEN = [
+    b'{"choices":[{"delta":{"content":"\xff"}}]}',
+    b'{"choices":[],"usage":{"completion_tokens":99999999999999999999999}}',
+    b'{"choices":[],"usage":{"completion_tokens":9223372036854775807}}',
+    b'{"choices":[],"usage":{"prompt_tokens":-1}}',
+    b'{"error":' + DEEP,
+]
+
+
+@pytest.mark.parametrize("payload", BROKEN, ids=["no UTF-8", "huge", "int64", "negative", "deep"])
+def test_what_cannot_be_read_is_that_events_error(payload: bytes):
+    """Bytes that are no UTF-8, impossible counts, deep nesting; what the others said stays, in a JSON reply too."""
+    reply = _read(*(b"data: %b\n\n" % data for data in (_delta(content="a").encode(), payload, b"[DONE]")))
+    assert reply.error.startswith("protocol: event 1 is not a completion chunk: ")
+    assert (1, -1, -1, False) == (reply.first_token_ns, reply.input_tokens, reply.output_tokens, reply.complete)
+    assert _read(payload, head=JSON_HEAD).error.startswith("protocol: not a completion: ")
+    assert _read(payload, status=500).error.startswith("http_500: ")
+
+
+def test_an_error_message_that_is_no_utf_8_is_told_as_well_as_it_can():
+    """With a replacement character in place of the byte."""
+    assert _stream(_delta(content="a")).error == ""
+    assert _read(b'data: {"error":{"message":"\xff"}}\n\n').error == 'server: {"message":"\ufffd"}'
+
+
+@given(st.data(), st.sampled_from([PLAIN_HEAD, CHUNKED_HEAD, JSON_HEAD]), st.sampled_from([200, 500]))
+def test_no_bytes_make_reading_raise(data: st.DataObject, head: bytes, status: int):
+    """Any bytes in place of any others: what comes out is a reply whose counts fit the log."""
+    payloads = (_delta(role="assistant"), _delta(content="hé"), '{"error":{"message":"é"}}', _usage(7, 3), "[DONE]")
+    body = bytearray(b"".join(f"data: {payload}\n\n".encode() for payload in payloads))
+    if head is JSON_HEAD:
+        body = bytearray(json.dumps({"choices": [{"finish_reason": "é"}], "usage": {"prompt_tokens": 3}}).encode())
+    if head is CHUNKED_HEAD:
+        body = bytearray(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    whole = bytearray(head) + body
+    spots = st.tuples(st.integers(0, len(whole) - 1), st.binary(max_size=3) | st.just(b"9" * 30))
+    for at, piece in data.draw(st.lists(spots, min_size=1, max_size=6)):
+        whole[at : at + 1] = piece
+    cut = whole.find(b"\r\n\r\n") + 4
+    reply = _read(bytes(whole[cut:]), head=bytes(whole[:cut]), status=status)
+    assert -1 <= min(reply.input_tokens, reply.output_tokens)
+    assert max(reply.input_tokens, reply.output_tokens) <= 2**53
+
+
+def test_when_all_was_said():
+    """The stamp of [DONE], whatever comes behind it; of a JSON reply its last byte; else none."""
+    assert _stream(_delta(content="a"), "[DONE]", _delta(content="b")).done_ns == 2
+    assert _stream(_delta(content="a"), _delta("stop")).done_ns == -1
+    assert _read(b'{"choices":[{"finish_', b'reason":"stop"}]}', head=JSON_HEAD).done_ns == 2
 
 
 def test_a_named_error_event_is_an_error():
@@ -239,13 +292,6 @@ def test_requests_are_the_same_bytes_each_time():
     path, body = openai.encode_request(text, "x", 5, 0.5, ignore_eos=False, stream=False)
     assert path == "/v1/completions"
     assert json.loads(body) == {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0.5, "stream": False}
-
-
-def test_the_users_headers_have_the_last_word():
-    """A key becomes a bearer token, which is not shown."""
-    target = openai.Target(base_url="http://h", model="m", api_key="secret", headers={"X-A": "1"})
-    assert openai.request_headers(target) == {"Authorization": "Bearer secret", "X-A": "1"}
-    assert "secret" not in repr(target)
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])

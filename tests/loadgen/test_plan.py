@@ -217,6 +217,22 @@ async def test_a_server_without_a_tokenizer_says_why(status: int, body: str, say
     assert says in reason
 
 
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"x": ' + b"[" * 100_000], ids=["no UTF-8", "deep"])
+async def test_a_tokenizer_that_answers_unreadably_is_a_reason(body: bytes):
+    """Bytes that are no UTF-8, and nesting too deep to follow, are told like any other bad answer."""
+
+    async def detokenize(_request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    app = web.Application()
+    app.router.add_post("/tokenize", _answering(200, '{"tokens": [1]}'))
+    app.router.add_post("/detokenize", detokenize)
+    async with TestServer(app) as server:
+        reason = await tokenizers.probe_server(str(server.make_url("/")), "m", {})
+    assert isinstance(reason, str)
+    assert "/detokenize: " in reason
+
+
 async def test_nobody_at_the_tokenizers_address():
     """A refused connection is a reason too."""
     reason = await tokenizers.probe_server("http://127.0.0.1:1", "m", {})

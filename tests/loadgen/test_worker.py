@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def begin(url: str, **changes: object) -> Worker:
-            offset_ns = clock.anchored().offset_ns
+            offset_ns = time.time_ns() - time.monotonic_ns()
             spec = {
                 "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "url": url, "headers": {},
                 "out": str(tmp_path / f"requests-{changes.get('worker', 0)}.log"), "request_timeout_s": BOUND_S,
@@ -259,7 +260,7 @@ async def test_kill_9_leaves_a_readable_log(serve: Serve, wire: type[Wire], star
     assert got.role_only_first.all()
 
 
-@pytest.mark.parametrize("how", ["stop", "SIGTERM", "end of input", "exit"])
+@pytest.mark.parametrize("how", ["stop", "end of input", "exit"])
 async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[Wire], start: Start, how: str):
     """Each way to end cancels, records and reports; SIGINT is not one of them."""
     streaming = asyncio.Event()
@@ -275,25 +276,56 @@ async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[
     await worker.run(0, 10**12)
     await streaming.wait()
     worker.process.send_signal(signal.SIGINT)
-    if how == "SIGTERM":
-        worker.process.send_signal(signal.SIGTERM)
-    elif how == "end of input":
+    if how == "end of input":
         worker.process.stdin.close()
     else:
         await worker.send(cmd=how)
     drained = await worker.hear()
     assert ("drained", 1, 1) == (drained["event"], drained["started"], drained["finished"])
-    if how in {"stop", "SIGTERM"}:
+    if how == "stop":
         assert worker.process.returncode is None
         await worker.send(cmd="exit")
     assert await worker.exit_code() == 0
     got = worker.log()
     reasons = {
-        "stop": "stopped", "SIGTERM": "SIGTERM", "end of input": "the conductor is gone",
+        "stop": "stopped",
+        "end of input": "the conductor is gone",
         "exit": "the worker was told to leave",
-    }  # fmt: skip
+    }
     assert [("cancelled", f"cancelled: {reasons[how]}")] == list(zip(got.status, got.error, strict=True))
     assert got.end_ns[0] > got.submit_ns[0]
+
+
+async def test_sigterm_is_an_error_and_no_natural_end(serve: Serve, wire: type[Wire], start: Start):
+    """What is in flight is recorded as cancelled; then an error event, no drained event, and exit code 143."""
+    streaming = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x")))
+        streaming.set()
+        await peer.reader.read()
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, 10**12)
+    await streaming.wait()
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
+    assert await worker.hear() == {}
+    assert await worker.exit_code() == 143
+    got = worker.log()
+    assert [("cancelled", "cancelled: SIGTERM")] == list(zip(got.status, got.error, strict=True))
+    assert got.end_ns[0] > got.submit_ns[0]
+
+
+async def test_sigterm_ends_an_idle_worker(start: Start):
+    """Though nothing runs."""
+    worker = await start("http://127.0.0.1:1")
+    await worker.hear()
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
+    assert await worker.exit_code() == 143
 
 
 async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: type[Wire], start: Start):
@@ -306,8 +338,7 @@ async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: t
     server = await serve(script)
     worker = await start(server.url)
     await worker.hear()
-    now_ns = worker.clock.now_ns()
-    await worker.run(0, drain_until_ns=now_ns + 700_000_000)
+    await worker.run(0, drain_s=0.7)
     await worker.hear()
     assert worker.log().error.tolist() == ["cancelled: the drain bound was reached"]
 
@@ -337,6 +368,9 @@ async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: 
     worker = await start("http://127.0.0.1:1")
     await worker.hear()
     await worker.send(cmd="jump")
+    assert "command" in str((await worker.hear())["message"])
+    assert worker.process.stdin is not None
+    worker.process.stdin.write(b'{"cmd":"\xff"}\n')
     assert "command" in str((await worker.hear())["message"])
     await worker.send(cmd="run", plan=str(tmp_path / "none"), start_ns=0)
     assert "No such file" in str((await worker.hear())["message"])

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from scraper.endpoint import Limits, discover, open_session, scrape
+from scraper.endpoint import Limits, _connecting, discover, open_session, scrape
 from scraper.missing import Missing
 from scraper.series import ScrapeRecord
 
@@ -132,6 +137,71 @@ async def test_nothing_listens():
         found = await discover(f"{url}/v1")
     assert isinstance(found, Missing)
     assert "connect: " in found.reason
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    """A server's side of TLS, with a certificate that nobody trusts."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("openssl is not here to make a certificate")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+async def test_untrusted_certificate(certificate: ssl.SSLContext):
+    """A certificate that cannot be verified is OpenSSL's reason, not the system's error of the same number."""
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=certificate)
+    async with server:
+        record = await once(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
+    assert "connect: TLS failed (CERTIFICATE_VERIFY_FAILED)" == record.error
+
+
+async def test_tls_with_a_server_that_has_none(serve: Serve):
+    """Plain HTTP behind an https URL is a failure of TLS, and not "Operation not permitted"."""
+    base = await serve({"/metrics": answer(PAGE)})
+    error = (await once(base.replace("http://", "https://") + "/metrics")).error
+    assert error.startswith("connect: TLS failed (")
+    assert "permitted" not in error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "Connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no such host"),
+        (ssl.SSLError(1, "[SSL] record layer failure"), "TLS failed"),
+        (OSError("Multiple exceptions: one, another"), "Multiple exceptions: one, another"),
+        (OSError(-2, "odd"), "[Errno -2] odd"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_reasons_of_failed_connections(error: OSError, reason: str):
+    """The number of an error is the system's only where the system said it."""
+    assert reason == _connecting(error)
+
+
+async def test_a_host_that_does_not_exist():
+    """A name under `.invalid` has no address, wherever one asks."""
+    assert "connect: no such host" == (await once("http://no-such-host.invalid/metrics")).error
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".test"])
+async def test_a_host_name_that_is_none(host: str):
+    """An empty or an overlong label is a reason, not an exception of the codec."""
+    assert "protocol: not a host name" == (await once(f"http://{host}/metrics")).error
+    found = await discover(f"http://{host}/metrics")
+    assert Missing(f"http://{host}/metrics: protocol: not a host name") == found
 
 
 @pytest.mark.parametrize(

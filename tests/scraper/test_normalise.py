@@ -237,3 +237,34 @@ def test_slice_of_stamps():
     """A stamp on an edge is the later slice's, but for the last edge."""
     where = slice_of(np.array([0, 1, 5, 9, 10, 11]), np.array([1, 5, 10]))
     assert [-1, 0, 1, 1, 1, 2] == where.tolist()
+
+
+@pytest.mark.parametrize(
+    ("at_s", "window", "covered_s", "early_s", "rate_s"),
+    [
+        ([1, 2, 3, 4, 5], (1.5, 4.5), 3.0, 0.0, 3.0),
+        ([1, 2, 3, 4], (1.5, 5.5), 2.5, 0.0, 4.0),
+        ([1, 2, 3, 4], (1.5, 6.0), 2.5, 0.0, 4.5),
+        ([1, 2, 3, 4], (1.5, 9.5), 2.5, 5.5, 2.5),
+        ([3, 4, 5], (2, 4.5), 1.5, 0.0, 2.5),
+        ([3, 4, 5], (2, 9), 2.0, 4.0, 2.0),
+        ([3, 4], (1, 2), 0.0, 0.0, 1.0),
+    ],
+)
+def test_rates_are_over_what_scrapes_cover(
+    at_s: list[float], window: tuple[float, float], covered_s: float, early_s: float, rate_s: float
+):
+    """The whole window, unless scrapes ended more than two of their intervals before it did."""
+    cuts = chosen(endpoint(at_s, [[0]] * len(at_s)), *window)
+    assert (covered_s, early_s, rate_s) == (cuts.covered_s, cuts.early_s, cuts.rate_s)
+
+
+def test_the_slice_in_which_scraping_ended_lasts_to_the_last_scrape():
+    """Its increase is over the time between its scrapes, and it is no complete slice; others keep their length."""
+    one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in range(6)])
+    cuts = chosen(one, 0.5, 12.5, slice_s=3)
+    assert ([3.0, 2.0, 3.0, 3.0], [True, False, True, True]) == (cuts.slice_s.tolist(), cuts.complete.tolist())
+    found = counter(one.values[:, 0], cuts)
+    assert isinstance(found, CounterIncrease)
+    np.testing.assert_array_equal([1.0, 1.0, NAN, NAN], found.slices / cuts.slice_s)
+    assert [3.0, 3.0, 0.5] == chosen(one, 0.5, 7, slice_s=3).slice_s.tolist()

@@ -215,3 +215,75 @@ def test_slices_that_differ_between_endpoints_are_not_added():
     )
     assert summary["endpoints"][0]["per_interval_slices"]
     assert [4, 1, 1] == [s["count"] for s in summary["endpoints"][0]["queue_time"]["timeslices"]]
+
+
+def test_scrapes_that_ended_early_give_rates_over_what_they_cover():
+    """The scraper died in the middle: rates are over the part it saw, and the note says so."""
+    dead = scrapes("a", [page(10.0 * n, n) for n in range(5)])
+    whole = scrapes("b", [page(10.0 * n, n) for n in range(13)])
+    alone = server_summary(build(dead), window(1.5, 11.5), 4 * S)
+    finished = alone["requests_finished"]
+    assert 40 == finished["stats"]["total"]
+    assert pytest.approx(40 / 3.5) == finished["stats"]["rate_per_s"]
+    ended = "a: scrapes ended 6.5 s before the window did"
+    assert [f"{ended}; rates are over the 3.5 s they cover"] == finished["notes"]
+    assert [ended] == alone["queue_time"]["notes"] == alone["requests_waiting"]["notes"]
+    both = server_summary(build([*dead, *whole]), window(1.5, 11.5), 4 * S)["requests_finished"]
+    assert pytest.approx(40 / 3.5 + 12) == both["stats"]["rate_per_s"]
+    assert [f"{ended}; rates are over the 3.5 s they cover"] == both["notes"]
+    assert "notes" not in server_summary(build(whole), window(1.5, 11.5), 4 * S)["requests_finished"]
+
+
+def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
+    """An infinite or NaN value is none: it neither spoils a sum nor is a maximum."""
+    pages = [page(n, 3) + page(n, value, engine="1") for n, value in enumerate((1, float("inf"), -float("inf"), 2, 0))]
+    summary = server_summary(build(scrapes("a", [text.replace("inf", "Inf") for text in pages])), window(1.5, 4.5), S)
+    json.dumps(summary, allow_nan=False)
+    waiting = summary["requests_waiting"]["stats"]
+    assert (3, 3.0, 5.0) == (waiting["count"], waiting["min"], waiting["max"])
+    assert 0.3 == summary["kv_cache_usage"]["stats"]["max"]
+
+
+def test_what_is_too_large_to_add_up_is_a_reason():
+    """Sums beyond the largest number are missing everywhere; the report stays strict JSON."""
+    pages = [page(n, n) + page(n, n, engine="1") for n in (0.0, 1.5e308, 0.0, 1.7e308)]
+    summary = server_summary(build(scrapes("a", pages)), window(1.5, 4.5), S)
+    json.dumps(summary, allow_nan=False)
+    for name in ("queue_time", "requests_finished"):
+        assert ({}, "the values are too large to add up") == (
+            summary[name]["stats"],
+            summary[name]["missing"]["stats"],
+        ), name
+    assert 0.0 == summary["requests_waiting"]["stats"]["max"]
+    spread = server_summary(build(scrapes("a", [page(1, n) for n in (0, 1e308, 1.7e308, 1e200)])), window(1.5, 4.5), S)
+    json.dumps(spread, allow_nan=False)
+    assert ({}, "the values are too large to add up") == (
+        spread["requests_waiting"]["stats"],
+        spread["requests_waiting"]["missing"]["stats"],
+    )
+    assert 3 == len(spread["requests_waiting"]["timeslices"])
+
+
+def test_a_spread_too_large_is_missing_alone():
+    """Where only the standard deviation overflows, the other statistics stand."""
+    summary = server_summary(build(scrapes("a", [page(1, n) for n in (0, 1e200, 3e200)])), window(1.5, 3.5), S)
+    json.dumps(summary, allow_nan=False)
+    waiting = summary["requests_waiting"]
+    assert 2e200 == waiting["stats"]["mean"]
+    assert "std" not in waiting["stats"]
+    assert "the values are too large to add up" == waiting["missing"]["std"]
+
+
+def test_a_sum_too_large_leaves_the_count():
+    """A histogram's count and percentiles stand where only its sum overflows."""
+    pages = [page(n, 0).replace(f"{n * 0.5}", f"{1.7e308 * min(n, 1)}", 1) for n in (0.0, 4.0)]
+    pages = [text + text.replace('engine="0"', 'engine="1"') for text in pages]
+    queue = server_summary(build(scrapes("a", pages)), window(1.5, 2.5), S)["queue_time"]
+    json.dumps(queue, allow_nan=False)
+    assert 8 == queue["stats"]["count"]
+    assert "p50" in queue["stats"]
+    assert ("the values are too large to add up",) * 3 == (
+        queue["missing"]["sum"],
+        queue["missing"]["mean"],
+        queue["timeslices"][0]["missing"],
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -186,6 +187,18 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     records = worker.records()
     assert [0, 2, 2] == [len(records) % 2, *(sum(r.url == url for r in records) for url in targets)]
     assert {"", "HTTP 404"} == {record.error for record in records}
+
+
+@pytest.mark.parametrize("interval_s", [1e-10, 0.009, -1, 1e300])
+async def test_an_interval_that_no_clock_keeps(tmp_path: Path, interval_s: float):
+    """An interval below 10 ms, or beyond a day, is refused before anything is scraped."""
+    async with started(tmp_path, targets=[], interval_s=interval_s) as worker:
+        event = await worker.event()
+        assert ("error", "unusable spec: interval_s must be 0.01 to 86400") == (
+            event["event"],
+            event["message"].partition(",")[0],
+        )
+        assert 2 == await asyncio.wait_for(worker.process.wait(), 20)
 
 
 async def test_unusable_spec(tmp_path: Path):

@@ -141,7 +141,7 @@ def test_unreadable_files_are_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["rate", "duration", "request_timeout", "scrape_interval", "scrape_timeout"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_what_must_be_positive_is(name: str, value: float):
     """Zero, negative and no number at all are refused by the option's name and value."""
     message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
@@ -156,6 +156,26 @@ def test_counts_have_a_least_value(name: str, value: float, least: int):
     """The line says which."""
     message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
     assert f"--{name.replace('_', '-')} {value}: must be at least {least}" == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rate", float("inf"), "--rate inf: must be at most 1e+06"),
+        ("drain_timeout", float("inf"), "--drain-timeout inf: must be at most 1e+07"),
+        ("slice_duration", 1e-10, "--slice-duration 1e-10: must be at least 0.01"),
+        ("scrape_interval", 1e-3, "--scrape-interval 0.001: must be at least 0.01"),
+        ("concurrency", 10**9, "--concurrency 1e+09: must be at most 100000"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_before_the_run(name: str, value: float, said: str):
+    """An absurd value is an error of its option, not a traceback after the measurement."""
+    assert said == refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+
+
+def test_a_schedule_of_more_requests_than_memory_holds_is_refused():
+    """Each of the two is possible, both together are not."""
+    assert "more than 10,000,000 requests" in refusal(RunOptions(url=URL, rate=1e6, duration=1e6))
 
 
 def test_open_and_closed_loop_exclude_each_other():

@@ -1,0 +1,98 @@
+"""Finish-time sums off real pages, and the histograms that cannot give them."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from correlator.decompose import FinishSums
+from correlator.finish import finish_sums
+from scraper.missing import Missing
+from scraper.series import EndpointSeries, ScrapeRecord, build
+
+QUEUE = "vllm:request_queue_time_seconds"
+PREFILL = "vllm:request_prefill_time_seconds"
+TTFT = "vllm:time_to_first_token_seconds"
+
+
+def histogram(family: str, count: float, total: float, *, without: str = "") -> str:
+    """A histogram of one bound, one of its sample names left out."""
+    lines = [
+        f'{family}_bucket{{le="1.0"}} {count}',
+        f'{family}_bucket{{le="+Inf"}} {count}',
+        f"{family}_sum {total}",
+        f"{family}_count {count}",
+    ]
+    kept = [line for line in lines if not without or not line.startswith(family + without)]
+    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
+
+
+def scraped(*pages: str) -> EndpointSeries:
+    """Pages a second apart. A gauge ends each: a page that ended in half a histogram would be taken for a cut one."""
+    (endpoint,) = build(
+        ScrapeRecord(
+            url="u",
+            due_ns=at,
+            request_ns=at,
+            response_ns=at,
+            status=200,
+            content_type="text/plain",
+            body=zlib.compress(f"{page}# TYPE end gauge\nend 1\n".encode(), 1),
+            error="",
+        )
+        for at, page in zip(range(0, 10**10, 10**9), pages, strict=False)
+    )
+    return endpoint
+
+
+def test_sums_rise_across_a_restart():
+    """Count and sums of all label sets, going on from where they were after the engine restarted."""
+    pages = [
+        histogram(QUEUE, n, n / 2) + histogram(PREFILL, n, n / 4) + histogram(TTFT, n, n * 1.0) for n in (2.0, 4.0, 1.0)
+    ]
+
+    found = finish_sums(scraped(*pages))
+
+    assert isinstance(found, FinishSums)
+    assert found.first_tokens is not None
+    assert found.ttft_s is not None
+    assert [2.0, 4.0, 5.0] == found.count.tolist() == found.first_tokens.tolist()
+    assert ([1.0, 2.0, 2.5], [0.5, 1.0, 1.25]) == (found.queue_s.tolist(), found.prefill_s.tolist())
+    assert [2.0, 4.0, 5.0] == found.ttft_s.tolist()
+
+
+@pytest.mark.parametrize("family", [QUEUE, PREFILL])
+@pytest.mark.parametrize("without", ["_sum", "_count"])
+def test_a_histogram_without_count_or_sum_is_a_reason(family: str, without: str):
+    """Not the page's last column, which is what an index of -1 would read."""
+    other = PREFILL if family == QUEUE else QUEUE
+    page = histogram(family, 2, 1, without=without) + histogram(other, 2, 1)
+
+    assert Missing(f"{family} has no {without}") == finish_sums(scraped(page, page))
+
+
+def test_a_histogram_without_buckets_has_its_sums():
+    """Means need no buckets."""
+    page = histogram(QUEUE, 2, 1, without="_bucket") + histogram(PREFILL, 2, 0.5)
+
+    found = finish_sums(scraped(page))
+
+    assert isinstance(found, FinishSums)
+    assert ([2.0], [1.0], [0.5]) == (found.count.tolist(), found.queue_s.tolist(), found.prefill_s.tolist())
+
+
+@pytest.mark.parametrize("without", ["_sum", "_count"])
+def test_the_engines_own_ttft_without_count_or_sum_is_none(without: str):
+    page = histogram(QUEUE, 2, 1) + histogram(TTFT, 2, 1, without=without) + histogram(PREFILL, 2, 1)
+
+    found = finish_sums(scraped(page))
+
+    assert isinstance(found, FinishSums)
+    assert (None, None) == (found.first_tokens, found.ttft_s)
+
+
+def test_sums_beyond_the_largest_number_are_a_reason():
+    pages = [histogram(QUEUE, n, n) + histogram(PREFILL, n, n) for n in (0.0, 1.5e308, 0.0, 1.5e308, 0.0)]
+
+    assert Missing("the server's sums are too large to add up") == finish_sums(scraped(*pages))

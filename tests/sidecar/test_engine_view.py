@@ -1,0 +1,90 @@
+"""An endpoint's live view keeps going whatever a page holds."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from exporter.snapshot import Cumulative, EngineCounts
+from scraper.series import ScrapeRecord
+from sidecar.engine_view import EngineView
+
+QUEUE = "vllm:request_queue_time_seconds"
+PREFILL = "vllm:request_prefill_time_seconds"
+
+
+def histogram(family: str, count: float, total: float, *, without: str = "", labels: str = "") -> str:
+    lines = [
+        f'{family}_bucket{{{labels}le="1.0"}} {count}',
+        f'{family}_bucket{{{labels}le="+Inf"}} {count}',
+        f"{family}_sum{{{labels}}} {total}",
+        f"{family}_count{{{labels}}} {count}",
+    ]
+    kept = [line for line in lines if not without or not line.startswith(family + without)]
+    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
+
+
+def viewed(*pages: str) -> EngineView:
+    """Pages a second apart, each ended by a gauge, so that half a histogram is not taken for a cut page."""
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    for second, page in enumerate(pages):
+        at_ns = second * 10**9
+        body = zlib.compress(f"{page}# TYPE end gauge\nend 7\n".encode(), 1)
+        view.take(
+            ScrapeRecord(
+                url="u",
+                due_ns=at_ns,
+                request_ns=at_ns,
+                response_ns=at_ns,
+                status=200,
+                content_type="text/plain",
+                body=body,
+                error="",
+            ),
+            keep_s=60,
+        )
+    return view
+
+
+def test_a_page_is_seen_in_canonical_quantities():
+    page = histogram(QUEUE, 2, 1, labels='e="0",') + histogram(QUEUE, 3, 2, labels='e="1",') + histogram(PREFILL, 5, 1)
+
+    view = viewed(page, page)
+
+    assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
+    assert {"ok": 2, "failed": 0} == view.outcomes
+    sums = view.finish_sums()
+    assert sums is not None
+    assert ([5.0, 5.0], [3.0, 3.0]) == (sums.count.tolist(), sums.queue_s.tolist())
+
+
+@pytest.mark.parametrize("without", ["_bucket", '_bucket{le="+Inf"}', "_sum"])
+def test_a_histogram_that_lacks_a_part_is_left_out(without: str):
+    """No exception, which would freeze the view, and not the page's last column in place of the sum."""
+    view = viewed(histogram(QUEUE, 2, 1, without=without) + histogram(PREFILL, 5, 1))
+
+    assert {"prefill_time"} == set(view.counts.histograms)
+    assert {"ok": 1, "failed": 0} == view.outcomes
+
+
+@pytest.mark.parametrize("without", ["_count", "_sum"])
+def test_without_count_or_sum_there_are_no_finish_sums(without: str):
+    page = histogram(QUEUE, 2, 1, without=without) + histogram(PREFILL, 5, 1)
+
+    assert viewed(page, page).finish_sums() is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_values_that_are_not_finite_are_left_out(value: str):
+    """A label set without a finite value counts for nothing, and a quantity without one is absent."""
+    page = (
+        f'# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{e="0"}} 2\n'
+        f'vllm:num_requests_waiting{{e="1"}} {value}\n'
+        f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc {value}\n" + histogram(QUEUE, 2, float(value))
+    )
+
+    counts = viewed(page).counts
+
+    assert {"requests_waiting": 2.0} == counts.gauges
+    assert {} == counts.histograms

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.log import assemble
+from sidecar.run import Event, Run
+from sidecar.warnings import warnings
+
+FINE: dict[str, Any] = {
+    "client": {
+        "requests": {"sent": 50, "ok": 50, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
+        "errors": {},
+    },
+    "server": {
+        "endpoints": [{"url": "http://e/metrics", "scrapes": {"ok": 80, "failed": 0, "failures": {}}}],
+        "prefix_cache_hits": {"stats": {"total": 0.0}},
+        "prefix_cache_queries": {"stats": {"total": 1000.0}},
+    },
+    "correlation": {
+        "client_requests": 50,
+        "server_requests": 50,
+        "comparable": True,
+        "breakdown": {"ttft_ms": {"mean": 100.0}, "other_of_which": {"blank_output_ms": 0.0}},
+    },
+    "check": {"trusted": True, "verdict": "kept up", "reasons": []},
+}
+
+
+def said(change: dict[tuple[str | int, ...], Any], **manifest: Any) -> list[str]:
+    """Return the warnings of a run that is fine but for these changes."""
+    sections = deepcopy(FINE)
+    for path, value in change.items():
+        place: Any = sections
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+    run = Run(
+        path=Path(),
+        manifest={"status": "complete", "config": {}, **manifest},
+        requests=assemble([], [], run_id="r"),
+        worker_stats=(),
+        endpoints=(),
+        events=(Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),),
+    )
+    return list(warnings(run, **sections))
+
+
+def test_a_run_in_which_nothing_was_wrong_has_no_warning():
+    assert [] == said({})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {("client", "requests", "failed"): 3, ("client", "errors"): {"http_500": 2, "reset": 1}},
+            "3 of 50 requests did not succeed: http_500 2, reset 1",
+        ),
+        (
+            {
+                ("client", "requests", "cancelled"): 15,
+                ("client", "requests", "ok"): 35,
+                ("correlation", "client_requests"): 35,
+            },
+            "15 of 50 requests did not end: latencies are those of the 35 that did, which waited least",
+        ),
+        (
+            {("server", "endpoints", 0, "scrapes"): {"ok": 60, "failed": 20, "failures": {"HTTP 503": 20}}},
+            "20 of 80 scrapes of http://e/metrics failed: HTTP 503 (20)",
+        ),
+        (
+            {("server", "endpoints", 0, "requests_finished"): {"resets": 1}},
+            "the engine at http://e/metrics restarted (1 x): what it counted just before is lost",
+        ),
+        (
+            {("server", "prefix_cache_hits", "stats", "total"): 760.0},
+            (
+                "76 % of the prompt tokens came from the engine's prefix cache: were the same requests sent before? "
+                "Another --seed sends others"
+            ),
+        ),
+        (
+            {("correlation", "breakdown", "other_of_which", "blank_output_ms"): 33.0},
+            "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
+        ),
+        (
+            {("correlation", "client_requests"): 47},
+            (
+                "3 of 50 replies held nothing but blanks and so have no TTFT; the engine's sums include them, the "
+                "client's mean does not"
+            ),
+        ),
+        (
+            {("correlation", "comparable"): False, ("correlation", "server_requests"): 80},
+            (
+                "the engine finished 80 requests here and the client 50: somebody else used it too, or scrapes are "
+                "missing, and the engine's means are over all of them"
+            ),
+        ),
+        (
+            {("check", "trusted"): False, ("check", "verdict"): "was slow", ("check", "reasons"): ["late"]},
+            "the load generator was slow: late",
+        ),
+    ],
+)
+def test_what_changes_the_reading_is_said(change: dict[tuple[str | int, ...], Any], expected: str):
+    assert [expected] == said(change)
+
+
+def test_how_a_run_ended_comes_first():
+    first, *_ = said({("client", "requests", "failed"): 1}, status=None, reason="a load worker died")
+
+    assert "this run was cut short (a load worker died); numbers cover what was recorded up to then" == first
+
+
+def test_clipped_lengths_are_said():
+    planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
+
+    assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
+        {}, planned=planned, target={"max_model_len": 512}
+    )
