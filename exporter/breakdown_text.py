@@ -45,13 +45,26 @@ def breakdown_table(correlation: Mapping[str, Any]) -> Table:
         shown.add_row(name, ms(part["mean"]), percent(share), bar, SOURCES.get(part["source"], ""))
     of_which = breakdown["other_of_which"]
     for key, name, what in OTHER:
-        if of_which[key] and correlation["comparable"]:
+        if of_which[key] and _same_replies(correlation):
             shown.add_row(
                 Text(f"  {name}", style="dim"), Text(ms(of_which[key]), style="dim"), "", "", Text(what, style="dim")
             )
     whole = breakdown["ttft_ms"]["mean"]
     shown.add_row(Text("TTFT", style="bold"), ms(whole), "100 %" if correlation["comparable"] else "", "", "client")
     return shown
+
+
+def other_row(correlation: Mapping[str, Any]) -> str | None:
+    """Return what `other` consists of where that is of other replies than have a TTFT; else it is in the table."""
+    of_which = correlation["breakdown"]["other_of_which"]
+    if _same_replies(correlation) or of_which[OTHER[0][0]] is None:
+        return None
+    shown = ", ".join(f"{ms(of_which[key])} ms {name}" for key, name, _ in OTHER)
+    return f"Over all {correlation['server_requests']} replies, with or without a TTFT: {shown}."
+
+
+def _same_replies(correlation: Mapping[str, Any]) -> bool:
+    return bool(correlation["comparable"]) and correlation["client_requests"] == correlation["server_requests"]
 
 
 def association_rows(correlation: Mapping[str, Any]) -> Iterator[str]:

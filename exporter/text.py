@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.breakdown_text import answer, association_rows, breakdown_table
+from exporter.breakdown_text import answer, association_rows, breakdown_table, other_row
 from exporter.format import cell, ms, percent, table
 
 WIDTH = 100
@@ -82,6 +82,8 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         if correlation.get("missing") is None:
             counted = "Means over {client_requests} requests by the client's count, {server_requests} by the engine's."
             yield Text(counted.format_map(correlation), style="dim")
+            if row := other_row(correlation):
+                yield Text(row, style="dim")
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
     yield from _server(summary["server"])
