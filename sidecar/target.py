@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from loadgen.protocols.openai import Target, encode_request
+from loadgen.protocols.openai import Target, encode_request, root_url
 from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
@@ -23,17 +23,11 @@ BODY_EXCERPT = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a target said of itself: the chosen model, its length limit in tokens (None: not said), all models."""
+    """What a target said of itself: the chosen model, its length limit in tokens (None: not said)."""
 
     url: str
     model: str
     max_model_len: int | None
-    models: tuple[str, ...]
-
-
-def root_of(url: str) -> str:
-    """Return a base URL without a trailing slash and without `/v1`."""
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def auth_headers(api_key: str | None) -> dict[str, str]:
@@ -46,7 +40,7 @@ async def probe(url: str, *, model: str | None, api_key: str | None) -> Served:
     Raises TargetUnreachable (nothing listens, no answer), TargetSpeaksElse (a web page, no model list) and
     ConfigurationError (the model is not served, or none was named and there are several).
     """
-    listing = f"{root_of(url)}/v1/models"
+    listing = f"{root_url(url)}/v1/models"
     body = await _get_json(listing, auth_headers(api_key))
     entries = body.get("data") if isinstance(body, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
@@ -54,9 +48,7 @@ async def probe(url: str, *, model: str | None, api_key: str | None) -> Served:
     limits = {str(entry["id"]): entry.get("max_model_len") for entry in entries}
     chosen = _choose(model, tuple(limits), listing)
     limit = limits.get(chosen)
-    return Served(
-        url=root_of(url), model=chosen, max_model_len=limit if isinstance(limit, int) else None, models=tuple(limits)
-    )
+    return Served(url=root_url(url), model=chosen, max_model_len=limit if isinstance(limit, int) else None)
 
 
 def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
