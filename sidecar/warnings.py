@@ -96,7 +96,7 @@ def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) ->
 
 
 def _blanks(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
-    ok, timed = client["requests"]["ok"], correlation["client_requests"]
+    ok, timed = client["requests"]["ok"], client["ttft_ms"]["count"]
     if timed < ok:
         yield f"{ok - timed} of {ok} replies held nothing but blanks and so have no TTFT" + (
             "; the engine's sums include them, the client's mean does not" if correlation.get("missing") is None else ""

@@ -14,6 +14,7 @@ FINE: dict[str, Any] = {
     "client": {
         "requests": {"sent": 50, "ok": 50, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
         "errors": {},
+        "ttft_ms": {"count": 50},
     },
     "server": {
         "endpoints": [{"url": "http://e/metrics", "scrapes": {"ok": 80, "failed": 0, "failures": {}}}],
@@ -64,7 +65,7 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             {
                 ("client", "requests", "cancelled"): 15,
                 ("client", "requests", "ok"): 35,
-                ("correlation", "client_requests"): 35,
+                ("client", "ttft_ms", "count"): 35,
             },
             "15 of 50 requests did not end: latencies are those of the 35 that did, which waited least",
         ),
@@ -88,7 +89,7 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
         ),
         (
-            {("correlation", "client_requests"): 47},
+            {("client", "ttft_ms", "count"): 47},
             (
                 "3 of 50 replies held nothing but blanks and so have no TTFT; the engine's sums include them, the "
                 "client's mean does not"
