@@ -190,8 +190,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(f"{error.filename or 'input/output'}: {error.strerror or error}", trace="--verbose" in arguments)
         code = 3
     except Exception as error:  # noqa: BLE001  the top of the command: one line for all, the rest for who asks
-        text = " ".join(str(error).split())
-        _say(f"{type(error).__name__}: {text}; this is a defect, --verbose shows where", trace="--verbose" in arguments)
+        _say(
+            f"{type(error).__name__}: {_one_line(error)}; this is a defect, --verbose shows where",
+            trace="--verbose" in arguments,
+        )
         code = 3
     sys.exit(code)
 
@@ -222,7 +224,7 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
     return None
 
 
-def _one_line(error: cyclopts.CycloptsError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

@@ -27,7 +27,7 @@ from scraper.server_summary import server_summary
 from sidecar import manifest as manifests
 from sidecar.clock import iso_ms
 from sidecar.run import Run, open_run, write_json, write_whole
-from sidecar.warnings import warnings, workload
+from sidecar.warnings import warnings
 
 SUMMARY = "summary.json"
 DRAFT_WARMUP_REQUESTS = 100
@@ -93,6 +93,7 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
     if manifest.get("server_missing"):
         server = {**server, "reason": manifest["server_missing"]}
     correlation = _correlation(run, measured, window)
+    sent = workload(run)
     check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None)
     return {
         "schema_version": manifests.SCHEMA_VERSION,
@@ -108,9 +109,9 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
             "end": iso_ms(window.end_ns),
             "duration_s": window.duration_s,
         },
-        "warnings": list(warnings(run, client, server, correlation, check)),
+        "warnings": list(warnings(run, sent, client, server, correlation, check)),
         "config": manifest["config"],
-        "workload": workload(run),
+        "workload": sent,
         "client": client,
         "server": server,
         "correlation": correlation,
@@ -167,6 +168,23 @@ def _associations(
             gauge=_finite_sum(endpoint.values[:, list(source.columns)]),
         )
         yield ("ttft_ms", "requests_waiting", found) if isinstance(found, str) else found
+
+
+def workload(run: Run) -> dict[str, Any]:
+    """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
+    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
+    measure = planned.get("measure", {})
+    return {
+        "name": run.manifest["config"].get("workload"),
+        "seed": run.manifest["config"].get("seed"),
+        "tokenizer": run.manifest.get("tokenizer"),
+        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
+        "planned_requests": measure.get("count"),
+        "clipped_inputs": measure.get("clipped_inputs"),
+        "clipped_outputs": measure.get("clipped_outputs"),
+        "requests_sha256": measure.get("sha256"),
+        "warmup_requests": run.manifest["config"].get("warmup"),
+    }
 
 
 def _untested(warmup: int | None) -> str:

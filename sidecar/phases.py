@@ -76,11 +76,11 @@ async def load(session: Session, options: RunOptions, found: Prepared) -> None:
 
 def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float) -> None:
     """Say when a closed loop ended because all that was prepared for its duration was sent."""
-    asked_s = options.duration
-    used_up = options.concurrency is not None and options.requests is None and asked_s is not None
-    if used_up and asked_s is not None and elapsed_s < asked_s and not session.stop.is_set():
-        prepared = planned_requests(options)
-        text = f"all {prepared} prepared requests were used up after {elapsed_s:.1f} of {asked_s:g} s; name --requests"
+    if options.requests is not None or options.concurrency is None or options.duration is None:
+        return
+    if elapsed_s < options.duration and not session.stop.is_set():
+        of_all = f"{elapsed_s:.1f} of {options.duration:g} s"
+        text = f"all {planned_requests(options)} prepared requests were used up after {of_all}; name --requests"
         session.progress.warn(text)
         note(session.path, session.clock, text)
 
@@ -150,18 +150,19 @@ async def settle(scraper: Child, path: Path, clock: Clock, *, seconds: float) ->
 async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> AsyncIterator[None]:
     """Show the run while the block goes on."""
 
-    failures: list[None] = []
+    failed = False
 
     def look() -> None:
+        nonlocal failed
         try:
             live.poll()
             progress.update(live.view())
             if page is not None:
                 page.update(live.snapshot())
         except Exception:  # a view is a sink: what it stumbles over must not end a measurement
-            if not failures:
+            if not failed:
                 log.exception("the live view failed; the run goes on")
-            failures.append(None)
+            failed = True
 
     async def watch() -> None:
         while True:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -28,7 +27,7 @@ from sidecar.phases import Session, load, note, record, settle, unless_stopped, 
 from sidecar.prepare import Prepared, metrics_headers, prepare_scrape, prepared
 from sidecar.processes import Child
 from sidecar.progress import Progress
-from sidecar.target import auth_headers
+from sidecar.target import auth_headers, reason_of
 
 START_TIMEOUT_S = 30.0
 DEFAULT_LISTEN = "127.0.0.1:9464"
@@ -155,7 +154,7 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
         url = await stack.enter_async_context(serving(page, host, port))
     except OSError as error:
         if listen is not None or error.errno != errno.EADDRINUSE:
-            raise ConfigurationError(f"--listen {listen}: {_why(error)}; choose another port, or 0") from error
+            raise ConfigurationError(f"--listen {listen}: {reason_of(error)}; choose another port, or 0") from error
         url = await stack.enter_async_context(serving(page, host, 0))
         progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
     progress.stage(f"live Prometheus page: {url}")
@@ -203,8 +202,3 @@ async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _why(error: OSError) -> str:
-    """Return the system's reason; asyncio's text for a failed bind repeats the address."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)

@@ -72,7 +72,7 @@ async def _get_json(url: str, headers: Mapping[str, str]) -> Any:
         raise TargetUnreachable(f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?") from error
     except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
         raise TargetUnreachable(
-            f"cannot connect to {host}: {_reason(error)}; is the server up, and --url right?"
+            f"cannot connect to {host}: {reason_of(error)}; is the server up, and --url right?"
         ) from error
     except aiohttp.ClientError as error:
         raise TargetSpeaksElse(f"{url}: does not speak HTTP ({type(error).__name__}); check --url") from error
@@ -92,7 +92,7 @@ async def _get_json(url: str, headers: Mapping[str, str]) -> Any:
         ) from None
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, ssl.SSLError):
@@ -136,7 +136,7 @@ async def preflight(
             f"{url}: one token took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
         ) from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise TargetUnreachable(f"{url}: {_reason(error)}; the model list answered, a completion did not") from error
+        raise TargetUnreachable(f"{url}: {reason_of(error)}; the model list answered, a completion did not") from error
     excerpt = " ".join(raw[:BODY_EXCERPT].decode(errors="replace").split())
     if response.status != 200:
         raise TargetSpeaksElse(f"{url}: HTTP {response.status} to a request for one token: {excerpt}")

@@ -17,6 +17,7 @@ CACHE_COUNTERS = ("prefix_cache_hits", "prefix_cache_queries")
 
 def warnings(
     run: Run,
+    workload: Mapping[str, Any],
     client: Mapping[str, Any],
     server: Mapping[str, Any],
     correlation: Mapping[str, Any],
@@ -32,24 +33,7 @@ def warnings(
     yield from _comparability(client, correlation)
     yield from _blanks(client, correlation)
     yield from _cache(server)
-    yield from _clipping(run)
-
-
-def workload(run: Run) -> dict[str, Any]:
-    """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
-    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
-    measure = planned.get("measure", {})
-    return {
-        "name": run.manifest["config"].get("workload"),
-        "seed": run.manifest["config"].get("seed"),
-        "tokenizer": run.manifest.get("tokenizer"),
-        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
-        "planned_requests": measure.get("count"),
-        "clipped_inputs": measure.get("clipped_inputs"),
-        "clipped_outputs": measure.get("clipped_outputs"),
-        "requests_sha256": measure.get("sha256"),
-        "warmup_requests": run.manifest["config"].get("warmup"),
-    }
+    yield from _clipping(workload)
 
 
 def _ending(run: Run) -> Iterator[str]:
@@ -116,11 +100,10 @@ def _cache(server: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _clipping(run: Run) -> Iterator[str]:
-    about = workload(run)
-    clipped = (about["clipped_inputs"] or 0, about["clipped_outputs"] or 0)
+def _clipping(workload: Mapping[str, Any]) -> Iterator[str]:
+    clipped = (workload["clipped_inputs"] or 0, workload["clipped_outputs"] or 0)
     if any(clipped):
         yield (
-            f"{clipped[0]} inputs and {clipped[1]} outputs of {about['planned_requests']} requests were clipped "
-            f"to the model's length of {about['max_model_len']} tokens"
+            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload['planned_requests']} requests were clipped "
+            f"to the model's length of {workload['max_model_len']} tokens"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.log import assemble
+from sidecar.derive import workload
 from sidecar.run import Event, Run
 from sidecar.warnings import warnings
 
@@ -47,7 +48,7 @@ def said(change: dict[tuple[str | int, ...], Any], **manifest: Any) -> list[str]
         endpoints=(),
         events=(Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),),
     )
-    return list(warnings(run, **sections))
+    return list(warnings(run, workload(run), **sections))
 
 
 def test_a_run_in_which_nothing_was_wrong_has_no_warning():
