@@ -1,65 +1,161 @@
-"""Parse one metrics page with our parser and with prometheus-client's, in turn, and print the ratio.
+"""Read metrics pages with our parsers and with prometheus-client's, in one run, and print times and ratios.
 
-    python benchmarks/parse.py [PAGE ...]
+    python benchmarks/parse.py [RECORDING]
 
-Without a page, the simulated engine's own is taken. A first parse meets a layout for the first time; a repeat meets it
-again with other numbers, as nearly every scrape does.
+The pages are vLLM's: two that follow each other at 200 ms under load, of a recording (its `scrapes.jsonl.gz`), by
+default of that in tests/data. They are brought to 100 kB and 1 MB as a server with more engines writes them: each line
+with an engine's label stands once for each engine. So the engines' numbers change alike, as they do under load.
+
+- first parse: `parse`, which remembers nothing between pages. First read: a new `PageReader`'s first page.
+- next page: the reader has read the other of the two pages just before. Same page: the very same bytes again.
+- protobuf: the same families, encoded; of the next page, those that changed are decoded again.
+
+CPU time of the process, the least of `ROUNDS`; in each round every one of them is timed once, garbage collection on.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import lzma
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scraper import exposition
-from simulator.metrics import EngineMetrics
-from simulator.settings import EngineSettings
+from scraper.exposition import PageReader, parse
+from scraper.protobuf import message_class
 
-ROUNDS = 30
+ROUNDS = 15
+SIZES = (100_000, 1_000_000)
+PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+RECORDING = Path(__file__).parents[1] / "tests/data/vllm_scrapes.jsonl.xz"
+TYPES = {"counter": 0, "gauge": 1, "summary": 2, "unknown": 3, "histogram": 4}
 
 
 def main() -> None:
-    """Print a line a page."""
-    print(f"prometheus-client {version('prometheus-client')}, Python {platform.python_version()}, medians of {ROUNDS}")
-    pages = [(path, Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:]]
-    for name, page in pages or [("simulated engine", EngineMetrics("sim-llama", EngineSettings()).page().decode())]:
-        theirs, first, again = (statistics.median(times) for times in zip(*_rounds(page), strict=True))
-        print(
-            f"{name}: {len(page) / 1e3:.0f} kB; prometheus-client {1e3 * theirs:.2f} ms; "
-            f"ours first {1e3 * first:.2f} ms ({theirs / first:.1f} x), "
-            f"again {1e3 * again:.2f} ms ({theirs / again:.1f} x)"
-        )
+    """Print a table for each size."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("prometheus-client", "protobuf", "msgspec", "numpy"))
+    print(f"{packages}, Python {platform.python_version()}; CPU time, least of {ROUNDS} rounds")
+    pair = _busiest_pair(list(_pages(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDING)))
+    for size in SIZES:
+        engines = next(n for n in range(1, 1000) if len(_with_engines(pair[0], n)) >= 0.99 * size)
+        before, after = (_with_engines(page, engines) for page in pair)
+        _report(engines, before, after)
 
 
-def _rounds(page: str) -> list[tuple[float, float, float]]:
-    encoded = page.encode()
-
-    def theirs() -> object:
-        return list(text_string_to_metric_families(page))
-
-    def ours() -> object:
-        return exposition.parse(encoded)
-
-    rounds = []
-    for number in range(ROUNDS):
-        # A label that never was makes every series text new, and so the layout.
-        fresh = page.replace("{", f'{{round="{number}",').replace(",}", "}").encode()
-        rounds.append((_timed(theirs), _timed(partial(exposition.parse, fresh)), _timed(ours)))
-    return rounds
+def _report(engines: int, before: str, after: str) -> None:
+    """Time every way of reading, and print a line for each."""
+    texts = before.encode(), after.encode()
+    packed = _protobuf(before), _protobuf(after)
+    text, other, protobuf = PageReader(), PageReader(), PageReader()
+    works: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "prometheus-client": (lambda: None, lambda: list(text_string_to_metric_families(after))),
+        "first parse": (lambda: None, lambda: parse(texts[1])),
+        "first read": (lambda: None, lambda: PageReader().read(texts[1])),
+        "next page": (lambda: text.read(texts[0]), lambda: text.read(texts[1])),
+        "same page": (lambda: other.read(texts[1]), lambda: other.read(texts[1])),
+        "protobuf, first read": (lambda: None, lambda: PageReader().read(packed[1], PROTOBUF)),
+        "protobuf, next page": (
+            lambda: protobuf.read(packed[0], PROTOBUF),
+            lambda: protobuf.read(packed[1], PROTOBUF),
+        ),
+    }
+    least = dict.fromkeys(works, float("inf"))
+    for _ in range(ROUNDS):
+        for name, (prepare, work) in works.items():
+            prepare()
+            least[name] = min(least[name], _timed(work))
+    lines = before.split("\n"), after.split("\n")
+    changed = sum(one != two for one, two in zip(*lines, strict=True))
+    series = len(parse(texts[1]).series)
+    print(
+        f"\n{len(texts[1]) / 1e3:.0f} kB ({engines} engines, {series} series, {changed} lines differ); "
+        f"protobuf {len(packed[1]) / 1e3:.0f} kB"
+    )
+    for name, seconds in least.items():
+        print(f"  {name:22}{1e3 * seconds:9.3f} ms {least['prometheus-client'] / seconds:9.1f} x")
 
 
 def _timed(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+def _pages(path: Path) -> Iterator[str]:
+    with (lzma.open if path.suffix == ".xz" else gzip.open)(path, "rt") as file:
+        next(file)
+        for line in file:
+            row = json.loads(line)
+            page = row.get("page") or row.get("body")
+            if page:
+                yield page
+
+
+def _busiest_pair(pages: list[str]) -> tuple[str, str]:
+    """Return the two neighbours with equal layouts that differ in most lines: the worst case for us."""
+
+    def differing(pair: tuple[str, str]) -> int:
+        one, two = (page.split("\n") for page in pair)
+        same = [line.rpartition(" ")[0] for line in one] == [line.rpartition(" ")[0] for line in two]
+        return sum(a != b for a, b in zip(one, two, strict=True)) if same else -1
+
+    return max(pairwise(pages), key=differing)
+
+
+def _with_engines(page: str, engines: int) -> str:
+    lines: list[str] = []
+    for of_engine, group in groupby(page.split("\n"), lambda line: line[:1] != "#" and 'engine="0"' in line):
+        once = list(group)
+        for engine in range(engines if of_engine else 1):
+            lines += [line.replace('engine="0"', f'engine="{engine}"') for line in once] if of_engine else once
+    return "\n".join(lines)
+
+
+def _protobuf(page: str) -> bytes:
+    """Encode a page as its server would if it spoke protobuf."""
+    body = b""
+    for metric in text_string_to_metric_families(page):
+        family = message_class("MetricFamily")(
+            name=metric.name, help=metric.documentation, type=TYPES.get(metric.type, 3)
+        )
+        by_labels: dict[frozenset[tuple[str, str]], Any] = {}
+        for sample in metric.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "le"}
+            one = by_labels.get(frozenset(labels.items()))
+            if one is None:
+                one = family.metric.add(label=[{"name": name, "value": value} for name, value in labels.items()])
+                by_labels[frozenset(labels.items())] = one
+            _put(one, metric.type, sample)
+        message = family.SerializeToString()
+        size = len(message)
+        while size >= 0x80:
+            body += bytes((size & 0x7F | 0x80,))
+            size >>= 7
+        body += bytes((size,)) + message
+    return body
+
+
+def _put(metric: Any, kind: str, sample: Any) -> None:
+    if kind not in ("histogram", "summary"):
+        one = getattr(metric, kind if kind in TYPES and kind != "unknown" else "untyped")
+        one.value = sample.value
+        one.SetInParent()
+    elif "le" in sample.labels:
+        metric.histogram.bucket.add(upper_bound=float(sample.labels["le"]), cumulative_count=int(sample.value))
+    else:
+        one = getattr(metric, kind)
+        if sample.name.endswith("_sum"):
+            one.sample_sum = sample.value
+        else:
+            one.sample_count = int(sample.value)
 
 
 if __name__ == "__main__":

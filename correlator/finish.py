@@ -11,7 +11,8 @@ from correlator.decompose import FinishSums
 from scraper import engines
 from scraper.engines import CanonicalSource
 from scraper.missing import Missing
-from scraper.normalise import unrolled
+from scraper.normalise import rising_sum
+from scraper.resets import falls, restarted, unrolled
 from scraper.series import EndpointSeries
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,7 @@ def _rising(endpoint: EndpointSeries, source: CanonicalSource, part: Literal["co
     """Return one column [T] of a histogram over all its label sets, never falling."""
     total = np.zeros(len(endpoint.at_ns))
     for columns in source.histograms:
-        falls = unrolled(endpoint.values[:, [columns.count]])[1][:, 0]
-        column = columns.count if part == "count" else columns.sum
-        total += unrolled(endpoint.values[:, [column]], falls)[0][:, 0]
+        counts = endpoint.values[:, [columns.count]]
+        fell = falls(counts, restarted(endpoint))
+        total += unrolled(counts, fell)[0][:, 0] if part == "count" else rising_sum(endpoint, columns, fell)
     return total

@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.breakdown_text import answer, association_rows, breakdown_table, other_row
+from exporter.energy_text import energy_section
 from exporter.format import cell, ms, percent, table
 
 WIDTH = 100
-WIDE = 0.1
+WIDE = 0.2
 CLIENT_ROWS = (
     ("ttft_ms", "TTFT, ms"),
     ("itl_ms", "ITL, ms"),
@@ -87,6 +88,7 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
     yield from _server(summary["server"])
+    yield from energy_section(summary.get("hardware"))
     if summary["client"]["requests"]["sent"]:
         yield Text(_generator(summary["self_check"]), style="dim")
         yield Text(f"{summary['methodology']['draft']}: {summary['methodology']['missing']}.", style="dim")
@@ -184,11 +186,11 @@ def _stats(server: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
 
 
 def _estimate(quantity: Mapping[str, Any], name: str) -> str:
-    """Return a percentile in ms, or its bucket where that is wide: the edges are certain, a value in it is not."""
-    value, edges = quantity["stats"].get(name), quantity.get("brackets", {}).get(name, {})
-    low, high = 1e3 * edges.get("low", 0.0), 1e3 * edges.get("high", math.inf)
-    if value is None or math.isinf(high):
-        return f"> {cell(low)}" if low > 0 else "-"
-    if low <= 0:
-        return f"≤ {cell(high)}"
+    """Return a percentile in ms, its 90 % interval where that is wide, only its end where the value is lost in it."""
+    value, interval = quantity["stats"].get(name), quantity.get("intervals", {}).get(name, {})
+    if value is None:
+        return "-"
+    low, high = 1e3 * interval.get("low", -math.inf), 1e3 * interval.get("high", math.inf)
+    if name in quantity.get("unresolved", ()):
+        return f"≤ {cell(high)}" if math.isfinite(high) else f"≥ {cell(max(low, 0.0))}"
     return f"{cell(low)}-{cell(high)}" if high - low > WIDE * 1e3 * value else ms(1e3 * value)

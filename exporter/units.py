@@ -1,12 +1,11 @@
-"""The unit of a metric, told from its description and its name: the table of AIPerf's export format.
-
-Longer suffixes win; what a description says outright ("in milliseconds", "1 means 100 percent usage") wins over the
-name.
+"""The unit of a metric, told from its description and its name: the table of AIPerf's export format, and what it lacks
+(microseconds, minutes, SGLang's ratios, what a counter's `_total` hides).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _SUFFIXES = {
     "_seconds": "seconds",
@@ -14,9 +13,14 @@ _SUFFIXES = {
     "_milliseconds": "milliseconds",
     "_ms": "milliseconds",
     "_ms_total": "milliseconds",
+    "_microseconds": "microseconds",
+    "_us": "microseconds",
+    "_us_total": "microseconds",
     "_nanoseconds": "nanoseconds",
     "_ns": "nanoseconds",
     "_ns_total": "nanoseconds",
+    "_minutes": "minutes",
+    "_hours": "hours",
     "_bytes": "bytes",
     "_bytes_total": "bytes",
     "_kilobytes": "kilobytes",
@@ -38,7 +42,15 @@ _SUFFIXES = {
     "_blocks_total": "blocks",
     "_block_count": "blocks",
     "_gb_s": "gb/s",
+    "_tokens_seconds": "tokens/s",
+    "_tokens_per_second": "tokens/s",
+    "_toks_per_s": "tokens/s",
     "_ratio": "ratio",
+    "_hit_rate": "ratio",
+    "_accept_rate": "ratio",
+    "_acceptance_rate": "ratio",
+    "token_usage": "ratio",
+    "utilization": "ratio",
     "_percent": "percent",
     "_perc": "percent",
     "_celsius": "celsius",
@@ -47,14 +59,23 @@ _SUFFIXES = {
 }
 _LONGEST_FIRST = sorted(_SUFFIXES, key=len, reverse=True)
 
-# vLLM's num_requests_running names its unit in the middle.
-_INFIXES = (("num_requests_", "requests"),)
+# vLLM's num_requests_running and prompt_tokens_by_source name their units in the middle.
+_INFIXES = (
+    ("num_requests_", "requests"),
+    ("prompt_tokens_", "tokens"),
+    ("_tokens_per_", "tokens"),
+    ("_tokens_histogram", "tokens"),
+)
 
 _WORDS = {
     "seconds": "seconds",
     "milliseconds": "milliseconds",
     "ms": "milliseconds",
+    "microseconds": "microseconds",
+    "us": "microseconds",
     "nanoseconds": "nanoseconds",
+    "minutes": "minutes",
+    "hours": "hours",
     "bytes": "bytes",
     "kilobytes": "kilobytes",
     "megabytes": "megabytes",
@@ -66,28 +87,60 @@ _WORDS = {
     "watts": "watt",
     "tokens": "tokens",
 }
-_NUMBER_WORDS = "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True))
-_IN_WORDS = re.compile(rf"\bin ({_NUMBER_WORDS})\b|\((?:in )?({_NUMBER_WORDS})\)", re.IGNORECASE)
+# Too short to be looked for outside parentheses.
+_TAGS = {
+    "%": "percent",
+    "s": "seconds",
+    "c": "celsius",
+    "w": "watt",
+    "j": "joule",
+    "mj": "millijoule",
+    "mhz": "megahertz",
+    "mib": "mebibytes",
+    "token/s": "tokens/s",
+}
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_SAID = re.compile(
+    rf"\bin ({_any_of(_WORDS)})\b( per second|/s)?|\((?:in )?({_any_of(_WORDS | _TAGS)})( per second|/s)?\)",
+    re.IGNORECASE,
+)
 _HUNDRED_PERCENT = re.compile(r"\(0 ?(?:-|to) ?100 ?%?\)|\b0 ?- ?100 ?%", re.IGNORECASE)
 # In parentheses or with its meaning only: "retries 0-1 per request" is no ratio.
 _UNIT_RANGE = re.compile(
     r"[(\[]0(?:\.0)? ?(?:-|to|,|\.\.) ?1(?:\.0)?[)\]]|\b1(?:\.0)? means 100 ?(?:percent|%)", re.IGNORECASE
+)
+# What a range may still be a ratio or a percentage of: "_seconds (0-1)" stays seconds.
+_UNITLESS = (None, "ratio", "percent", "count")
+_COUNTED = re.compile(
+    r"\bnumber of (?:(?!of |per |in |for )[\w-]+ ){0,3}?(requests|tokens|blocks|errors)\b", re.IGNORECASE
 )
 
 
 def infer_unit(name: str, description: str) -> str | None:
     """Return the unit of a metric by its name as exposed (with `_total`), None where nothing tells it.
 
-    A counter's plain `_total` says `count` only when its name without that says nothing better.
+    In this order: a range that the description gives, unless the name has a unit of its own; a unit that it gives ("in
+    milliseconds", "(GB/s)"); the longest suffix of the name, that of a counter without its `_total`; what the
+    description says is counted; `count` for what is left of counters.
     """
-    if _UNIT_RANGE.search(description):
+    by_name = _by_name(name)
+    if by_name in _UNITLESS and _UNIT_RANGE.search(description):
         return "ratio"
-    if _HUNDRED_PERCENT.search(description):
+    if by_name in _UNITLESS and _HUNDRED_PERCENT.search(description):
         return "percent"
-    said = _IN_WORDS.search(description)
+    said = _SAID.search(description)
     if said:
-        return _WORDS[(said.group(1) or said.group(2)).lower()]
-    return _by_name(name)
+        word, rate = said.group(1) or said.group(3), said.group(2) or said.group(4)
+        return (_WORDS | _TAGS)[word.lower()] + ("/s" if rate else "")
+    counted = _COUNTED.search(description)
+    if by_name in (None, "count") and counted:
+        return counted.group(1).lower()
+    return by_name
 
 
 def _by_name(name: str) -> str | None:

@@ -41,7 +41,7 @@ def share_slices(parts: Sequence[Part]) -> bool:
 
 def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
-    found = [counter(p.endpoint.values[:, column], p.chosen) for p in parts for column in p.source.columns]
+    found = [counter(p.endpoint, column, p.chosen) for p in parts for column in p.source.columns]
     increases = [one for one in found if isinstance(one, CounterIncrease)]
     if not increases:
         return _first_reason(found)
@@ -75,7 +75,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 
     The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
     """
-    found = [histogram(p.endpoint.values, columns, p.chosen) for p in parts for columns in p.source.histograms]
+    found = [histogram(p.endpoint, columns, p.chosen) for p in parts for columns in p.source.histograms]
     increases = [one for one in found if isinstance(one, HistogramIncrease)]
     if not increases:
         return _first_reason(found)
@@ -89,6 +89,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
         slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
         slice_sums=_sum_slices([one.slice_sums for one in increases], share=share),
         buckets=_sum_buckets([one.buckets for one in increases], share=share),
+        intervals=tuple(part for one in increases for part in one.intervals),
     )
 
 
@@ -101,13 +102,12 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     across = parts[0].source.quantity.across
     ticks: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
-        values = part.endpoint.values[:, list(part.source.columns)]
-        values = np.where(np.isfinite(values), values, np.nan)
+        values = _gauge_columns(part)
         taken = part.chosen.inside & np.isfinite(values).any(axis=1)
         combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
-        stamps = zip(part.endpoint.due_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
-        for (due_ns, at_ns), value in zip(stamps, combined.tolist(), strict=True):
-            ticks.setdefault(due_ns, []).append((at_ns, value))
+        stamps = zip(part.endpoint.tick_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
+        for (tick_ns, at_ns), value in zip(stamps, combined.tolist(), strict=True):
+            ticks.setdefault(tick_ns, []).append((at_ns, value))
     whole = [samples for _, samples in sorted(ticks.items()) if len(samples) == len(parts)]
     if not whole:
         several = len(parts) > 1 and bool(ticks)
@@ -119,6 +119,15 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     if not held.any():
         return Missing(TOO_LARGE)
     return GaugeSamples(at_ns=at_ns[held], values=folded[held])
+
+
+def _gauge_columns(part: Part) -> Float64:
+    """Return a gauge's label sets (float64[T, K]), NaN where not finite; one column for a ratio of two gauges."""
+    values = part.endpoint.values[:, list(part.source.columns)]
+    if part.source.over:
+        whole = part.endpoint.values[:, list(part.source.over)].sum(axis=1, keepdims=True)
+        values = np.divide(values.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _sum_slices(slices: list[Float64], *, share: bool) -> Float64:

@@ -1,6 +1,6 @@
 """One metrics endpoint over HTTP: finding its path, and one scrape with its stamps.
 
-A scrape that failed is data (a `ScrapeRecord` with an error), not an exception. The page itself is not parsed here.
+A scrape that failed is data (a `Scrape` with an error), not an exception. The page itself is not parsed here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
-from scraper.exposition import MalformedPage, parse
+from scraper.access import Access, bare, headers_for, masked, tls_context
+from scraper.exposition import MalformedPage, PageReader
 from scraper.missing import Missing
-from scraper.series import ScrapeRecord
 
 ACCEPT = (
     "text/plain;version=0.0.4, text/plain;version=1.0.0;q=0.9, "
@@ -27,9 +27,32 @@ ACCEPT = (
 )
 LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
-PATHS = ("/metrics", "/prometheus/metrics")
-_COMPRESSION_LEVEL = 1  # a page shrinks tenfold at a millisecond each
+# /metrics of trtllm-serve hands out its iterations once, to whoever reads it first: it is asked last.
+PATHS = ("/prometheus/metrics", "/metrics")
+_JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
+_PROTOBUF = "application/vnd.google.protobuf"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LONGEST_REASON = 200
+_GZIP = 16 + zlib.MAX_WBITS
 _WEB_PAGE = (b"<!doctype html", b"<html")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    """One scrape: stamps are int64 ns Unix, `body` is the page after decompression, empty where `error` is not.
+
+    `tick_ns` is the multiple of the scrape interval that it belongs to, shared by all targets of a worker. `url` is
+    masked; `status` is that of HTTP, 0 where there was no reply.
+    """
+
+    url: str
+    tick_ns: int
+    request_ns: int
+    response_ns: int
+    status: int
+    content_type: str
+    body: bytes
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,47 +74,59 @@ class _RefusedError(Exception):
     """The reply cannot be used; the text says why."""
 
 
-def open_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """Open an HTTP session for scraping: no limit on connections (a target has one), stated headers on each request."""
+def open_session(access: Access | None = None) -> aiohttp.ClientSession:
+    """Open an HTTP session for scraping, with TLS as stated and no limit on connections: a target has one.
+
+    Raises UnusableFile.
+    """
     return aiohttp.ClientSession(
-        headers={"Accept": ACCEPT, **(headers or {})},
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
+        headers={"Accept": ACCEPT},
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, ssl=tls_context(access or Access())),
         cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,  # a bomb is ours to bound, whichever aiohttp there is
     )
 
 
 async def scrape(
-    session: aiohttp.ClientSession, url: str, *, due_ns: int, clock_offset_ns: int, limits: Limits
-) -> ScrapeRecord:
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    tick_ns: int,
+    clock_offset_ns: int,
+    limits: Limits,
+    access: Access | None = None,
+) -> Scrape:
     """Fetch one page, stamped before sending and when its body is complete or the attempt has failed.
 
-    Never raises for what a server or the network does: the record's `error` says it, and its body is then empty.
+    Never raises for what a server or the network does: the scrape's `error` says it, and its body is then empty.
     """
+    headers = _headers(url, access)
     request_ns = time.monotonic_ns() + clock_offset_ns
-    reply, error = await _attempt(session, url, limits)
+    reply, error = await _attempt(session, bare(url), headers, limits)
     response_ns = time.monotonic_ns() + clock_offset_ns
     if reply is not None and not error:
         error = foreign(reply.status, reply.content_type, reply.body)
-    return ScrapeRecord(
-        url=url,
-        due_ns=due_ns,
+    return Scrape(
+        url=masked(url),
+        tick_ns=tick_ns,
         request_ns=request_ns,
         response_ns=response_ns,
         status=reply.status if reply else 0,
         content_type=reply.content_type if reply else "",
-        body=zlib.compress(reply.body, _COMPRESSION_LEVEL) if reply and not error else b"",
+        body=reply.body if reply and not error else b"",
         error=error,
     )
 
 
-async def discover(
-    base_url: str, *, headers: Mapping[str, str] | None = None, limits: Limits | None = None
-) -> str | Missing:
+async def discover(base_url: str, *, access: Access | None = None, limits: Limits | None = None) -> str | Missing:
     """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
 
     - A URL whose path has `metrics` in it is taken at its word: only that one is tried.
-    - Else `/metrics` and `/prometheus/metrics` (TensorRT-LLM) are tried, beside the base path (`/v1` taken off) and at
-      the root.
+    - Another path that does not end in `/v1` is tried as it is, first.
+    - Then `/prometheus/metrics` (TensorRT-LLM) and `/metrics` are tried, beside the base path (`/v1` taken off) and at
+      the root. No address is asked twice.
+
+    Raises UnusableFile.
     """
     try:
         parts = urlsplit(base_url)
@@ -99,14 +134,15 @@ async def discover(
     except ValueError:
         valid = False
     if not valid:
-        return Missing(f"{base_url} is not an http(s) URL")
+        return Missing(f"{masked(base_url)} is not an http(s) URL")
     tried: list[str] = []
-    async with open_session(headers) as session:
-        for url in candidates(parts):
-            problem = await _problem(session, url, limits or Limits())
+    async with open_session(access) as session:
+        urls = candidates(parts)
+        for url in urls:
+            problem = await _problem(session, url, access, limits or Limits(), asked_for=len(urls) == 1)
             if not problem:
                 return url
-            tried.append(f"{url}: {problem}")
+            tried.append(f"{masked(url)}: {problem}")
     return Missing("; ".join(tried))
 
 
@@ -115,51 +151,70 @@ def candidates(parts: SplitResult) -> tuple[str, ...]:
     if "metrics" in parts.path:
         return (urlunsplit(parts._replace(fragment="")),)
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    own = () if prefix != parts.path.rstrip("/") or not prefix else (parts.path,)
     prefixes = (prefix, "") if prefix else ("",)
-    paths = [before + path for before in prefixes for path in PATHS]
+    paths = [*own, *(before + path for before in prefixes for path in PATHS)]
     return tuple(urlunsplit((parts.scheme, parts.netloc, path, "", "")) for path in paths)
 
 
-def foreign(status: int, content_type: str, body: bytes) -> str:
-    """Say what a reply is if it is no exposition (HTTP error, JSON, web page, binary); empty if it may be one."""
+def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:
+    """Say what a reply is if it is no exposition (HTTP error, JSON, web page, binary); empty if it may be one.
+
+    With `iterations_too`, a JSON list may be one: the iterations of TensorRT-LLM.
+    """
     if status != 200:
         return f"HTTP {status}"
     kind = content_type.partition(";")[0].strip().lower()
     start = body[:256].lstrip()
     if kind == "text/html" or start.lower().startswith(_WEB_PAGE):
         return "speaks something else: a web page (HTML)"
+    if start[:1] == b"[" and iterations_too and kind.endswith("json"):
+        return ""
     if kind.endswith("json") or (start[:1] in (b"{", b"[") and _is_json(body)):  # text 1.0.0 may begin with {"name"}
-        return "speaks something else: JSON"
-    if kind == "application/vnd.google.protobuf" or b"\0" in body[:4096]:
+        return f"speaks something else: {_JSON}"
+    if kind != _PROTOBUF and b"\0" in body[:4096]:
         return "speaks something else: binary data"
     return ""
 
 
-async def _problem(session: aiohttp.ClientSession, url: str, limits: Limits) -> str:
-    reply, error = await _attempt(session, url, limits)
+def _headers(url: str, access: Access | None) -> dict[str, str]:
+    # On its own machine the engine would spend milliseconds on compressing what need not travel.
+    encoding = "identity" if urlsplit(url).hostname in _LOOPBACK else "gzip"
+    return {"Accept-Encoding": encoding, **headers_for(access or Access(), url)}
+
+
+async def _problem(
+    session: aiohttp.ClientSession, url: str, access: Access | None, limits: Limits, *, asked_for: bool
+) -> str:
+    """Say why the page at a URL is none. Only one that was asked for by its whole URL may be TensorRT-LLM's JSON."""
+    reply, error = await _attempt(session, bare(url), _headers(url, access), limits)
     if reply is None or error:
         return error
-    error = foreign(reply.status, reply.content_type, reply.body)
+    error = foreign(reply.status, reply.content_type, reply.body, iterations_too=asked_for)
     if error:
         return error
     # A server before its first request may have an empty page, declared as what it is.
     if not reply.body and "version=" not in reply.content_type:
         return "an empty page"
     try:
-        parse(reply.body, openmetrics="openmetrics" in reply.content_type)
+        PageReader().read(reply.body, reply.content_type)
     except MalformedPage as bad:
         return f"speaks something else: {bad}"
     return ""
 
 
-async def _attempt(session: aiohttp.ClientSession, url: str, limits: Limits) -> tuple[_Reply | None, str]:
+async def _attempt(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: Limits
+) -> tuple[_Reply | None, str]:
     """Map every foreign exception to one line, here and nowhere else."""
     try:
-        return await _fetch(session, url, limits), ""
+        return await _fetch(session, url, headers, limits), ""
     except TimeoutError:
         return None, f"timeout: no complete page within {limits.timeout_s:g} s"
     except _RefusedError as refused:
         return None, str(refused)
+    except zlib.error:
+        return None, "encoding: declared as gzip, but is not"
     except aiohttp.InvalidURL:
         return None, "protocol: not a URL"
     except UnicodeError:  # the idna codec's, for an empty or an overlong label
@@ -168,8 +223,8 @@ async def _attempt(session: aiohttp.ClientSession, url: str, limits: Limits) -> 
         return None, f"connect: {_connecting(error.os_error)}"
     except aiohttp.ClientPayloadError:
         return None, "cut off: the connection ended before the page did"
-    except (aiohttp.ClientError, OSError) as error:
-        return None, f"protocol: {str(error) or type(error).__name__}"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return None, f"protocol: {_one_line(error)}"
 
 
 def _connecting(error: OSError) -> str:
@@ -187,10 +242,10 @@ def _connecting(error: OSError) -> str:
     return str(error) or type(error).__name__
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str, limits: Limits) -> _Reply:
+async def _fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: Limits) -> _Reply:
     timeout = aiohttp.ClientTimeout(total=limits.timeout_s)
     for _ in range(MAX_REDIRECTS + 1):
-        async with session.get(url, allow_redirects=False, timeout=timeout) as response:
+        async with session.get(url, headers=headers, allow_redirects=False, timeout=timeout) as response:
             target = response.headers.get("Location", "")
             if response.status in (301, 302, 303, 307, 308) and target:
                 url = _same_host(url, target)
@@ -209,10 +264,10 @@ def _same_host(url: str, target: str) -> str:
     except ValueError:
         raise _RefusedError("redirect: to something that is not a URL") from None
     if not same or there.scheme not in ("http", "https"):
-        raise _RefusedError(f"redirect: to another host ({there.netloc})")
+        raise _RefusedError(f"redirect: to another host ({there.netloc.rpartition('@')[2]})")
     if here.scheme == "https" and there.scheme == "http":
         raise _RefusedError("redirect: from https to plain http")
-    return following
+    return bare(following)
 
 
 def _port(parts: SplitResult) -> int:
@@ -220,13 +275,23 @@ def _port(parts: SplitResult) -> int:
 
 
 async def _body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """Read a body whole, decompressing as it comes: never more of it is in memory than the limit and one read."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    inflate = zlib.decompressobj(_GZIP) if encoding in ("gzip", "x-gzip") else None
+    if inflate is None and encoding not in ("", "identity"):
+        raise _RefusedError(f"encoding: {encoding!r}, which was not asked for")
     body = bytearray()
     async for chunk in response.content.iter_any():
-        body += chunk
+        body += chunk if inflate is None else inflate.decompress(chunk, limit_bytes + 1 - len(body))
         if len(body) > limit_bytes:
-            response.close()
             raise _RefusedError(f"too large: more than {limit_bytes} bytes")
+    if inflate is not None and body and not inflate.eof:
+        raise _RefusedError("cut off: the compressed page is not whole")
     return bytes(body)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
 
 
 def _is_json(body: bytes) -> bool:

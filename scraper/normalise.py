@@ -8,19 +8,21 @@ increments show.
 - *Gauges* are judged by scrapes inside the window only.
 - A *slice* runs from the last scrape at or before its start to the last at or before its end; what settles later is
   the last slice's.
-- After a *reset* (a cumulative value fell) the increase counts from zero: what came between the last page and the
-  restart is lost.
+- After a *reset* (a cumulative value fell, or the page says that the process or the series began anew) the increase
+  counts from zero: what came between the last page and the restart is lost.
 - A series absent at the reference counts from zero; one seen before, and absent for a while, goes on from where it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scraper.missing import Missing
+from scraper.resets import Named, created_columns, falls, moved, restarted, unrolled
 from scraper.series import EndpointSeries, Float64, HistogramColumns, Int64
 
 
@@ -50,6 +52,7 @@ class Cut:
     `covered_s` is the part of the window that scrapes cover: from its start (from the reference when late) to its end
     or the last scrape, whichever came first. `early_s` is by how much scrapes ended before the window did, 0 where that
     is no more than two of their intervals. `slice_s` (float64[S]) are the seconds that each slice's increase took.
+    `restarted` (bool[T]) are the rows of that function, `created` the columns of `created_columns`.
     """
 
     window: Window
@@ -64,6 +67,8 @@ class Cut:
     covered_s: float
     early_s: float
     slice_s: Float64
+    restarted: NDArray[np.bool_]
+    created: Mapping[Named, int]
 
     @property
     def rate_s(self) -> float:
@@ -95,11 +100,28 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """What percentiles are read from: R scrape intervals of one histogram while its bounds were the same.
+
+    `counts` (float64[R, B]) are observations by bucket, not cumulative over buckets, `sums` (float64[R]) what they add
+    up to (NaN where the page shows no sum), `slices` (int[R]) the slice of each interval. `total` is the largest
+    cumulative sum, of which a difference keeps so many digits.
+    """
+
+    bounds: Float64
+    counts: Float64
+    sums: Float64
+    slices: NDArray[np.intp]
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramIncrease:
     """A histogram's increase over a window: R scrape intervals after the reference, S slices.
 
     `sum` and `sums` are NaN where the page shows no sum; slices are NaN where no scrape fell into them.
-    `buckets` is a reason where the bounds changed during the run or could not be matched.
+    `buckets` is a reason where the bounds changed during the run or could not be matched; `intervals` has one part for
+    each set of bounds, and none where there are no buckets.
     """
 
     count: float
@@ -110,6 +132,7 @@ class HistogramIncrease:
     slice_counts: Float64
     slice_sums: Float64
     buckets: Buckets | Missing
+    intervals: tuple[Intervals, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +195,8 @@ def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missin
         covered_s=covered_s,
         early_s=early_s,
         slice_s=slice_s,
+        restarted=restarted(endpoint),
+        created=created_columns(endpoint.series),
     )
 
 
@@ -195,29 +220,14 @@ def update_interval_ns(endpoint: EndpointSeries) -> float | None:
     return float(np.median(np.diff(updates))) if len(updates) > 2 else None
 
 
-def unrolled(values: Float64, falls: NDArray[np.bool_] | None = None) -> tuple[Float64, NDArray[np.bool_]]:
-    """Make cumulative columns (float64[T, K]) rise across resets: returns them and where those were (bool[T, K]).
-
-    Absent values take the last known one, zero before the first. `falls` (bool[T]) states the resets instead of each
-    column's own decreases: the columns of a histogram restart together. A decrease within 1e-9 is rounding (several
-    processes' values added up in another order), not a restart.
-    """
-    known = np.isfinite(values)
-    rows = np.where(known, np.arange(len(values))[:, None], -1)
-    np.maximum.accumulate(rows, axis=0, out=rows)
-    filled = np.where(rows >= 0, np.take_along_axis(values, np.maximum(rows, 0), axis=0), 0.0)
-    resets = np.zeros(values.shape, dtype=np.bool_)
-    resets[1:] = filled[1:] < filled[:-1] * (1 - 1e-9) if falls is None else falls[1:, None]
-    lost = np.zeros(values.shape)
-    lost[1:] = np.where(resets[1:], filled[:-1], 0.0)
-    return filled + np.cumsum(lost, axis=0), resets
-
-
-def counter(values: Float64, chosen: Cut) -> CounterIncrease | Missing:
-    """Return the increase of one counter column (float64[T]) over a window. Missing: it is on no page of the window."""
+def counter(endpoint: EndpointSeries, column: int, chosen: Cut) -> CounterIncrease | Missing:
+    """Return the increase of one counter over a window. Missing: it is on no page of the window."""
+    values = endpoint.values[:, [column]]
     if not np.isfinite(values[chosen.reference : chosen.last + 1]).any():
         return Missing("the series is on no page of the window")
-    rising, resets = unrolled(values[:, None])
+    one = endpoint.series[column]
+    named = one.name.removesuffix("_total")
+    rising, resets = unrolled(values, _falls(endpoint, values, (named, one.labels), chosen))
     np.maximum.accumulate(rising, axis=0, out=rising)
     span = slice(chosen.reference + 1, chosen.last + 1)
     return CounterIncrease(
@@ -227,37 +237,57 @@ def counter(values: Float64, chosen: Cut) -> CounterIncrease | Missing:
     )
 
 
-def histogram(values: Float64, columns: HistogramColumns, chosen: Cut) -> HistogramIncrease | Missing:
-    """Return the increase of one histogram of a matrix (float64[T, N]) over a window.
+def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) -> HistogramIncrease | Missing:
+    """Return the increase of one histogram over a window.
 
-    A reset is a row where the count or a bucket fell: all of the histogram's columns then count from zero.
+    A reset is a row where the count or a bucket fell (see `falls`): all of its columns then count from zero.
     Missing: no count on any page of the window.
     """
+    values = endpoint.values
     counted = columns.count if columns.count >= 0 else (columns.buckets[-1] if columns.buckets else -1)
     if counted < 0 or not np.isfinite(values[chosen.reference : chosen.last + 1, counted]).any():
         return Missing("the series is on no page of the window")
     picked = values[:, [counted, *columns.buckets]]
-    falls = np.asarray(unrolled(picked)[1].any(axis=1), dtype=np.bool_)
-    rising = np.maximum.accumulate(unrolled(picked, falls)[0], axis=0)
-    sums = unrolled(values[:, [columns.sum]], falls)[0] if columns.sum >= 0 else np.full((len(values), 1), np.nan)
+    fell = _falls(endpoint, picked, (columns.family, columns.labels), chosen)
+    rising = np.maximum.accumulate(unrolled(picked, fell)[0], axis=0)
+    sums = rising_sum(endpoint, columns, fell)
     span = slice(chosen.reference, chosen.last + 1)
-    slice_totals = _by_slice(np.hstack((rising, sums)), chosen)
+    slice_totals = _by_slice(np.column_stack((rising, sums)), chosen)
     return HistogramIncrease(
         count=float(rising[chosen.last, 0] - rising[chosen.reference, 0]),
-        sum=float(sums[chosen.last, 0] - sums[chosen.reference, 0]),
-        resets=int(falls[chosen.reference + 1 : chosen.last + 1].sum()),
+        sum=float(sums[chosen.last] - sums[chosen.reference]),
+        resets=int(fell[chosen.reference + 1 : chosen.last + 1].sum()),
         counts=np.diff(rising[span, 0]),
-        sums=np.diff(sums[span, 0]),
+        sums=np.diff(sums[span]),
         slice_counts=slice_totals[:, 0],
         slice_sums=slice_totals[:, -1],
         buckets=_buckets(picked, rising, columns, chosen),
+        intervals=_intervals(picked[:, 1:], sums, fell, columns, chosen),
     )
+
+
+def _falls(endpoint: EndpointSeries, values: Float64, named: Named, chosen: Cut) -> NDArray[np.bool_]:
+    created = chosen.created.get(named)
+    own = [] if created is None else [moved(endpoint.values[:, created])]
+    return falls(values, chosen.restarted, *own)
+
+
+def rising_sum(endpoint: EndpointSeries, columns: HistogramColumns, fell: NDArray[np.bool_]) -> Float64:
+    """Return a histogram's sum (float64[T]) across resets, what a formula takes off it already off; NaN without one."""
+    if columns.sum < 0:
+        return np.full(len(endpoint.values), np.nan)
+    total = unrolled(endpoint.values[:, [columns.sum]], fell)[0][:, 0]
+    if columns.less >= 0:
+        total = total - unrolled(endpoint.values[:, [columns.less]], fell)[0][:, 0]
+    return total
 
 
 def _buckets(picked: Float64, rising: Float64, columns: HistogramColumns, chosen: Cut) -> Buckets | Missing:
     present = np.isfinite(picked[chosen.reference : chosen.last + 1])
     shown = present[present[:, 0], 1:]  # the pages that have the histogram at all
-    if not columns.buckets or columns.bounds[-1] != np.inf:
+    if not columns.buckets:
+        return Missing("the histogram has no buckets")
+    if columns.bounds[-1] != np.inf:
         return Missing("the histogram has no +Inf bucket")
     if not shown.all():
         return Missing("the bucket bounds changed during the run")
@@ -270,6 +300,42 @@ def _buckets(picked: Float64, rising: Float64, columns: HistogramColumns, chosen
         totals=_apart(cumulative[chosen.last] - cumulative[chosen.reference]),
         slices=_apart(_by_slice(cumulative, chosen)),
     )
+
+
+def _intervals(
+    buckets: Float64, sums: Float64, fell: NDArray[np.bool_], columns: HistogramColumns, chosen: Cut
+) -> tuple[Intervals, ...]:
+    """Gather the scrape intervals by the bounds that their pages show, both the page before and the page itself.
+
+    At a reset the page is the interval; intervals in which nothing was observed are left out.
+    """
+    at = np.arange(chosen.reference + 1, chosen.last + 1)
+    known = np.isfinite(buckets)
+    shown = np.asarray(known.any(axis=1))
+    before = np.maximum.accumulate(np.where(shown, np.arange(len(buckets)), -1))[at - 1]  # the last page that shows it
+    fresh = fell[at] | (before < 0)
+    usable = at[shown[at] & (fresh | np.equal(known[at], known[before]).all(axis=1))]
+    found = []
+    for bounds in np.unique(known[usable].astype(np.int8), axis=0).astype(np.bool_):
+        edges = np.array(columns.bounds)[bounds]
+        rows = usable[np.equal(known[usable], bounds).all(axis=1)]
+        if not len(edges) or edges[-1] != np.inf:
+            continue
+        first = fresh[rows - at[0]]
+        start = np.where(first[:, None], 0.0, buckets[before[rows - at[0]]][:, bounds])
+        counts = _apart(buckets[rows][:, bounds] - start)
+        increase = sums[rows] - np.where(first & ~fell[rows], 0.0, sums[rows - 1])
+        busy = counts.any(axis=1)
+        found.append(
+            Intervals(
+                bounds=edges,
+                counts=counts[busy],
+                sums=increase[busy],
+                slices=np.searchsorted(chosen.rows[1:], rows[busy], side="left"),
+                total=float(np.abs(sums[rows]).max(initial=0.0)),
+            )
+        )
+    return tuple(found)
 
 
 def _apart(cumulative: Float64) -> Float64:

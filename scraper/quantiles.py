@@ -1,21 +1,122 @@
-"""Percentiles of a histogram's observations, and how far they can be known from its buckets.
+"""Percentiles of what a scraped histogram observed, from its buckets and sums, and how far they can be known.
 
-`estimate` is linear inside buckets (Prometheus `promql/quantile.go`); `bracket` cannot be wrong.
+`estimate` answers in one step. `fit` keeps what one run of one target says, so that `read` can put several together,
+tell how sure it is, and `read_rows` look at timeslices. `linear` is what Prometheus would say. The steps are in
+`histogram_rows` (cleaning), `histogram_prior` and `histogram_fit` (bucket means and variances), `histogram_read`
+(stand-ins for the observations) and `histogram_range` (what cannot be otherwise).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Float64 = NDArray[np.float64]
+from scraper.histogram_fit import Fit, fit_rows
+from scraper.histogram_range import bucket_edges, order_bounds
+from scraper.histogram_read import StandIns, stand_ins, union
+from scraper.histogram_read import read as read_ranks
+from scraper.histogram_rows import Float64, Indices, clean, sound
+
+__all__ = ["Estimates", "Fit", "bracket", "estimate", "fit", "linear", "read", "read_rows"]
+
+# The 90 % interval: the 5th and 95th percentile of a normal error.
+NORMAL_95 = 1.64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates:
+    """Quantiles [Q] with low and high, their 90 % interval, and lowest and highest, which pages cannot contradict.
+
+    An order statistic of what was observed lies between lowest and highest unless a page was read half written. NaN
+    where there is no answer; lowest may be -inf and highest inf.
+    """
+
+    values: Float64
+    low: Float64
+    high: Float64
+    lowest: Float64
+    highest: Float64
+
+    @property
+    def wide(self) -> NDArray[np.bool_]:
+        """Tell where the interval is wider than the value: buckets and sums cannot tell it."""
+        with np.errstate(all="ignore"):
+            return np.asarray(self.high - self.low > np.abs(self.values), dtype=np.bool_)
 
 
 def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLike) -> Float64:
-    """Estimate quantiles from per-bucket deltas: bounds[B], counts[T, B], sums[T], qs[Q] (0 to 1) -> [Q].
+    """Estimate quantiles from per-interval deltas: bounds[B], counts[T, B], sums[T], qs[Q] (0 to 1) -> [Q].
 
-    Bounds ascend and end in +inf; counts are not cumulative over buckets and may be fractional; `sums` are not used by
-    this estimate. Special cases:
+    Bounds ascend and end in +inf; counts are not cumulative over buckets and may be fractional. Guarantee: never
+    decreases in q, and lies between the edges of the buckets that hold the order statistics around q(N - 1), as numpy's
+    default quantile does. Cost: about 1.5 ms for 600 intervals and 25 buckets. Special cases:
+    - no observation, or a quantile outside 0..1: NaN;
+    - a row with a negative, NaN or infinite count is left out;
+    - an unknown (NaN) or impossible sum: its row counts by its buckets only;
+    - no sum at all: what neighbouring buckets suggest, NaN where they suggest nothing (all beyond a last bound of 0);
+    - a row with one observation: its value is known, and where all rows are such, so is the quantile.
+    """
+    return read_rows([fit(bounds, counts, sums)], [slice(None)], qs)
+
+
+def fit(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, cumulative_sum: float | None = None) -> Fit:
+    """Fit one histogram of one target: bounds[B], counts[T, B], sums[T], deltas as for `estimate`.
+
+    A restart, or other bounds, begin another fit. cumulative_sum: the largest sum that a page showed; the digits it
+    cost the deltas are forgiven. Without it, what the deltas add up to.
+    """
+    with np.errstate(all="ignore"):
+        return fit_rows(clean(bounds, counts, sums, cumulative_sum))
+
+
+def read(fits: Sequence[Fit], qs: ArrayLike) -> Estimates:
+    """Read quantiles off one or several fits together: [Q] (0 to 1), with their error bars.
+
+    Values are those of `estimate`, drawn into what cannot be wrong. The interval covers about nine in ten truths.
+    """
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full((5, *wanted.shape), np.nan)
+    with np.errstate(all="ignore"):
+        valid = (wanted >= 0) & (wanted <= 1)
+        held = [one for one in fits if len(one.counts)]
+        if held and valid.any():
+            stand_in = union([stand_ins(one) for one in held])
+            result[:, valid] = _with_bars(held, stand_in, wanted[valid])
+    values, low, high, lowest, highest = result
+    return Estimates(values=values, low=low, high=high, lowest=lowest, highest=highest)
+
+
+def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], qs: ArrayLike) -> Float64:
+    """Read quantiles [Q] off a timeslice: for each fit the intervals of the slice, as indices of what it was given.
+
+    Intervals that were joined because a page was read half written belong to the slice of the last of them.
+    """
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full(wanted.shape, np.nan)
+    with np.errstate(all="ignore"):
+        valid = (wanted >= 0) & (wanted <= 1)
+        chosen = [(one, _rows_in(one, part)) for one, part in zip(fits, rows, strict=True)]
+        chosen = [(one, part) for one, part in chosen if len(part)]
+        if not chosen or not valid.any():
+            return result
+        stand_in = union([stand_ins(one, part) for one, part in chosen])
+        held = np.concatenate([one.counts[part].sum(axis=0) for one, part in chosen])
+        lower = np.concatenate([one.lower * one.unit for one, _ in chosen])
+        upper = np.concatenate([one.upper * one.unit for one, _ in chosen])
+        position = _position(float(held.sum()), wanted[valid])
+        found, _ = bucket_edges(lower, upper, held, np.floor(position))
+        _, limit = bucket_edges(lower, upper, held, np.ceil(position))
+        result[valid] = np.clip(read_ranks(stand_in, position + 0.5), found, limit)
+    return result
+
+
+def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
+    """Interpolate linearly inside buckets, as Prometheus does: bounds[B], counts[T, B], qs[Q] -> [Q].
+
+    Source: Prometheus `promql/quantile.go`. Special cases:
     - no observation, or a quantile outside 0..1: NaN;
     - a row with a negative, NaN or infinite count is left out;
     - the lowest bucket starts at 0, or, with a first bound at or below 0, holds that bound;
@@ -23,7 +124,6 @@ def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLik
       finite bound, NaN.
     Never decreases in q, and always lies inside `bracket`.
     """
-    del sums
     edges = np.asarray(bounds, dtype=np.float64)
     totals = _totals(counts, len(edges))
     wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
@@ -48,7 +148,7 @@ def bracket(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
     """Return the bucket edges between which each quantile of the observations must lie: [Q, 2].
 
     The quantile is numpy's default (between the order statistics around q(N - 1)). Beyond the last finite bound the
-    upper edge is +inf. The lowest edge is 0 unless the first bound is negative: then -inf. NaN where `estimate` has no
+    upper edge is +inf. The lowest edge is 0 unless the first bound is negative: then -inf. NaN where `linear` has no
     observation to go by.
     """
     edges = np.asarray(bounds, dtype=np.float64)
@@ -60,23 +160,63 @@ def bracket(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
     if not total > 0 or not valid.any():
         return result
     cumulative = np.cumsum(totals)
-    position = wanted[valid] * max(total - 1.0, 0.0)
+    position = _position(total, wanted[valid])
     lower = _bucket_at(cumulative, totals, np.minimum(np.floor(position) + 1.0, total))
     upper = _bucket_at(cumulative, totals, np.minimum(np.ceil(position) + 1.0, total))
     # Linear interpolation reads rank q N, which may already be in the next bucket when counts are fractional.
-    read = _bucket_at(cumulative, totals, wanted[valid] * total)
-    result[valid, 0] = _lower_edges(edges)[np.minimum(lower, read)]
-    result[valid, 1] = edges[np.maximum(upper, read)]
+    read_at = _bucket_at(cumulative, totals, wanted[valid] * total)
+    result[valid, 0] = _lower_edges(edges)[np.minimum(lower, read_at)]
+    result[valid, 1] = edges[np.maximum(upper, read_at)]
     return result
 
 
+def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Float64) -> Float64:
+    """Return values, low, high, lowest, highest: [5, Q]."""
+    total = float(stand_in.weight.sum())
+    position = _position(total, qs)
+    before, after = np.floor(position), np.ceil(position)
+    ranks, place = np.unique(np.concatenate((before, after)), return_inverse=True)
+    least, greatest = order_bounds(fits, ranks)
+    lowest, highest = (_between(bound[place], position - before) for bound in (least, greatest))
+    values = np.clip(read_ranks(stand_in, position + 0.5), lowest, highest)
+    met = np.minimum(np.searchsorted(np.cumsum(stand_in.weight), position + 0.5), len(stand_in.weight) - 1)
+    reach = 0.1 * stand_in.rest[met] + 0.5 * np.sqrt(stand_in.rest[met])
+    error = NORMAL_95 * stand_in.error[met]
+    low = np.clip(_mirrored(stand_in, total, position + 0.5 - reach) - error, lowest, highest)
+    high = np.clip(_mirrored(stand_in, total, position + 0.5 + reach) + error, lowest, highest)
+    digits = 1e-5 * np.abs(values)
+    return np.stack((values, np.fmin(low, values) - digits, np.fmax(high, values) + digits, lowest, highest))
+
+
+def _between(bounds: Float64, share: Float64) -> Float64:
+    """Interpolate between the bounds of two order statistics, [2Q] and [Q] -> [Q], where one may be infinite."""
+    before, after = np.split(bounds, 2)
+    return np.where(share == 0, before, np.where(np.isinf(before), before, before + share * (after - before)))
+
+
+def _mirrored(stand_in: StandIns, total: float, ranks: Float64) -> Float64:
+    """Read at ranks beyond the ends, too: what lies beyond is as far from the end as its mirror image inside."""
+    first, last = 0.5, max(total - 0.5, 0.5)
+    end = np.clip(ranks, first, last)
+    return 2 * read_ranks(stand_in, end) - read_ranks(stand_in, np.clip(2 * end - ranks, first, last))
+
+
+def _position(total: float, qs: Float64) -> Float64:
+    return qs * max(total - 1.0, 0.0)
+
+
+def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
+    chosen = np.zeros(one.intervals, dtype=np.bool_)
+    chosen[rows] = True
+    return np.flatnonzero(chosen[one.last])
+
+
 def _totals(counts: ArrayLike, buckets: int) -> Float64:
-    rows = np.asarray(counts, dtype=np.float64).reshape(-1, buckets)
-    sound = np.isfinite(rows).all(axis=1) & (rows >= 0).all(axis=1)
-    return np.asarray(rows[sound].sum(axis=0), dtype=np.float64)
+    rows, _, _ = sound(counts, buckets)
+    return np.asarray(rows.sum(axis=0), dtype=np.float64)
 
 
-def _bucket_at(cumulative: Float64, totals: Float64, ranks: Float64) -> NDArray[np.intp]:
+def _bucket_at(cumulative: Float64, totals: Float64, ranks: Float64) -> Indices:
     """Return the occupied bucket in which each rank (0 to N) falls."""
     occupied = np.flatnonzero(totals > 0)
     found = np.searchsorted(cumulative[occupied], ranks, side="left")
@@ -88,11 +228,13 @@ def _lower_edges(edges: Float64) -> Float64:
     return np.concatenate(([first], edges[:-1]))
 
 
-def _inside(edges: Float64, cumulative: Float64, totals: Float64, found: NDArray[np.intp], ranks: Float64) -> Float64:
+def _inside(edges: Float64, cumulative: Float64, totals: Float64, found: Indices, ranks: Float64) -> Float64:
     low = np.concatenate(([min(edges[0], 0.0)], edges[:-1]))[found]
     if edges[0] <= 0:
         low = np.where(found == 0, edges[0], low)
     before = cumulative[found] - totals[found]
     share = np.clip((ranks - before) / totals[found], 0.0, 1.0)
     high = np.where(np.isfinite(edges[found]), edges[found], low)
-    return np.asarray(low + (high - low) * share, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        # Halves, for the distance of two edges may be more than a number can hold.
+        return np.asarray(np.minimum(low + (high / 2 - low / 2) * share * 2, high), dtype=np.float64)

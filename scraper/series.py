@@ -1,49 +1,39 @@
-"""Scrapes as logged, and the same by series: one matrix of (scrape x series) for each endpoint.
+"""Scrapes by series: one matrix of (scrape x series) for each endpoint.
 
-Deltas, rates and percentiles are left to `normalise`.
+Deltas, rates and percentiles are left to `normalise`; how scrapes come from and go to disk, to `log`.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scraper.exposition import MalformedPage, Page, Series, bound, parse, without_le
+from scraper.exposition import Series, bound, without_le
+from scraper.log import FailureRecord, Row
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-
-
-class ScrapeRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One scrape as logged: stamps are int64 ns Unix, `body` is the page through zlib, `error` empty if it is one."""
-
-    url: str
-    due_ns: int
-    request_ns: int
-    response_ns: int
-    status: int
-    content_type: str
-    body: bytes
-    error: str
+_CHUNK_ROWS = 64
+_Key = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSeries:
     """What one endpoint said: T usable scrapes of N series, in the order of `response_ns`.
 
-    Stamps are int64[T]; `at_ns` is the middle of request and response, `due_ns` the tick (equal over the targets of
-    one worker). `values` is float64[T, N], NaN where a series was not on the page. `changed[t]`: page t differs from
-    the one before. `failures` are (request stamp, reason) of the scrapes that failed or whose page was malformed.
+    Stamps are int64[T]; `at_ns` is the middle of request and response, `tick_ns` the multiple of the scrape interval
+    (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
+    `changed[t]`: page t differs from the one before. `failures` are (request stamp, reason) of the scrapes that failed
+    or whose page was malformed.
     """
 
     url: str
-    due_ns: Int64
+    tick_ns: Int64
     request_ns: Int64
     response_ns: Int64
     at_ns: Int64
@@ -57,7 +47,8 @@ class EndpointSeries:
 class HistogramColumns:
     """The columns of one histogram (one label set of a family) in an endpoint's matrix.
 
-    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none.
+    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none. Where a formula
+    makes the histogram there may be no buckets, and `less` is a column to be taken off the sum (-1: none).
     """
 
     family: str
@@ -68,24 +59,110 @@ class HistogramColumns:
     buckets: tuple[int, ...]
     sum: int
     count: int
+    less: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    record: ScrapeRecord
-    page: Page
+class SeriesTable:
+    """One endpoint's scrapes in memory, 8 bytes a value; with `keep_ns`, only those of that long before the last.
 
-
-def build(records: Iterable[ScrapeRecord]) -> tuple[EndpointSeries, ...]:
-    """Parse logged scrapes into one `EndpointSeries` a URL, in the order in which the URLs first appear.
-
-    Series with equal name and labels share a column whatever the page's layout; a histogram's `le` is compared as a
-    number. Of duplicates on one page the first counts. An endpoint whose scrapes all failed has T = 0 and its failures.
+    Rows stand in chunks of one layout; what is older than `keep_ns` goes chunk by chunk.
     """
-    by_url: dict[str, list[ScrapeRecord]] = {}
-    for record in records:
-        by_url.setdefault(record.url, []).append(record)
-    return tuple(_build_endpoint(url, logged) for url, logged in by_url.items())
+
+    def __init__(self, url: str, *, keep_ns: int | None = None) -> None:
+        self._url = url
+        self._keep_ns = keep_ns
+        self._chunks: list[_Chunk] = []
+        self._failures: list[tuple[int, str]] = []
+
+    def append(self, scrape: Row | FailureRecord) -> None:
+        """Take in one scrape, in the order of the log."""
+        if isinstance(scrape, FailureRecord):
+            self._failures.append((scrape.request_ns, scrape.error))
+        else:
+            if not self._chunks or self._chunks[-1].full or self._chunks[-1].series is not scrape.series:
+                self._chunks.append(_Chunk(scrape.series))
+            self._chunks[-1].append(scrape)
+        if self._keep_ns is not None:
+            self._forget_before(scrape.response_ns - self._keep_ns)
+
+    def view(self) -> EndpointSeries:
+        """Return the scrapes as one matrix; its columns are the union of the series of all layouts.
+
+        Series with equal name and labels share a column whatever the page's layout; a histogram's `le` is compared as a
+        number. Of duplicates on one page the first counts. A native histogram's bucket that a page leaves out has what
+        the bucket below it has.
+        """
+        series, places = _columns([chunk.series for chunk in self._chunks])
+        rows = sum(len(chunk.response_ns) for chunk in self._chunks)
+        values = np.full((rows, len(series)), np.nan)
+        at = 0
+        for chunk in self._chunks:
+            taken = chunk.values[: len(chunk.response_ns)]
+            # From the back, so that the first of two equal series is written last and stands.
+            values[at : at + len(taken), places[id(chunk.series)][::-1]] = taken[:, ::-1]
+            at += len(taken)
+        _fill_native(series, values)
+        response_ns = self._stamps("response_ns")
+        order = np.argsort(response_ns, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            values = values[order]
+        request_ns = self._stamps("request_ns")[order]
+        response_ns = response_ns[order]
+        return EndpointSeries(
+            url=self._url,
+            tick_ns=self._stamps("tick_ns")[order],
+            request_ns=request_ns,
+            response_ns=response_ns,
+            at_ns=request_ns + (response_ns - request_ns) // 2,
+            series=series,
+            values=values,
+            changed=self._stamps("changed")[order].astype(np.bool_),
+            failures=tuple(self._failures),
+        )
+
+    def _stamps(self, name: str) -> Int64:
+        parts = [np.array(getattr(chunk, name), dtype=np.int64) for chunk in self._chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def _forget_before(self, at_ns: int) -> None:
+        while len(self._chunks) > 1 and self._chunks[0].response_ns[-1] < at_ns:
+            del self._chunks[0]
+        old = sum(1 for failed_ns, _ in self._failures if failed_ns < at_ns)
+        del self._failures[:old]
+
+
+class _Chunk:
+    """Up to 64 rows of one layout. Memory that was not written to costs nothing."""
+
+    def __init__(self, series: tuple[Series, ...]) -> None:
+        self.series = series
+        self.values: Float64 = np.empty((_CHUNK_ROWS, len(series)))
+        self.tick_ns, self.request_ns, self.response_ns = array("q"), array("q"), array("q")
+        self.changed = array("b")
+
+    @property
+    def full(self) -> bool:
+        return len(self.response_ns) == _CHUNK_ROWS
+
+    def append(self, row: Row) -> None:
+        self.values[len(self.response_ns)] = row.values
+        self.tick_ns.append(row.tick_ns)
+        self.request_ns.append(row.request_ns)
+        self.response_ns.append(row.response_ns)
+        self.changed.append(row.changed)
+
+
+def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
+    """Lay scrapes out as one `EndpointSeries` a URL, in the order in which the URLs first appear.
+
+    An endpoint whose scrapes all failed has T = 0 and its failures.
+    """
+    tables: dict[str, SeriesTable] = {}
+    for scrape in scrapes:
+        if scrape.url not in tables:
+            tables[scrape.url] = SeriesTable(scrape.url)
+        tables[scrape.url].append(scrape)
+    return tuple(table.view() for table in tables.values())
 
 
 def histograms(series: tuple[Series, ...]) -> tuple[HistogramColumns, ...]:
@@ -113,71 +190,44 @@ def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColum
     )
 
 
-def _build_endpoint(url: str, records: list[ScrapeRecord]) -> EndpointSeries:
-    failures: list[tuple[int, str]] = []
-    parsed: list[_Parsed] = []
-    for record in sorted(records, key=lambda r: r.response_ns):
-        result = _parse(record)
-        if isinstance(result, str):
-            failures.append((record.request_ns, result))
-        else:
-            parsed.append(result)
-    series, values = _matrix(parsed)
-    request_ns = np.array([p.record.request_ns for p in parsed], dtype=np.int64)
-    response_ns = np.array([p.record.response_ns for p in parsed], dtype=np.int64)
-    pages = [p.record.body for p in parsed]  # compressed alike, so equal if and only if the pages are
-    return EndpointSeries(
-        url=url,
-        due_ns=np.array([p.record.due_ns for p in parsed], dtype=np.int64),
-        request_ns=request_ns,
-        response_ns=response_ns,
-        at_ns=request_ns + (response_ns - request_ns) // 2,
-        series=series,
-        values=values,
-        changed=np.array([t == 0 or pages[t] != pages[t - 1] for t in range(len(pages))], dtype=np.bool_),
-        failures=tuple(failures),
-    )
-
-
-def _parse(record: ScrapeRecord) -> _Parsed | str:
-    if record.error:
-        return record.error
-    try:
-        text = zlib.decompress(record.body)
-        return _Parsed(record, parse(text, openmetrics="openmetrics" in record.content_type))
-    except zlib.error:
-        return "the logged page cannot be decompressed"
-    except MalformedPage as bad:
-        return f"malformed page: {bad}"
-
-
-def _matrix(parsed: list[_Parsed]) -> tuple[tuple[Series, ...], Float64]:
-    """Lay the pages under each other; the columns are the union of the series of all layouts."""
-    columns: dict[tuple[str, tuple[tuple[str, str], ...], float], int] = {}
+def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, NDArray[np.intp]]]:
+    """Return the union of the layouts' series, and for each layout (by identity) the columns of its series."""
+    columns: dict[_Key, int] = {}
     series: list[Series] = []
-    placed: dict[int, NDArray[np.intp]] = {}  # by identity: pages of one layout share their tuple
-    for one in parsed:
-        layout = one.page.series
-        if id(layout) in placed:
+    places: dict[int, NDArray[np.intp]] = {}
+    for layout in layouts:
+        if id(layout) in places:
             continue
-        places = []
+        found = []
         for item in layout:
             key = _key(item)
             if key not in columns:
                 columns[key] = len(series)
                 series.append(item)
-            places.append(columns[key])
-        placed[id(layout)] = np.array(places, dtype=np.intp)
-    values = np.full((len(parsed), len(series)), np.nan)
-    for row, one in enumerate(parsed):
-        # From the back, so that the first of two equal series is written last and stands.
-        values[row, placed[id(one.page.series)][::-1]] = one.page.values[::-1]
-    return tuple(series), values
+            found.append(columns[key])
+        places[id(layout)] = np.array(found, dtype=np.intp)
+    return tuple(series), places
 
 
-def _key(series: Series) -> tuple[str, tuple[tuple[str, str], ...], float]:
+def _key(series: Series) -> _Key:
     if series.type == "histogram" and series.name == f"{series.family}_bucket":
         edge = bound(series)
         if not math.isnan(edge):
             return series.name, without_le(series.labels), edge
     return series.name, series.labels, 0.0
+
+
+def _fill_native(series: tuple[Series, ...], values: Float64) -> None:
+    """Give native histograms the buckets that pages leave out; where the resolution changed they stay absent."""
+    if all(one.native is None for one in series):
+        return
+    for group in histograms(series):
+        schemas = {series[column].native for column in group.buckets}
+        if len(schemas) != 1 or None in schemas or group.count < 0:
+            continue
+        picked = values[:, group.buckets]
+        known = np.where(np.isfinite(picked), np.arange(picked.shape[1]), -1)
+        np.maximum.accumulate(known, axis=1, out=known)
+        filled = np.where(known >= 0, np.take_along_axis(picked, np.maximum(known, 0), axis=1), 0.0)
+        shown = np.isfinite(values[:, [group.count]])
+        values[:, group.buckets] = np.where(shown, filled, np.nan)

@@ -1,37 +1,43 @@
 """The scraping process: `python -m scraper.worker`, obeying JSON lines on its standard input.
 
 The first line is a `Spec`; `{"cmd":"settle","seconds":x}` scrapes on for that time, then once more, and says `settled`;
-`{"cmd":"exit"}` or the end of input scrapes a last time and ends. It only stamps and appends; nothing is parsed here.
+`{"cmd":"exit"}` or the end of input scrapes a last time and ends. In between it says `stale` of a target that no longer
+answers and `fresh` when it does again. When each target is scraped is `target`'s business, what is kept `log`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import select
 import signal
-import struct
 import sys
-import time
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from scraper.endpoint import LIMIT_BYTES, Limits, open_session, scrape
-from scraper.series import ScrapeRecord
+from scraper.access import Access, UnusableFile, bare
+from scraper.endpoint import LIMIT_BYTES, Limits, open_session
+from scraper.hardware import record
+from scraper.log import ScrapeLog
+from scraper.target import Schedule, Target
 
-_ENCODER = msgspec.msgpack.Encoder()
 MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
 MAX_INTERVAL_S = 86_400.0
+# The conductor waits 10 s for a settled scraper, and 5 s for one that ends.
+SETTLE_WITHIN_S = 8.0
+END_WITHIN_S = 4.0
 _LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to."""
+    """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to.
+
+    A URL that stands there twice is scraped once. `seed` is that of the jitter after failures. `hardware_out` is the
+    log of what this machine's hardware uses; empty: it is not read.
+    """
 
     targets: list[str]
     interval_s: float
@@ -39,90 +45,43 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     timeout_s: float = 5.0
     limit_bytes: int = LIMIT_BYTES
-    headers: dict[str, str] = {}
-
-
-class Log:
-    """An append-only file of framed records: length and CRC-32 (little endian), then the MessagePack of the record."""
-
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def append(self, record: ScrapeRecord) -> None:
-        """Write one record; what was written survives the death of this process."""
-        payload = _ENCODER.encode(record)
-        frame = memoryview(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload)
-        while frame:
-            frame = frame[os.write(self._fd, frame) :]
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-
-class Target:
-    """One URL, scraped by one task at a time."""
-
-    def __init__(self, url: str, spec: Spec, session: aiohttp.ClientSession, log: Log) -> None:
-        self.ok = 0
-        self.failed = 0
-        self._url = url
-        self._spec = spec
-        self._session = session
-        self._log = log
-        self._busy = asyncio.Lock()
-
-    async def scrape(self, due_ns: int) -> None:
-        """Scrape once and append the outcome, after a scrape that may be under way."""
-        limits = Limits(timeout_s=self._spec.timeout_s, body_bytes=self._spec.limit_bytes)
-        offset = self._spec.clock_offset_ns
-        async with self._busy:
-            record = await scrape(self._session, self._url, due_ns=due_ns, clock_offset_ns=offset, limits=limits)
-            self._log.append(record)
-        if record.error:
-            self.failed += 1
-        else:
-            self.ok += 1
-
-    async def tick(self, stopping: asyncio.Event) -> None:
-        """Scrape at every tick of the clock until told to stop; a tick that finds a scrape under way is skipped."""
-        interval_ns = round(self._spec.interval_s * 1e9)
-        due_ns = 0
-        while not stopping.is_set():
-            now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
-            due_ns = next_tick(max(now_ns, due_ns), interval_ns)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), (due_ns - now_ns) / 1e9)
-            if not stopping.is_set():
-                await self.scrape(due_ns)
-
-
-def next_tick(now_ns: int, interval_ns: int) -> int:
-    """Return the first multiple of the interval after `now_ns` on the Unix clock: all targets share their ticks."""
-    return (now_ns // interval_ns + 1) * interval_ns
+    access: Access = Access()
+    seed: int = 0
+    hardware_out: str = ""
 
 
 async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
-    """Scrape every target until told to exit."""
-    log = Log(spec.out)
-    stopping = asyncio.Event()
+    """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written."""
+    schedule = Schedule(interval_ns=round(spec.interval_s * 1e9), clock_offset_ns=spec.clock_offset_ns, seed=spec.seed)
+    limits = Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes)
+    log = ScrapeLog(spec.out)
     try:
-        async with open_session(spec.headers) as session:
-            targets = [Target(url, spec, session, log) for url in spec.targets]
-            await _scrape_all(targets, spec)
-            _say({"event": "ready", **_counts(targets)})
+        async with open_session(spec.access) as session:
+            targets = [
+                Target(url, spec.access, schedule=schedule, limits=limits, session=session, log=log)
+                for url in {bare(url): url for url in spec.targets}.values()
+            ]
             async with asyncio.TaskGroup() as group:
-                for target in targets:
-                    group.create_task(target.tick(stopping))
-                settled = await _obey(targets, spec, commands)
+                first = group.create_task(_scrape_all(targets, schedule, within_s=SETTLE_WITHIN_S))
+                # Whoever has answered goes on: a target that hangs delays only our word that all are ready.
+                ticking = [group.create_task(target.tick(_say_if_read)) for target in targets]
+                stopping = asyncio.Event()
+                if spec.hardware_out:
+                    reading = record(spec.hardware_out, clock_offset_ns=spec.clock_offset_ns, stopping=stopping)
+                    group.create_task(reading)
+                await first
+                _say({"event": "ready", **_counts(targets)})
+                settled = await _obey(targets, schedule, commands)
                 stopping.set()
+                for task in ticking:
+                    task.cancel()
             if not settled:
-                await _scrape_all(targets, spec)
+                await _scrape_all(targets, schedule, within_s=END_WITHIN_S)
     finally:
         log.close()
 
 
-async def _obey(targets: list[Target], spec: Spec, commands: asyncio.StreamReader) -> bool:
+async def _obey(targets: Sequence[Target], schedule: Schedule, commands: asyncio.StreamReader) -> bool:
     """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
     settled = False
     while True:
@@ -132,22 +91,36 @@ async def _obey(targets: list[Target], spec: Spec, commands: asyncio.StreamReade
         seconds = command.get("seconds", 0)
         if command.get("cmd") == "settle" and isinstance(seconds, int | float) and 0 <= seconds <= 3600:
             await asyncio.sleep(seconds)
-            await _scrape_all(targets, spec)
+            await _scrape_all(targets, schedule, within_s=SETTLE_WITHIN_S)
             settled = True
             _say({"event": "settled", **_counts(targets)})
         else:
             _say({"event": "error", "message": f"unknown command {json.dumps(command)}"})
 
 
-async def _scrape_all(targets: list[Target], spec: Spec) -> None:
-    due_ns = time.monotonic_ns() + spec.clock_offset_ns
+async def _scrape_all(targets: Sequence[Target], schedule: Schedule, *, within_s: float) -> None:
+    """Scrape every target now, at a tick that none of them has answered: the first such one, also if it is to come."""
+    this_ns = schedule.now_ns() // schedule.interval_ns * schedule.interval_ns
+    tick_ns = max([this_ns, *(target.last_tick_ns + schedule.interval_ns for target in targets)])
     async with asyncio.TaskGroup() as group:
         for target in targets:
-            group.create_task(target.scrape(due_ns))
+            group.create_task(target.scrape(tick_ns, within_s=within_s))
 
 
-def _counts(targets: list[Target]) -> dict[str, int]:
-    return {"ok": sum(t.ok for t in targets), "failed": sum(t.failed for t in targets)}
+def _counts(targets: Sequence[Target]) -> dict[str, int]:
+    return {
+        "ok": sum(target.ok for target in targets),
+        "failed": sum(target.failed for target in targets),
+        "skipped": sum(target.skipped for target in targets),
+        "stale": sum(target.stale for target in targets),
+    }
+
+
+def _say_if_read(event: Mapping[str, Any]) -> None:
+    """Say something that may be lost: scraping must not wait for a reader that has something else to do."""
+    # A pipe that is writable has room for 4096 bytes, more than any such event.
+    if select.select((), (sys.stdout,), (), 0)[1]:
+        _say(event)
 
 
 def _say(event: Mapping[str, Any]) -> None:
@@ -186,10 +159,18 @@ async def _main() -> int:
     code = 0
     try:
         await run(spec, commands)
+    except* UnusableFile as group:
+        _say({"event": "error", "message": f"unusable spec: {_cause(group)}"})
+        code = 2
     except* OSError as group:
-        _say({"event": "error", "message": f"cannot write {spec.out}: {group.exceptions[0]}"})
+        _say({"event": "error", "message": f"cannot write {spec.out}: {_cause(group)}"})
         code = 1
     return code
+
+
+def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
+    first: BaseException = group.exceptions[0]
+    return _cause(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def main() -> int:

@@ -16,7 +16,9 @@ import cyclopts
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 
+from scraper.access import masked
 from sidecar import config
+from sidecar.access import AccessOptions, check_access, metrics_access
 from sidecar.config import RunOptions, ScrapeOptions, Verbose
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.progress import Progress, mode_for
@@ -35,6 +37,8 @@ EPILOGUE = (
     "or measured; 130 interrupted (results up to then are written)."
 )
 
+SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header")
+
 MEASURE = Group("Measure", sort_key=1)
 LOOK = Group("Look", sort_key=2)
 
@@ -42,13 +46,16 @@ app = App(name="sidelight", help=HELP, help_epilogue=EPILOGUE, version=VERSION, 
 
 
 @app.command(group=MEASURE)
-def demo(
+def demo(  # noqa: PLR0913  an argument is an option
     *,
     rate: Annotated[float, Parameter(help="Requests per second.")] = 6.0,
     duration: Annotated[float, Parameter(help="Seconds of measured load.")] = 7.0,
     seed: Annotated[int, Parameter(help="The same seed sends the same requests at the same times.")] = 42,
-    engine: Annotated[Literal["vllm"], Parameter(help="Which engine's pages the simulator shows.")] = "vllm",
+    engine: Annotated[
+        Literal["vllm", "sglang", "trtllm"], Parameter(help="Which engine's pages the simulator shows.")
+    ] = "vllm",
     out: config.Out = None,
+    formats: config.Formats = config.DEFAULT_FORMATS,
     listen: config.Listen = None,
     quiet: config.Quiet = False,
     json: config.JsonProgress = False,
@@ -58,7 +65,17 @@ def demo(
     del verbose  # read by main()
     from sidecar import demo as demonstration  # noqa: PLC0415  --help must not pay for what a run imports
 
-    load = RunOptions(rate=rate, duration=duration, seed=seed, warmup=3, out=out, listen=listen, quiet=quiet, json=json)
+    load = RunOptions(
+        rate=rate,
+        duration=duration,
+        seed=seed,
+        warmup=3,
+        out=out,
+        formats=formats,
+        listen=listen,
+        quiet=quiet,
+        json=json,
+    )
     return _measured(
         lambda progress: demonstration.demo(load, engine=engine, command=_command(), progress=progress),
         quiet=quiet,
@@ -106,13 +123,20 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
 
 @app.command(group=LOOK)
 def report(
-    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")], *, verbose: Verbose = False
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
+    *,
+    formats: config.Formats = (),
+    verbose: Verbose = False,
 ) -> int:
-    """Derive everything again from a run directory, also from one that was cut short."""
+    """Derive everything again from a run directory, also from one that was cut short.
+
+    Without --formats, the files that the run was asked for.
+    """
     del verbose
     from sidecar import derive  # noqa: PLC0415  as above
 
-    derive.print_report(derive.derive(run_directory), run_directory)
+    config.check_formats(formats)
+    derive.print_report(derive.derive(run_directory, formats), run_directory)
     return 0
 
 
@@ -123,6 +147,7 @@ def doctor(
     model: config.Model = None,
     api_key: config.ApiKey = None,
     metrics: config.Metrics = (),
+    access: AccessOptions = AccessOptions(),  # noqa: B008  as above
     verbose: Verbose = False,
 ) -> int:
     """Look at an endpoint before a run: reachable, streaming, which engine, which quantities, what is missing."""
@@ -132,15 +157,31 @@ def doctor(
     if url is None:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
     config.http_url("--url", url)
-    return asyncio.run(examination.examine(url, model=model, api_key=api_key, metrics=metrics))
+    for page in metrics:
+        config.http_url("--metrics", page, user=True)
+    check_access(access)
+    config.require_bounds(access, config.ACCESS_BOUNDS)
+    return asyncio.run(
+        examination.examine(
+            url,
+            model=model,
+            api_key=api_key,
+            metrics=metrics,
+            access=metrics_access(access, url=url, api_key=api_key),
+            timeout_s=access.scrape_timeout,
+        )
+    )
 
 
 @app.command(group=LOOK)
-def schema(of: Annotated[Literal["config", "summary"], Parameter(help="Which one.")] = "config", /) -> int:
-    """Print the JSON Schema of the configuration, or of summary.json."""
+def schema(
+    of: Annotated[Literal["config", "summary", "server-metrics"], Parameter(help="Which one.")] = "config", /
+) -> int:
+    """Print the JSON Schema of the configuration, of summary.json, or of server_metrics_export.json."""
     from sidecar import schema as schemas  # noqa: PLC0415  as above
 
-    print(json.dumps(schemas.configuration() if of == "config" else schemas.summary(), indent=2))  # noqa: T201  its result
+    made = {"config": schemas.configuration, "summary": schemas.summary, "server-metrics": schemas.server_metrics}
+    print(json.dumps(made[of](), indent=2))  # noqa: T201  its result
     return 0
 
 
@@ -238,8 +279,9 @@ def _command() -> list[str]:
     """Return the command line for the manifest, secrets masked."""
     shown, hide = [], False
     for argument in sys.argv[1:]:
-        name, separator, _ = argument.partition("=")
-        secret = name.replace("_", "-") == "--api-key"
-        shown.append("***" if hide else f"{name}=***" if secret and separator else argument)
+        name, separator, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+        secret = (name if separator else argument).replace("_", "-") in SECRET_FLAGS
+        plain = f"{name}{separator}{masked(value)}" if "://" in value else argument
+        shown.append("***" if hide else f"{name}=***" if secret and separator else plain)
         hide = secret and not separator
     return shown

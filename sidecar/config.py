@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,8 @@ import yaml
 from cyclopts import Group, Parameter
 
 from loadgen import workloads
+from scraper.access import masked
+from sidecar.access import AccessOptions, check_access, header_names
 from sidecar.errors import ConfigurationError
 
 TARGET = Group("Target", sort_key=1)
@@ -27,14 +29,18 @@ OUTPUT = Group("Output", sort_key=5)
 
 DEFAULT_RATE_PER_S = 1.0
 DEFAULT_DURATION_S = 30.0
-SECRETS = ("api_key",)
+SECRETS = ("api_key", "metrics_token", "metrics_user")
+ALIASES = {"metrics_timeout": "scrape_timeout"}
+FORMATS = ("json", "csv", "jsonl", "parquet", "text")
+DEFAULT_FORMATS = ("json", "csv", "text")
 
 LONGEST_S = 1e7  # four months
 MOST_REQUESTS = 10_000_000
+ACCESS_BOUNDS = {"scrape_timeout": (0.01, 3600.0)}
 SCRAPE_BOUNDS = {
+    **ACCESS_BOUNDS,
     "duration": (1e-3, LONGEST_S),
     "scrape_interval": (0.01, 3600.0),
-    "scrape_timeout": (0.01, 3600.0),
     "slice_duration": (0.01, LONGEST_S),
 }
 RUN_BOUNDS = {
@@ -47,6 +53,11 @@ RUN_BOUNDS = {
     "warmup": (0, MOST_REQUESTS),
     "seed": (0, 2**63 - 1),
 }
+
+
+def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
+    """Convert a,b and several tokens alike; which names are valid is `check_formats`' business."""
+    return tuple(name.strip() for token in tokens for name in token.value.split(",") if name.strip())
 
 
 # Each option is written once and shared by the commands that take it.
@@ -67,7 +78,6 @@ Metrics = Annotated[
     ),
 ]
 ScrapeInterval = Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")]
-ScrapeTimeout = Annotated[float, Parameter(group=SCRAPING, help="Seconds until one scrape is given up.")]
 SliceDuration = Annotated[float, Parameter(group=SCRAPING, help="Length of a time slice, in seconds.")]
 Out = Annotated[
     Path | None, Parameter(group=OUTPUT, help="Run directory; must not hold a run. Default: a new one under runs/.")
@@ -78,6 +88,17 @@ Listen = Annotated[
         group=OUTPUT,
         help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
         "127.0.0.1:9464, or a free port where that is taken.",
+    ),
+]
+Formats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=OUTPUT,
+        negative="",
+        converter=_split,
+        show_default=False,
+        help="Files to write besides summary.json, separated by commas: json, csv, jsonl, parquet (the export of "
+        "server metrics; the last two hold every scrape), text (report.txt). Default: json,csv,text.",
     ),
 ]
 Quiet = Annotated[
@@ -110,7 +131,7 @@ def _whole(_hint: Any, tokens: Any) -> int:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(AccessOptions):
     """All of `sidelight run`."""
 
     url: Url = None
@@ -159,9 +180,9 @@ class RunOptions:
     ] = True
     metrics: Metrics = ()
     scrape_interval: ScrapeInterval = 0.25
-    scrape_timeout: ScrapeTimeout = 5.0
     slice_duration: SliceDuration = 2.0
     out: Out = None
+    formats: Formats = DEFAULT_FORMATS
     listen: Listen = None
     quiet: Quiet = False
     json: JsonProgress = False
@@ -171,7 +192,7 @@ class RunOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrapeOptions:
+class ScrapeOptions(AccessOptions):
     """All of `sidelight scrape`."""
 
     url: Url = None
@@ -180,9 +201,9 @@ class ScrapeOptions:
         None
     )
     scrape_interval: ScrapeInterval = 0.25
-    scrape_timeout: ScrapeTimeout = 5.0
     slice_duration: SliceDuration = 2.0
     out: Out = None
+    formats: Formats = DEFAULT_FORMATS
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False
@@ -217,6 +238,7 @@ def load_yaml(path: Path, options: type = RunOptions) -> dict[str, Any]:
 
 def _known_key(key: str, known: set[str], path: Path) -> str:
     name = key.replace("-", "_")
+    name = ALIASES.get(name, name)
     if name in known:
         return name
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
@@ -232,10 +254,12 @@ def check(options: RunOptions) -> RunOptions:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
     http_url("--url", options.url)
     for url in options.metrics:
-        http_url("--metrics", url)
+        http_url("--metrics", url, user=True)
+    check_access(options)
     if options.rate is not None and options.concurrency is not None:
         raise ConfigurationError("--rate and --concurrency exclude each other: one is open loop, the other closed loop")
-    _require_bounds(options, RUN_BOUNDS)
+    require_bounds(options, RUN_BOUNDS)
+    check_formats(options.formats)
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
@@ -260,13 +284,23 @@ def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
         raise ConfigurationError("--metrics is missing; give a Prometheus URL, or --url to have it discovered")
     for flag, url in (("--url", options.url), *(("--metrics", url) for url in options.metrics)):
         if url is not None:
-            http_url(flag, url)
-    _require_bounds(options, SCRAPE_BOUNDS)
+            http_url(flag, url, user=flag == "--metrics")
+    check_access(options)
+    require_bounds(options, SCRAPE_BOUNDS)
+    check_formats(options.formats)
     return options
 
 
-def http_url(flag: str, url: str) -> None:
-    """Raise ConfigurationError unless the URL is http(s) with a host, without a password that every file would show."""
+def check_formats(formats: Sequence[str]) -> None:
+    """Raise ConfigurationError naming the first format that is none, or is not written yet."""
+    for name in formats:
+        if name not in FORMATS:
+            wrong = "is not written yet" if name == "html" else "no such format"
+            raise ConfigurationError(f"--formats {name}: {wrong}; choose from {', '.join(FORMATS)}")
+
+
+def http_url(flag: str, url: str, *, user: bool = False) -> None:
+    """Raise ConfigurationError unless the URL is http(s) with a host; a password in it only with `user`."""
     secret = False
     try:
         parts = urlsplit(url)
@@ -274,13 +308,15 @@ def http_url(flag: str, url: str) -> None:
         usable = parts.scheme in {"http", "https"} and parts.hostname is not None and (parts.port or 1) > 0
     except ValueError:
         usable = False
-    if secret:
+    if secret and not user:
         raise ConfigurationError(
             f"{flag}: a user name or password in the URL would stand in every file of the run; "
             "put the key into SIDELIGHT_API_KEY"
         )
     if not usable:
-        raise ConfigurationError(f"{flag} {url}: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000")
+        raise ConfigurationError(
+            f"{flag} {masked(url)}: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000"
+        )
 
 
 def listen_address(listen: str) -> tuple[str, int] | None:
@@ -293,7 +329,8 @@ def listen_address(listen: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _require_bounds(options: RunOptions | ScrapeOptions, bounds: Mapping[str, tuple[float, float]]) -> None:
+def require_bounds(options: AccessOptions, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ConfigurationError naming the first option that is out of its bounds, and the bound."""
     for name, (least, most) in bounds.items():
         value = getattr(options, name)
         if value is None or least <= value <= most:
@@ -319,4 +356,8 @@ def _plain(name: str, value: object) -> object:
         return "***"
     if isinstance(value, Path):
         return str(value)
+    if name == "metrics_header" and isinstance(value, tuple):
+        return header_names(value)
+    if name == "metrics" and isinstance(value, tuple):
+        return [masked(url) for url in value]
     return list(value) if isinstance(value, tuple) else value

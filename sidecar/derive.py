@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +16,20 @@ from correlator.associate import Association, associate
 from correlator.decompose import FinishSums, decompose, decompose_slices
 from correlator.finish import finish_sums
 from exporter import breakdown, tables, text
-from exporter.server_metrics import server_metrics_export
+from exporter.server_metrics import server_metrics_files
+from exporter.server_metrics_source import Source
 from loadgen.log import RequestLog, select
 from loadgen.metrics import client_summary, request_metrics
 from loadgen.self_check import self_check
 from scraper import engines
+from scraper.hardware_summary import hardware_summary
 from scraper.missing import Missing
 from scraper.normalise import Window, slice_edges
 from scraper.series import EndpointSeries
 from scraper.server_summary import server_summary
 from sidecar import manifest as manifests
 from sidecar.clock import iso_ms
+from sidecar.config import DEFAULT_FORMATS
 from sidecar.run import Run, open_run, write_json, write_whole
 from sidecar.warnings import warnings
 
@@ -33,29 +37,25 @@ SUMMARY = "summary.json"
 DRAFT_WARMUP_REQUESTS = 100
 
 
-def derive(path: Path) -> dict[str, Any]:
-    """Write every derived file of a run directory and return its summary. Raises ConfigurationError, CannotWrite."""
+def derive(path: Path, formats: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the derived files of a run directory and return its summary. Raises ConfigurationError, CannotWrite.
+
+    `formats` are those of `--formats`; none: those that the run was asked for.
+    """
     run = open_run(path)
     window = window_of(run)
     summary = summarise(run, window)
     write_json(path / SUMMARY, summary)
-    write_json(
-        path / "server_metrics_export.json",
-        server_metrics_export(
-            run.endpoints,
-            window=window,
-            slice_ns=_slice_ns(run),
-            benchmark_id=str(run.manifest["run_id"]),
-            input_config=run.manifest["config"],
-            tool_version=run.manifest["tool"]["version"],
-        ),
-    )
+    wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
+    for name, write in server_metrics_files(_server_metrics(run, window), wanted):
+        write_whole(path / name, write)
     requests = tables.requests_table(run.requests)
     write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
-    report = text.as_text(summary)
-    write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
+    if "text" in wanted:
+        report = text.as_text(summary)
+        write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
     return summary
 
 
@@ -115,6 +115,13 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
         "client": client,
         "server": server,
         "correlation": correlation,
+        "hardware": hardware_summary(
+            run.hardware,
+            run.endpoints,
+            window=window,
+            output_tokens=_output_tokens(client["throughput"]),
+            engine_here=_engine_here(run),
+        ),
         "self_check": check,
         "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": _untested(manifest["config"].get("warmup"))},
     }
@@ -130,6 +137,33 @@ def print_report(summary: Mapping[str, Any], path: Path) -> None:
     console.print("\nwritten:", style="bold")
     for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
         console.print(f"  {path / name}", soft_wrap=True)
+
+
+def _output_tokens(throughput: Mapping[str, Any]) -> float | None:
+    per_s = throughput["output_tokens_per_s"]
+    return None if per_s is None else per_s * throughput["duration_s"]
+
+
+def _engine_here(run: Run) -> bool:
+    """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
+    config = run.manifest["config"]
+    asked = [config.get("url"), *(config.get("metrics") or ())]
+    host = next((urlsplit(url).hostname or "" for url in asked if url), "")
+    return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")
+
+
+def _server_metrics(run: Run, window: Window) -> Source:
+    targets = run.manifest.get("metrics_targets", ())
+    return Source(
+        endpoints=run.endpoints,
+        window=window,
+        slice_ns=_slice_ns(run),
+        benchmark_id=str(run.manifest["run_id"]),
+        input_config=run.manifest["config"],
+        tool_version=run.manifest["tool"]["version"],
+        configured=[target.get("url") or target["configured"] for target in targets],
+        phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
+    )
 
 
 def _correlation(run: Run, measured: RequestLog, window: Window) -> dict[str, Any]:

@@ -4,18 +4,23 @@ missing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
 from scraper import engines
-from scraper.endpoint import Limits, discover, open_session, scrape
+from scraper.access import Access, masked
+from scraper.endpoint import Limits, Scrape, discover, open_session, scrape
+from scraper.engines import CanonicalSource, Catalogue
+from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.missing import Missing
-from scraper.series import EndpointSeries, build
-from sidecar.clock import anchor
+from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.target import Served, auth_headers, engine_version, preflight, probe
 
@@ -23,8 +28,27 @@ NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
 GOOD, BAD, NOTE = ("ok  ", "green"), ("lack", "red"), ("note", "yellow")
 
+Line = tuple[tuple[str, str], str]
 
-async def examine(url: str, *, model: str | None, api_key: str | None, metrics: tuple[str, ...]) -> int:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The scrapes made of one metrics page and the pages they brought, equal in number."""
+
+    url: str
+    scrapes: tuple[Scrape, ...]
+    pages: tuple[Page, ...]
+
+
+async def examine(
+    url: str,
+    *,
+    model: str | None,
+    api_key: str | None,
+    metrics: tuple[str, ...],
+    access: Access | None = None,
+    timeout_s: float = 5.0,
+) -> int:
     """Print what an endpoint offers and lacks. Returns 0, or 3 where no run would be possible."""
     console = Console(highlight=False)
     headers = auth_headers(api_key)
@@ -42,54 +66,156 @@ async def examine(url: str, *, model: str | None, api_key: str | None, metrics: 
         usable = False
         if isinstance(error, TargetUnreachable) and not metrics:
             return error.exit_code
+    limits = Limits(timeout_s=timeout_s)
     for target in metrics or (url,):
-        found = await discover(target, headers=headers)
+        found = await discover(target, access=access or Access(headers=headers), limits=limits)
         if isinstance(found, Missing):
             _say(console, BAD, f"no server metrics: {found.reason}")
-            _say(
-                console,
-                NOTE,
-                "a run still works; name the page with --metrics URL. vLLM: do not use --disable-log-stats",
-            )
-        else:
-            await _page(console, found, headers)
+            for line in advice(found.reason):
+                _say(console, NOTE, line)
+            continue
+        clock = anchor()
+        look = await _look(found, access or Access(headers=headers), limits, clock)
+        for mark, text in [(BAD, look)] if isinstance(look, str) else describe(look, clock):
+            _say(console, mark, text)
     return 0 if usable else 3
 
 
-async def _page(console: Console, url: str, headers: dict[str, str]) -> None:
-    clock = anchor()
-    async with open_session(headers) as session:
-        records = [
-            await scrape(session, url, due_ns=time.time_ns(), clock_offset_ns=clock.offset_ns, limits=Limits())
-            for _ in range(SCRAPES)
-        ]
-    endpoint = build(records)[0]
-    if not len(endpoint.at_ns):
-        _say(console, BAD, f"{url}: {endpoint.failures[0][1]}")
-        return
-    cost_ms = median((record.response_ns - record.request_ns) / 1e6 for record in records)
-    _say(console, GOOD, f"{url}: {len(endpoint.series)} series, a scrape takes {cost_ms:.1f} ms (median of {SCRAPES})")
-    _say(
-        console,
-        NOTE,
-        f"a scrape's own time is known to {cost_ms / 2:.1f} ms; the clock's anchor to {clock.error_ns / 1e3:.1f} us",
-    )
-    for mark, text in _quantities(endpoint):
-        _say(console, mark, text)
+def advice(reason: str) -> Iterator[str]:
+    """Say what could bring a metrics page about, judged by why there is none."""
+    if "JSON" in reason:
+        yield _switch("trtllm")
+    elif "HTTP 501" in reason:
+        yield _switch("llamacpp")
+    elif "HTTP 404" in reason:
+        for engine in ("sglang", "trtllm", "llamacpp"):
+            yield _switch(engine)
+    yield "a run still works; name the page with --metrics URL where it is elsewhere"
 
 
-def _quantities(endpoint: EndpointSeries) -> Iterator[tuple[tuple[str, str], str]]:
-    engine = engines.detect(endpoint.series)
+def describe(look: Look, clock: Clock) -> Iterator[Line]:
+    """Describe a page: how it is exposed and how fast, which engine's it is, what it tells and what it does not."""
+    durations_ms = [(one.response_ns - one.request_ns) / 1e6 for one in look.scrapes]
+    page, body = look.pages[-1], look.scrapes[-1].body
+    cost_ms = median(durations_ms)
+    kind = _format(look.scrapes[-1].content_type)
+    yield GOOD, f"{masked(look.url)}: {len(page.series)} series in {len(body) / 1024:.1f} KiB of {kind}"
+    yield GOOD, f"a scrape takes {cost_ms:.1f} ms (median of {SCRAPES}; {max(durations_ms):.1f} at most)"
+    yield NOTE, f"its moment is known to {cost_ms / 2:.1f} ms, the clock's anchor to {clock.error_ns / 1e3:.1f} us"
+    engine = engines.detect(page.series)
     if engine is None:
         yield BAD, f"no engine is recognised among its series; known: {', '.join(engines.ENGINES)}"
+        yield NOTE, f"{engines.catalogue('vllm').title}: {engines.catalogue('vllm').enable}"
         return
-    yield GOOD, f"engine {engine.name} (by {engine.detected_by})"
-    for name, source in engines.canonical(endpoint.series, engine.name).items():
-        if not isinstance(source, Missing):
-            yield GOOD, f"{name}: {source.metric} ({source.quantity.kind}, observed at {source.quantity.observed})"
+    known = engines.catalogue(engine.name)
+    version = f" {engine.version}" if engine.version else ""
+    yield GOOD, f"engine {engine.name} ({known.title}{version}, by {engine.detected_by})"
+    yield NOTE, _updates(look, known)
+    yield from _quantities(page, known)
+    for timing in known.timing:
+        yield NOTE, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
+
+
+async def _look(url: str, access: Access, limits: Limits, clock: Clock) -> Look | str:
+    """Scrape a page several times, one after another; return what was wrong with the first one that failed."""
+    reader = PageReader()
+    scrapes: list[Scrape] = []
+    pages: list[Page] = []
+    async with open_session(access) as session:
+        for _ in range(SCRAPES):
+            taken = await scrape(
+                session,
+                url,
+                tick_ns=clock.now_ns(),
+                clock_offset_ns=clock.offset_ns,
+                limits=limits,
+                access=access,
+            )
+            if taken.error:
+                return f"{masked(url)}: {taken.error}"
+            try:
+                pages.append(reader.read(taken.body, taken.content_type))
+            except MalformedPage as bad:
+                return f"{masked(url)}: malformed page: {bad}"
+            scrapes.append(taken)
+    return Look(url=url, scrapes=tuple(scrapes), pages=tuple(pages))
+
+
+def _updates(look: Look, known: Catalogue) -> str:
+    """Say what moved from scrape to scrape; an engine without load moves nothing of its own."""
+    moved: set[str] = set()
+    for before, after in zip(look.pages, look.pages[1:], strict=False):
+        earlier = dict(zip(_keys(before), before.values.tolist(), strict=True))
+        for key, value in zip(_keys(after), after.values.tolist(), strict=True):
+            if earlier.get(key) != value and not (math.isnan(value) and key in earlier):
+                moved.add(key[0])
+    own = sorted(name for name in moved if known.normalised(name).startswith(known.prefix))
+    if not moved:
+        return f"{SCRAPES} scrapes in a row brought the same page: nothing moves while the engine is idle"
+    if not own:
+        return f"from scrape to scrape nothing of the engine's own moved: it is idle ({len(moved)} other names did)"
+    return f"from scrape to scrape moved: {', '.join(own[:4])}{f' and {len(own) - 4} more' if len(own) > 4 else ''}"
+
+
+def _keys(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    return [(one.name, one.labels) for one in page.series]
+
+
+def _quantities(page: Page, known: Catalogue) -> Iterator[Line]:
+    """One line a canonical quantity: what it is now, when it is observed, and where it stands; or why it is lacking."""
+    found = engines.canonical(page.series, known.name)
+    wide = max(len(name) for name in found)
+    shown = {name: _now(source, page.values) for name, source in found.items() if isinstance(source, CanonicalSource)}
+    value_wide = max((len(text) for text in shown.values()), default=0)
+    for name, source in found.items():
+        if isinstance(source, Missing):
+            lacking = BAD if name in NEEDED else NOTE
+            yield lacking, f"{name:{wide}}  {source.reason}"
         else:
-            yield (BAD if name in NEEDED else NOTE), f"{name}: {source.reason}"
-    yield NOTE, "where the TTFT went: from histogram sums, as means; request by request it needs the engine's spans"
+            moment = f"at {source.quantity.observed}"
+            yield GOOD, f"{name:{wide}}  {shown[name]:{value_wide}}  {moment:16}  {source.metric}"
+
+
+def _now(source: CanonicalSource, values: npt.NDArray[np.float64]) -> str:
+    """Return the present value of a quantity in a few characters, with the number of its label sets beyond one."""
+    sets = len(source.histograms) or len(source.columns)
+    several = f" ({sets} label sets)" if sets > 1 else ""
+    unit = source.quantity.unit
+    if source.quantity.kind == "histogram":
+        count = _total(values, (one.count for one in source.histograms))
+        total = _total(values, (one.sum for one in source.histograms))
+        total -= _total(values, (one.less for one in source.histograms if one.less >= 0))
+        mean = f", mean {total / count:.4g} {unit}" if count > 0 and math.isfinite(total) else ""
+        return f"{count:.10g} seen{mean}{several}"
+    columns = values[list(source.columns)]
+    if source.over:
+        base = _total(values, source.over)
+        return f"{float(columns.sum()) / base:.4g} {unit}{several}" if base > 0 else f"no base{several}"
+    value = float(columns.max() if source.quantity.across == "max" else columns.sum())
+    return f"{value:.10g} {unit}{several}"
+
+
+def _total(values: npt.NDArray[np.float64], columns: Iterable[int]) -> float:
+    """Add values up; NaN where one of the columns is not on the page."""
+    return sum((float(values[column]) if column >= 0 else math.nan) for column in columns)
+
+
+def _format(content_type: str) -> str:
+    kind, _, parameters = content_type.partition(";")
+    version = next(
+        (part.partition("=")[2] for part in parameters.split(";") if part.strip().startswith("version=")), ""
+    )
+    names = {
+        "application/openmetrics-text": "OpenMetrics",
+        "application/vnd.google.protobuf": "protobuf",
+        "text/plain": "text",
+    }
+    return f"{names.get(kind.strip().lower(), kind.strip() or 'no stated type')} {version}".strip()
+
+
+def _switch(engine: str) -> str:
+    known = engines.catalogue(engine)
+    return f"{known.title}: {known.enable}"
 
 
 def _say(console: Console, mark: tuple[str, str], text: str) -> None:

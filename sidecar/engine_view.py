@@ -15,9 +15,10 @@ from exporter.snapshot import Cumulative, EngineCounts, add
 from scraper import engines
 from scraper.engines import CanonicalSource
 from scraper.exposition import Series
+from scraper.log import FailureRecord, Row
 from scraper.missing import Missing
-from scraper.normalise import unrolled
-from scraper.series import ScrapeRecord, build
+from scraper.resets import unrolled
+from scraper.series import build
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class EngineView:
     outcomes: dict[str, int] = field(default_factory=lambda: {"ok": 0, "failed": 0})
     sums: deque[tuple[int, float, float, float]] = field(default_factory=deque)
 
-    def take(self, record: ScrapeRecord, *, keep_s: float) -> None:
+    def take(self, record: Row | FailureRecord, *, keep_s: float) -> None:
         """Take in one scrape; sums older than `keep_s`, but for one, are dropped."""
         page = build([record])[0]
         usable = len(page.at_ns) > 0

@@ -19,7 +19,7 @@ from exporter.snapshot import Breakdown, EngineCounts, GeneratorCounts, Snapshot
 from loadgen.frames import FrameTail, decode_log, decode_planned
 from loadgen.log import assemble
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat
-from scraper.series import ScrapeRecord
+from scraper.log import LogReader
 from sidecar.clock import Clock
 from sidecar.engine_view import EngineView
 from sidecar.progress import View
@@ -49,7 +49,7 @@ class LiveRun:
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
-        self._decode_scrape = msgspec.msgpack.Decoder(ScrapeRecord).decode
+        self._scrapes = LogReader()
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +79,9 @@ class LiveRun:
             else:
                 self._take(record)
         for payload in self._news("scrapes-*.log"):
-            scrape = self._decode_scrape(payload)
+            scrape = self._scrapes.take(payload)
+            if scrape is None:
+                continue
             engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
             engine.take(scrape, keep_s=SLIDING_S)
 

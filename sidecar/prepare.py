@@ -11,7 +11,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -22,8 +21,10 @@ from loadgen.plan import Planned, PlanOrder, plan
 from loadgen.protocols.openai import Target
 from loadgen.records import plan_end
 from loadgen.tokenizers import ReferenceTokenizer, ServerTokenizer, Tokenizer, TokenizerError, probe_server
-from scraper.endpoint import discover
+from scraper.access import Access, masked
+from scraper.endpoint import Limits, discover
 from scraper.missing import Missing
+from sidecar.access import metrics_access
 from sidecar.config import RunOptions, ScrapeOptions
 from sidecar.errors import ConfigurationError, TargetSpeaksElse, TargetUnreachable
 from sidecar.progress import Progress
@@ -58,7 +59,8 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
     served = await probe(options.url, model=options.model, api_key=options.api_key)
     await preflight(served, endpoint=options.endpoint, headers=headers, ignore_eos=options.ignore_eos)
     version = await engine_version(served.url, headers)
-    metrics = await _targets(options.metrics or (served.url,), options)
+    access = metrics_access(options, url=options.url, api_key=options.api_key)
+    metrics = await _targets(options.metrics or (served.url,), access, options.scrape_timeout)
     targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
     notes = tuple(_lack(configured, found.reason) for configured, found in metrics if isinstance(found, Missing))
     tokenizer, unused = await _tokenizer(options, served, headers)
@@ -88,7 +90,8 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
 
 async def prepare_scrape(options: ScrapeOptions) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Find the pages of a scrape. Raises TargetUnreachable when there is none at all."""
-    metrics = await _targets(options.metrics or (options.url or "",), None)
+    configured = options.metrics or (options.url or "",)
+    metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
     targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
     if not targets:
         reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
@@ -178,17 +181,10 @@ def _plan(options: RunOptions, found: Prepared, order: PlanOrder, seed: int) -> 
     return plan(workloads.requests(options.workload, seed=seed), target=target, tokenizer=found.tokenizer, order=order)
 
 
-async def _targets(configured: tuple[str, ...], options: RunOptions | None) -> list[tuple[str, str | Missing]]:
-    found = await asyncio.gather(
-        *(discover(url, headers=metrics_headers((url,), options) if options else {}) for url in configured)
-    )
+async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
+    limits = Limits(timeout_s=timeout_s)
+    found = await asyncio.gather(*(discover(url, access=access, limits=limits) for url in configured))
     return list(zip(configured, found, strict=True))
-
-
-def metrics_headers(targets: tuple[str, ...], options: RunOptions) -> dict[str, str]:
-    """Return the headers for scraping: the API key only where every page is on the host that it was given for."""
-    own = urlsplit(options.url or "").netloc
-    return auth_headers(options.api_key) if all(urlsplit(url).netloc == own for url in targets) else {}
 
 
 async def _tokenizer(options: RunOptions, served: Served, headers: Mapping[str, str]) -> tuple[Tokenizer, str | None]:
@@ -219,7 +215,10 @@ def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
     reasons = [found.reason for _, found in metrics if isinstance(found, Missing)]
     return {
         "metrics_targets": [
-            {"configured": configured, **({"reason": found.reason} if isinstance(found, Missing) else {"url": found})}
+            {
+                "configured": masked(configured),
+                **({"reason": found.reason} if isinstance(found, Missing) else {"url": masked(found)}),
+            }
             for configured, found in metrics
         ],
         **({"server_missing": "; ".join(reasons)} if len(reasons) == len(metrics) else {}),
@@ -227,4 +226,4 @@ def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
 
 
 def _lack(configured: str, reason: str) -> str:
-    return f"no server metrics from {configured}: {reason}; name the page with --metrics URL"
+    return f"no server metrics from {masked(configured)}: {reason}; name the page with --metrics URL"

@@ -18,7 +18,8 @@ import msgspec
 from loadgen.frames import append_frame, open_log, read_frames, read_log, read_plan
 from loadgen.log import RequestLog, assemble
 from loadgen.records import RequestPart, WorkerStat
-from scraper import series
+from scraper import readings, series
+from scraper.log import FailureRecord, LogReader, Row
 from sidecar.errors import CannotWrite, ConfigurationError
 
 MANIFEST = "manifest.json"
@@ -51,6 +52,7 @@ class Run:
     requests: RequestLog
     worker_stats: tuple[WorkerStat, ...]
     endpoints: tuple[series.EndpointSeries, ...]
+    hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
 
     @property
@@ -134,6 +136,7 @@ def open_run(path: Path) -> Run:
         requests=assemble(planned, parts, run_id=str(manifest["run_id"])),
         worker_stats=tuple(record for record in logged if isinstance(record, WorkerStat)),
         endpoints=series.build(_scrapes(path)),
+        hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
         events=tuple(_events(path)),
     )
 
@@ -142,11 +145,13 @@ def _logs(path: Path, pattern: str) -> list[Path]:
     return sorted((path / RAW).glob(pattern))
 
 
-def _scrapes(path: Path) -> Iterator[series.ScrapeRecord]:
-    decoder = msgspec.msgpack.Decoder(series.ScrapeRecord)
+def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
     for name in _logs(path, "scrapes-*.log"):
-        for frame in read_frames(name):
-            yield decoder.decode(frame)
+        reader = LogReader()
+        for payload in read_frames(name):
+            scrape = reader.take(payload)
+            if scrape is not None:
+                yield scrape
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -43,6 +43,13 @@ def summary() -> dict[str, Any]:
     return loaded
 
 
+def server_metrics() -> dict[str, Any]:
+    """Return the schema of `server_metrics_export.json`."""
+    path = resources.files("exporter").joinpath("server_metrics.schema.json")
+    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return loaded
+
+
 def _property(hint: Any, default: object) -> dict[str, Any]:
     inner, *extras = get_args(hint)
     help_text = next((extra.help for extra in extras if isinstance(extra, Parameter) and extra.help), None)

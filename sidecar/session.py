@@ -9,22 +9,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from exporter.metrics_server import serving
 from exporter.prometheus import LivePage
+from scraper.access import Access
 from sidecar import manifest as manifests
 from sidecar import run as run_directory
+from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
 from sidecar.config import RunOptions, ScrapeOptions, as_recorded, listen_address
 from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.live import LiveRun
 from sidecar.phases import Session, load, note, record, settle, unless_stopped, unless_stopped_for, watching
-from sidecar.prepare import Prepared, metrics_headers, prepare_scrape, prepared
+from sidecar.prepare import Prepared, prepare_scrape, prepared
 from sidecar.processes import Child
 from sidecar.progress import Progress
 from sidecar.target import auth_headers, reason_of
@@ -57,8 +59,8 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         worker = await stack.enter_async_context(_worker(path, run_id, found, options, clock))
         scraper = None
         if found.targets:
-            headers = metrics_headers(found.targets, options)
-            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, headers))
+            access = metrics_access(options, url=options.url, api_key=options.api_key)
+            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, access))
         session = Session(
             path=path,
             clock=clock,
@@ -89,7 +91,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         # Ctrl-C is how a scrape without a duration is meant to end.
         awaited = stop if options.duration is not None else asyncio.Event()
         async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
-            scraper = await stack.enter_async_context(_scraper(path, targets, options, clock, headers={}))
+            scraper = await stack.enter_async_context(_scraper(path, targets, options, clock, metrics_access(options)))
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
             live = stack.enter_context(
                 LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, loaded=False)
@@ -129,7 +131,7 @@ async def _scraper(
     targets: Sequence[str],
     options: RunOptions | ScrapeOptions,
     clock: Clock,
-    headers: Mapping[str, str],
+    access: Access,
 ) -> AsyncIterator[Child]:
     spec = {
         "targets": list(targets),
@@ -137,7 +139,8 @@ async def _scraper(
         "timeout_s": options.scrape_timeout,
         "clock_offset_ns": clock.offset_ns,
         "out": str(path / run_directory.RAW / "scrapes-0.log"),
-        "headers": dict(headers),
+        "access": asdict(access),
+        "hardware_out": str(path / run_directory.RAW / "hardware.log"),
     }
     stderr = path / run_directory.RAW / "scraper.stderr"
     async with Child("scraper", ["scraper.worker"], spec=spec, stderr=stderr) as child:

@@ -21,6 +21,9 @@ PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
 BODY_EXCERPT = 120
 
 
+VERSION_PATHS = ("/version", "/server_info", "/get_server_info")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a target said of itself: the chosen model, its length limit in tokens (None: not said)."""
@@ -105,13 +108,16 @@ def reason_of(error: Exception) -> str:
 
 
 async def engine_version(url: str, headers: Mapping[str, str]) -> str | None:
-    """Return what `/version` says (vLLM and its kin), or None where there is nothing of the kind."""
-    try:
-        body = await _get_json(f"{url}/version", headers)
-    except SidelightError:
-        return None
-    found = body.get("version") if isinstance(body, dict) else None
-    return str(found) if found else None
+    """Return what `/version` (vLLM, TensorRT-LLM) or `/server_info` (SGLang) says, None where there is none of them."""
+    for path in VERSION_PATHS:
+        try:
+            body = await _get_json(f"{url}{path}", headers)
+        except SidelightError:
+            continue
+        found = body.get("version") if isinstance(body, dict) else None
+        if found:
+            return str(found)
+    return None
 
 
 async def preflight(

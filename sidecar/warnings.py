@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from scraper.resets import alternates
 from sidecar.run import Run
 
 CACHED_RATIO = 0.05
@@ -28,6 +29,12 @@ def warnings(
     yield from _failures(client)
     yield from run.notes
     yield from _scrapes(server)
+    yield from (
+        f"the pages at {endpoint.url} come from several processes in turn (their start time goes back): its numbers "
+        "mean nothing; scrape each process itself"
+        for endpoint in run.endpoints
+        if alternates(endpoint)
+    )
     if check["trusted"] is False:
         yield f"the load generator {check['verdict']}: {'; '.join(check['reasons'])}"
     yield from _comparability(client, correlation)

@@ -57,7 +57,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=server.port, help="port to listen on; 0 takes any")
     add("--model", default=server.model, help="the model's name")
     add("--seed", type=int, default=limits.seed, help="of the texts, their lengths and the jitter of steps")
-    add("--truth", type=Path, default=None, help="file for the true times of every request, as JSON lines")
+    add("--truth", type=Path, default=None, help="file to append every request's true times to, as JSON lines")
     add("--speed-profile", default="demo", help=f"how long a step takes: {', '.join(PROFILES)}")
     add("--max-num-seqs", type=int, default=limits.max_num_seqs, help="sequences that run at once")
     add("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens, help="token budget of a step")

@@ -36,6 +36,8 @@ class BlockPool:
         self._block_of: dict[int, int] = {}
         # Insertion order is the order of reuse: the first has been unused for longest.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        #: The number of unused blocks that still hold a known prefix.
+        self.evictable = 0
 
     @property
     def used(self) -> int:
@@ -64,6 +66,7 @@ class BlockPool:
         for block in shared:
             if not self._users[block]:
                 del self._free[block]
+                self.evictable -= 1
             self._users[block] += 1
         return [*shared, *(self._take_free() for _ in range(new))]
 
@@ -91,6 +94,7 @@ class BlockPool:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
+                self.evictable += self._hash_of[block] is not None
         blocks.clear()
 
     def _blocks_for(self, tokens: int) -> int:
@@ -102,5 +106,6 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of[block_hash]
             self._hash_of[block] = None
+            self.evictable -= 1
         self._users[block] = 1
         return block

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simulator.blocks import BlockPool, extend_chain
-from simulator.history import EngineRequest, FirstToken, RequestRecord, StepOutcome, TokenOutput
+from simulator.history import (
+    Admission,
+    EngineRequest,
+    FirstToken,
+    PrefillWork,
+    RequestRecord,
+    Retraction,
+    StepOutcome,
+    TokenOutput,
+)
 from simulator.replies import reply_key, reply_token
 from simulator.settings import EngineSettings
 from simulator.tokenizer import END_OF_SEQUENCE
@@ -25,7 +34,10 @@ from simulator.tokenizer import END_OF_SEQUENCE
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sequence:
-    """The engine's own state of one request; the only records here that change."""
+    """The engine's own state of one request; the only records here that change.
+
+    `prefilled` is how much of the prompt was computed or found cached at best, before or since a retraction.
+    """
 
     number: int
     request: EngineRequest
@@ -42,17 +54,32 @@ class _Sequence:
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int = 0
+    last_chunk_ns: int | None = None
+    prefilled: int = 0
+
+    def is_prefill(self, chunk_tokens: int) -> bool:
+        """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
+        return chunk_tokens > 1 or self.first_token_ns is None
+
+    def reach(self, tokens: int) -> int:
+        """Note that so many tokens from the start are there; return how many of the prompt never were before."""
+        before = self.prefilled
+        self.prefilled = max(before, min(tokens, len(self.request.prompt_token_ids)))
+        return self.prefilled - before
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """The step in flight: how many tokens of which sequence are computed."""
+    """The step in flight: how many tokens of which sequence are computed, and what its scheduling did."""
 
+    begin_ns: int
     chunks: list[tuple[_Sequence, int]] = field(default_factory=list)
     budget: int
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
+    intake_ns: list[int] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    retractions: list[Retraction] = field(default_factory=list)
+    cached: int = 0
+    fresh_cached: int = 0
 
 
 class Engine:
@@ -118,13 +145,14 @@ class Engine:
         """
         if self._step is not None:
             raise RuntimeError("the last step was not finished")
+        step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
         while self._arrived:
             sequence = self._arrived.popleft()
             sequence.queued_ns = now_ns
+            step.intake_ns.append(now_ns - sequence.arrival_ns)
             self._waiting.append(sequence)
-        step = _Step(budget=self.settings.max_num_batched_tokens)
         self._schedule_running(step)
-        if not step.preemptions:
+        if not step.retractions:
             self._schedule_waiting(step, now_ns)
         if not step.chunks:
             return None
@@ -140,14 +168,18 @@ class Engine:
         if step is None:
             raise RuntimeError("no step was begun")
         self._step = None
+        prefill, kv_tokens = _work(step)
         tokens: list[TokenOutput] = []
         first_tokens: list[FirstToken] = []
+        chunk_ns: list[int] = []
         finished: list[RequestRecord] = []
         for sequence, chunk_tokens in step.chunks:
             if sequence.number not in self._live:
                 continue
             self._store(sequence, chunk_tokens)
             if sequence.computed < len(sequence.token_ids):
+                chunk_ns.append(now_ns - (sequence.last_chunk_ns or sequence.scheduled_ns or now_ns))
+                sequence.last_chunk_ns = now_ns
                 continue
             if sequence.first_token_ns is None:
                 first_tokens.append(_first_token(sequence, now_ns))
@@ -156,7 +188,17 @@ class Engine:
             if output.finish_reason is not None:
                 finished.append(self._finish(sequence, now_ns, output.finish_reason))
         return StepOutcome(
+            begin_ns=step.begin_ns,
             at_ns=now_ns,
+            intake_ns=tuple(step.intake_ns),
+            admissions=tuple(step.admissions),
+            chunk_ns=tuple(chunk_ns),
+            retractions=tuple(step.retractions),
+            prefill=prefill,
+            decode_requests=len(step.chunks) - prefill.requests,
+            kv_tokens=kv_tokens,
+            used_blocks=self.pool.used,
+            evictable_blocks=self.pool.evictable,
             tokens=tuple(tokens),
             first_tokens=tuple(first_tokens),
             finished=tuple(finished),
@@ -164,9 +206,9 @@ class Engine:
             waiting=len(self._waiting),
             kv_usage_ratio=self.pool.used / self.pool.size,
             scheduled_tokens=sum(chunk_tokens for _, chunk_tokens in step.chunks),
-            preemptions=step.preemptions,
-            prefix_queries_tokens=step.prefix_queries,
-            prefix_hits_tokens=step.prefix_hits,
+            preemptions=len(step.retractions),
+            prefix_queries_tokens=sum(admission.prompt_tokens for admission in step.admissions),
+            prefix_hits_tokens=sum(admission.cached_tokens for admission in step.admissions),
         )
 
     def _schedule_running(self, step: _Step) -> None:
@@ -205,8 +247,9 @@ class Engine:
             if sequence.scheduled_ns is None:
                 sequence.scheduled_ns = now_ns
                 sequence.cached_tokens = cached
-                step.prefix_queries += len(sequence.token_ids)
-                step.prefix_hits += cached
+                step.admissions.append(_admission(sequence, now_ns))
+            step.cached += cached
+            step.fresh_cached += sequence.reach(cached)
             step.chunks.append((sequence, chunk_tokens))
             step.budget -= chunk_tokens
 
@@ -214,15 +257,14 @@ class Engine:
         self.pool.release(sequence.blocks)
         sequence.computed = 0
         sequence.preemptions += 1
-        step.preemptions += 1
+        prompt_tokens = len(sequence.request.prompt_token_ids)
+        step.retractions.append(Retraction(prompt_tokens=prompt_tokens, output_tokens=sequence.output_tokens))
         self._waiting.appendleft(sequence)
 
     def _duration_s(self, step: _Step) -> float:
         speed = self.settings.speed
         prefill_tokens = sum(
-            chunk_tokens
-            for sequence, chunk_tokens in step.chunks
-            if chunk_tokens > 1 or sequence.first_token_ns is None
+            chunk_tokens for sequence, chunk_tokens in step.chunks if sequence.is_prefill(chunk_tokens)
         )
         kv_tokens = sum(sequence.computed + chunk_tokens for sequence, chunk_tokens in step.chunks)
         duration_s = (
@@ -274,9 +316,32 @@ class Engine:
         return _record(sequence, now_ns, finish_reason)
 
 
+def _work(step: _Step) -> tuple[PrefillWork, int]:
+    """Return what a step, before its tokens are stored, does for prefills, and the tokens its sequences then hold."""
+    chunks = [(sequence, tokens) for sequence, tokens in step.chunks if sequence.is_prefill(tokens)]
+    prefill = PrefillWork(
+        requests=len(chunks),
+        computed_tokens=sum(tokens for _, tokens in chunks),
+        cached_tokens=step.cached,
+        fresh_computed_tokens=sum(sequence.reach(sequence.computed + tokens) for sequence, tokens in chunks),
+        fresh_cached_tokens=step.fresh_cached,
+    )
+    return prefill, sum(sequence.computed + tokens for sequence, tokens in step.chunks)
+
+
+def _admission(sequence: _Sequence, now_ns: int) -> Admission:
+    return Admission(
+        queue_ns=now_ns - (now_ns if sequence.queued_ns is None else sequence.queued_ns),
+        prompt_tokens=len(sequence.request.prompt_token_ids),
+        cached_tokens=sequence.cached_tokens,
+    )
+
+
 def _first_token(sequence: _Sequence, now_ns: int) -> FirstToken:
     return FirstToken(
         ttft_ns=now_ns - sequence.arrival_ns,
+        prefill_ns=now_ns - (now_ns if sequence.scheduled_ns is None else sequence.scheduled_ns),
+        streamed=sequence.request.streamed,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
     )
@@ -296,4 +361,5 @@ def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> Reques
         max_tokens=sequence.request.max_tokens,
         finish_reason=finish_reason,
         preemptions=sequence.preemptions,
+        streamed=sequence.request.streamed,
     )

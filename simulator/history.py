@@ -16,6 +16,7 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     ignore_eos: bool = True
+    streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class RequestRecord:
     max_tokens: int
     finish_reason: str
     preemptions: int
+    streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +56,46 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstToken:
-    """A prefill was completed: the time since arrival, the prompt's length and how much of it was cached."""
+    """A prefill was completed: the time since arrival and since it was first scheduled, the prompt's length and how
+    much of it was cached.
+    """
 
     ttft_ns: int
+    prefill_ns: int
     prompt_tokens: int
     cached_tokens: int
+    streamed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A request was scheduled for the first time: how long it had waited, and its prompt."""
+
+    queue_ns: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraction:
+    """A running request gave up its blocks, with so many output tokens made so far."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillWork:
+    """What a step did for prefills: in how many requests, tokens computed, and tokens found in the prefix cache.
+
+    The `fresh` ones leave out what is done again after a retraction, so that over a run they add up to the prompts.
+    """
+
+    requests: int
+    computed_tokens: int
+    cached_tokens: int
+    fresh_computed_tokens: int
+    fresh_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +104,22 @@ class StepOutcome:
 
     `running` and `waiting` count requests (those not yet taken in are in neither), `kv_usage_ratio` is the share of
     blocks in use. The prefix cache's queries and hits are prompt tokens of requests first scheduled in this step.
+    `intake_ns` is the time from arrival to the queue of each request taken in, `chunk_ns` the time of each chunk
+    that left its prefill unfinished; `decode_requests` had one token each; `kv_tokens` are those of the sequences in
+    the step. Unused blocks that still hold a known prefix are `evictable_blocks`.
     """
 
+    begin_ns: int
     at_ns: int
+    intake_ns: tuple[int, ...]
+    admissions: tuple[Admission, ...]
+    chunk_ns: tuple[int, ...]
+    retractions: tuple[Retraction, ...]
+    prefill: PrefillWork
+    decode_requests: int
+    kv_tokens: int
+    used_blocks: int
+    evictable_blocks: int
     tokens: tuple[TokenOutput, ...]
     first_tokens: tuple[FirstToken, ...]
     finished: tuple[RequestRecord, ...]

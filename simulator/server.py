@@ -1,5 +1,8 @@
 """The simulated engine as a server that a client cannot tell from vLLM's, but for the text.
 
+As SGLang or TensorRT-LLM it differs in what is asked before and beside a load: the metrics page and where it is, where
+the version stands, which endpoints exist. Replies keep vLLM's form, which the others share but for small things.
+
 `running` starts one inside this process, `serve` runs one until it is cancelled; `python -m simulator` is a process
 around `serve`.
 """
@@ -17,8 +20,8 @@ from aiohttp import web
 
 from simulator.driver import EngineDriver, EngineStoppedError, TokenStream, anchored_clock
 from simulator.engine import Engine
-from simulator.history import EngineRequest, StepOutcome
-from simulator.metrics import CONTENT_TYPE, EngineMetrics
+from simulator.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.pages import EnginePage, page_of, sglang, trtllm, vllm
 from simulator.requests import (
     DetokenizeRequest,
     Generation,
@@ -34,8 +37,12 @@ from simulator.settings import SimulatorSettings
 from simulator.tokenizer import UnknownTokenError, decode, encode
 from simulator.truth import TruthLog
 
-#: The version whose page and streams are imitated; the local part says what it is.
-VERSION = "0.32.0+simulator"
+#: The versions whose pages are imitated; the local part says what it is.
+VERSIONS = {
+    name: f"{version}+simulator"
+    for name, version in (("vllm", vllm.VERSION), ("sglang", sglang.VERSION), ("trtllm", trtllm.VERSION))
+}
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _SHUTDOWN_S = 0.5
@@ -47,7 +54,7 @@ class Service:
 
     settings: SimulatorSettings
     driver: EngineDriver
-    metrics: EngineMetrics
+    page: EnginePage
     clock: Callable[[], int]
 
 
@@ -71,18 +78,22 @@ async def running(settings: SimulatorSettings, *, truth: TruthLog | None = None)
     Whoever wants to read the true records in this process passes a TruthLog; it then stands for `settings.truth`.
     Requests in flight at the end are aborted. Raises OSError as `serve`.
     """
-    metrics = EngineMetrics(settings.model, settings.engine_settings)
     clock = anchored_clock()
+    page = page_of(settings, clock)
     with TruthLog(settings.truth) if truth is None else truth as log:
 
         def on_step(outcome: StepOutcome) -> None:
-            metrics.observe(outcome)
+            page.observe(outcome)
             for record in outcome.finished:
                 log.add(record)
 
-        driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=log.add)
+        def on_abort(record: RequestRecord) -> None:
+            page.abort(record)
+            log.add(record)
+
+        driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=on_abort)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        app[SERVICE] = Service(settings=settings, driver=driver, metrics=metrics, clock=clock)
+        app[SERVICE] = Service(settings=settings, driver=driver, page=page, clock=clock)
         app.add_routes(_routes(settings))
         # A client that goes away cancels its handler, and so aborts its request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
@@ -111,10 +122,18 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
         web.post("/v1/completions", _completions),
         web.get("/v1/models", _models),
         web.get("/health", _health),
-        web.get("/version", _version),
-        web.get("/metrics", _metrics),
     ]
-    if settings.tokenize:
+    if settings.engine == "sglang":
+        routes += [web.get("/metrics", _metrics)]
+        # The second of each is the older name.
+        routes += [web.get(path, _server_info) for path in ("/server_info", "/get_server_info")]
+        routes += [web.get(path, _model_info) for path in ("/model_info", "/get_model_info")]
+    elif settings.engine == "trtllm":
+        routes += [web.get("/version", _version)]
+        routes += [web.get("/metrics", _iterations), web.get("/prometheus/metrics", _metrics)]
+    else:
+        routes += [web.get("/version", _version), web.get("/metrics", _metrics)]
+    if settings.tokenize and settings.engine != "trtllm":
         routes += [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
     return routes
 
@@ -163,6 +182,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         prompt_token_ids=generation.prompt_token_ids,
         max_tokens=generation.max_tokens,
         ignore_eos=generation.ignore_eos,
+        streamed=generation.stream,
     )
     stream = service.driver.submit(engine_request, arrival_ns)
     created_s = arrival_ns // 1_000_000_000
@@ -234,11 +254,13 @@ async def _models(request: web.Request) -> web.Response:
         "id": settings.model,
         "object": "model",
         "created": request.app[SERVICE].clock() // 1_000_000_000,
-        "owned_by": "vllm",
+        "owned_by": _OWNERS[settings.engine],
         "root": settings.model,
         "parent": None,
         "max_model_len": settings.engine_settings.max_model_len,
     }
+    if settings.engine == "trtllm":
+        model = {key: model[key] for key in ("id", "object", "created", "owned_by")}
     return _json(msgspec.json.encode({"object": "list", "data": [model]}))
 
 
@@ -246,12 +268,41 @@ async def _health(_request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def _version(_request: web.Request) -> web.Response:
-    return _json(msgspec.json.encode({"version": VERSION}))
+async def _version(request: web.Request) -> web.Response:
+    return _json(msgspec.json.encode({"version": VERSIONS[request.app[SERVICE].settings.engine]}))
+
+
+async def _server_info(request: web.Request) -> web.Response:
+    settings = request.app[SERVICE].settings
+    limits = settings.engine_settings
+    # SGLang's has all its options beside these.
+    answer = {
+        "model_path": settings.model,
+        "served_model_name": settings.model,
+        "context_length": limits.max_model_len,
+        "max_running_requests": limits.max_num_seqs,
+        "max_total_num_tokens": limits.kv_blocks * limits.block_size,
+        "page_size": limits.block_size,
+        "enable_metrics": True,
+        "internal_states": [],
+        "version": VERSIONS["sglang"],
+    }
+    return _json(msgspec.json.encode(answer))
+
+
+async def _model_info(request: web.Request) -> web.Response:
+    model = request.app[SERVICE].settings.model
+    return _json(msgspec.json.encode({"model_path": model, "tokenizer_path": model, "is_generation": True}))
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[SERVICE].metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+    body, content_type = request.app[SERVICE].page.page(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _iterations(request: web.Request) -> web.Response:
+    page = request.app[SERVICE].page
+    return _json(page.take_iterations() if isinstance(page, trtllm.TrtllmPage) else b"[]")
 
 
 async def _tokenize(request: web.Request) -> web.Response:

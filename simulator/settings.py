@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class SettingsError(ValueError):

@@ -23,14 +23,15 @@ KEPT_RECORDS = 100_000
 class TruthLog:
     """Own the truth file, if there is one, and the newest records. A context manager.
 
-    `records` holds the last KEPT_RECORDS records, oldest first.
+    `records` holds the last KEPT_RECORDS records, oldest first. A file that is there is continued: an engine that
+    restarts forgets what it counted, but not what was true.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file anew. Raises OSError."""
+        """Open the file to append to it. Raises OSError."""
         self.records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
         # Line-buffered: a killed simulator has still told all it knew.
-        self._file: TextIO | None = None if path is None else path.open("w", buffering=1, encoding="utf-8")
+        self._file: TextIO | None = None if path is None else path.open("a", buffering=1, encoding="utf-8")
 
     def __enter__(self) -> Self:
         """Return itself."""

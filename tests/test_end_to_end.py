@@ -27,7 +27,14 @@ from scraper.engines import QUANTITIES
 from sidecar import schema
 
 PROC = Path("/proc")
-DERIVED = ("summary.json", "server_metrics_export.json", "requests.parquet", "timeslices.parquet", "report.txt")
+DERIVED = (
+    "summary.json",
+    "server_metrics_export.json",
+    "server_metrics_export.csv",
+    "requests.parquet",
+    "timeslices.parquet",
+    "report.txt",
+)
 SECRET = "hush-7f3a"
 LOST_NS = 1_000_000_000
 LONG = ("--rate", "20", "--duration", "25", "--warmup", "0")  # runs that are ended before they end

@@ -1,18 +1,31 @@
-"""Which exposed metric means which canonical quantity, one YAML an engine; and which engine a page is of."""
+"""Which exposed metric or formula means which canonical quantity, one YAML an engine; and which engine a page is of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-import yaml
-
+from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, Timing, catalogue, own_names
+from scraper.engines.columns import PageNames
 from scraper.exposition import Series
 from scraper.missing import Missing
-from scraper.series import HistogramColumns, histograms
+from scraper.series import HistogramColumns
+
+__all__ = [
+    "ENGINES",
+    "QUANTITIES",
+    "CanonicalSource",
+    "Catalogue",
+    "Engine",
+    "Entry",
+    "Quantity",
+    "Timing",
+    "canonical",
+    "catalogue",
+    "detect",
+    "quantities",
+]
 
 QUANTITIES = (
     "queue_time",
@@ -33,22 +46,6 @@ QUANTITIES = (
     "prefix_cache_hits",
     "requests_finished",
 )
-ENGINES = ("vllm",)
-
-Kind = Literal["histogram", "gauge", "counter"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """One canonical quantity of one engine: `metrics` are families in the order in which they are tried."""
-
-    name: str
-    kind: Kind
-    unit: str
-    observed: str
-    across: Literal["sum", "max"]
-    meaning: str
-    metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,76 +59,84 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalSource:
-    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`."""
+    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`.
+
+    - `metric` is the name or the formula, with the names that the page shows.
+    - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).
+    - A histogram may have no buckets (a mean of two counters) and a column to take off its sum (`less`).
+    """
 
     quantity: Quantity
     metric: str
     columns: tuple[int, ...]
     histograms: tuple[HistogramColumns, ...]
+    over: tuple[int, ...] = ()
 
 
-@cache
 def quantities(engine: str) -> dict[str, Quantity]:
-    """Read an engine's YAML: its canonical quantities by name. Raises ValueError for one not in `ENGINES`."""
-    table = _table(engine)
-    return {
-        name: Quantity(
-            name=name,
-            kind=entry["kind"],
-            unit=entry["unit"],
-            observed=entry["observed"],
-            across=entry.get("across", "sum"),
-            meaning=entry["meaning"],
-            metrics=tuple(metric["name"] for metric in entry["metrics"]),
-        )
-        for name, entry in table["quantities"].items()
-    }
+    """Return an engine's canonical quantities by name. Raises ValueError for an engine not in `ENGINES`."""
+    return catalogue(engine).quantities
 
 
 def detect(series: Iterable[Series]) -> Engine | None:
     """Recognise an engine by a canonical metric of its own among the series of a page; none if there is none.
 
-    Its name's prefix alone would not do: an engine's sidecars use it too.
+    - Its name's prefix alone would not do: an engine's sidecars use it too.
+    - A Dynamo worker's page holds its engine's metrics: it is of that engine, and Dynamo's only where it holds none.
+    - The version is what a metric named `build_info` or `version_info` states, of which no engine has one yet.
     """
-    families = dict.fromkeys(one.family for one in series)
-    for name in ENGINES:
-        known = {metric for quantity in quantities(name).values() for metric in quantity.metrics}
-        found = next((family for family in families if family in known), None)
+    shown = list(series)
+    names = dict.fromkeys(name for one in shown for name in (one.family, one.name))
+    for engine in ENGINES:
+        known, own = catalogue(engine), own_names(engine)
+        found = next((name for name in names if known.normalised(name) in own), None)
         if found is not None:
-            return Engine(name=name, version=None, detected_by=f"metric {found}")
+            page = own[known.normalised(found)]
+            by = f"metric {found} ({page})" if page else f"metric {found}"
+            return Engine(name=engine, version=_version(shown, known), detected_by=by)
     return None
 
 
 def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSource | Missing]:
     """Say for each of `QUANTITIES` which columns of a page (or matrix) provide it, or why none does."""
-    table = quantities(engine)
-    grouped: dict[str, list[HistogramColumns]] = {}
-    for group in histograms(series):
-        grouped.setdefault(group.family, []).append(group)
-    columns: dict[tuple[str, str], list[int]] = {}
-    for column, one in enumerate(series):
-        columns.setdefault((one.family, one.type), []).append(column)
-    return {
-        name: _source(table[name], grouped, columns) if name in table else Missing(f"{engine} has no metric for it")
-        for name in QUANTITIES
-    }
+    known = catalogue(engine)
+    page = PageNames(series, known)
+    return {name: _source(known.quantities[name], page) for name in QUANTITIES}
 
 
-def _source(
-    quantity: Quantity, grouped: dict[str, list[HistogramColumns]], columns: dict[tuple[str, str], list[int]]
-) -> CanonicalSource | Missing:
-    for metric in quantity.metrics:
-        groups = tuple(grouped.get(metric, ())) if quantity.kind == "histogram" else ()
-        plain = tuple(columns.get((metric, quantity.kind), ())) if quantity.kind != "histogram" else ()
-        if groups or plain:
-            return CanonicalSource(quantity=quantity, metric=metric, columns=plain, histograms=groups)
-    return Missing(f"the page shows no {quantity.kind} {' or '.join(quantity.metrics)}")
+def _source(quantity: Quantity, page: PageNames) -> CanonicalSource | Missing:
+    for entry in quantity.metrics:
+        found = page.find(entry, quantity.kind)
+        if found is None:
+            continue
+        own: dict[str, Any] = dict(entry.replaces)
+        return CanonicalSource(
+            quantity=replace(quantity, **own) if own else quantity,
+            metric=found.text,
+            columns=found.columns,
+            histograms=found.histograms,
+            over=found.over,
+        )
+    if not quantity.metrics:
+        return Missing(quantity.absent)
+    tried = " or ".join(_tried(entry) for entry in quantity.metrics if not entry.page)
+    switch = f"; {quantity.enable} switches it on" if quantity.enable else ""
+    return Missing(f"the page shows no {quantity.kind} {tried}{switch}")
 
 
-@cache
-def _table(engine: str) -> dict[str, Any]:
-    if engine not in ENGINES:
-        raise ValueError(f"no engine {engine}; known: {', '.join(ENGINES)}")
-    text = resources.files(__name__).joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text)
-    return table
+def _tried(entry: Entry) -> str:
+    return f"{entry.text()} (beside {entry.beside})" if entry.beside else entry.text()
+
+
+def _version(series: list[Series], known: Catalogue) -> str | None:
+    stating = (s for s in series if s.name.endswith(("build_info", "version_info")))
+    return next(
+        (
+            value
+            for one in stating
+            if known.normalised(one.name).startswith(known.prefix)
+            for label, value in one.labels
+            if label == "version" and value
+        ),
+        None,
+    )

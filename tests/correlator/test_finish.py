@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 
 from correlator.decompose import FinishSums
 from correlator.finish import finish_sums
+from scraper.endpoint import Scrape
+from scraper.log import rows
 from scraper.missing import Missing
-from scraper.series import EndpointSeries, ScrapeRecord, build
+from scraper.series import EndpointSeries, build
 
 QUEUE = "vllm:request_queue_time_seconds"
 PREFILL = "vllm:request_prefill_time_seconds"
@@ -31,17 +31,19 @@ def histogram(family: str, count: float, total: float, *, without: str = "") -> 
 def scraped(*pages: str) -> EndpointSeries:
     """Pages a second apart. A gauge ends each: a page that ended in half a histogram would be taken for a cut one."""
     (endpoint,) = build(
-        ScrapeRecord(
-            url="u",
-            due_ns=at,
-            request_ns=at,
-            response_ns=at,
-            status=200,
-            content_type="text/plain",
-            body=zlib.compress(f"{page}# TYPE end gauge\nend 1\n".encode(), 1),
-            error="",
+        rows(
+            Scrape(
+                url="u",
+                tick_ns=at,
+                request_ns=at,
+                response_ns=at,
+                status=200,
+                content_type="text/plain",
+                body=f"{page}# TYPE end gauge\nend 1\n".encode(),
+                error="",
+            )
+            for at, page in zip(range(0, 10**10, 10**9), pages, strict=False)
         )
-        for at, page in zip(range(0, 10**10, 10**9), pages, strict=False)
     )
     return endpoint
 

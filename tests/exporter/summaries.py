@@ -50,12 +50,18 @@ def uncorrelated(reason: str) -> dict[str, Any]:
     return correlation(whole, [], [("ttft_ms", "requests_waiting", "the gauge never changed")], ok=100)
 
 
-def histogram(mean_s: float, p50_s: float, low_s: float, high_s: float | None) -> dict[str, Any]:
-    edges = {"low": low_s} | ({"high": high_s} if high_s is not None else {"missing": "above the last bucket bound"})
-    percentiles = {"p50": p50_s, "p99": p50_s} if high_s is not None else {}
+def histogram(
+    mean_s: float, p50_s: float | None, low_s: float = 0.0, high_s: float | None = None, *, resolved: bool = True
+) -> dict[str, Any]:
+    if p50_s is None:
+        stats: dict[str, float] = {}
+    else:
+        stats = {"p50": p50_s, "p99": p50_s}
+    interval = {"low": low_s} | ({"high": high_s} if high_s is not None else {})
     return {
-        "stats": {"count": 100, "sum": 100 * mean_s, "mean": mean_s, **percentiles},
-        "brackets": {"p50": edges, "p99": edges},
+        "stats": {"count": 100, "sum": 100 * mean_s, "mean": mean_s, **stats},
+        "intervals": {"p50": interval, "p99": interval},
+        "unresolved": [] if resolved else ["p50", "p99"],
     }
 
 
@@ -64,9 +70,9 @@ def server() -> dict[str, Any]:
     return {
         "engine": {"name": "vllm", "version": "0.32.0", "detected_by": "metric vllm:num_requests_running"},
         "queue_time": histogram(0.15, 0.16, 0.1, 0.5),
-        "prefill_time": histogram(0.03, 0.15, 0.0, 0.3),
+        "prefill_time": histogram(0.03, 0.15, 0.0, 0.3, resolved=False),
         "ttft": histogram(0.18, 0.2, 0.19, 0.2),
-        "e2e_latency": histogram(3000.0, 3000.0, 2560.0, None),
+        "e2e_latency": histogram(3000.0, None),
         "requests_waiting": {"stats": {"count": 40, "mean": 7.8, "p50": 8.0, "p99": 21.45, "max": 22.0}},
         "requests_running": {"stats": {}, "missing": {"stats": "no value inside the window"}},
         "preemptions": {"stats": {"total": 0.0, "rate_per_s": 0.0}},

@@ -3,79 +3,59 @@
 from __future__ import annotations
 
 import json
-import lzma
-import os
-import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.server_metrics import server_metrics_export
-from scraper.normalise import Window
-from scraper.series import EndpointSeries, ScrapeRecord, build
+from exporter.server_metrics import server_metrics_files
+from exporter.server_metrics_json import document
+from exporter.server_metrics_source import Source
+from scraper.series import EndpointSeries
 
-REPOSITORY = Path(__file__).parents[2]
 S = 10**9
 URL = "http://127.0.0.1:8000/metrics"
 
-
-def scrape(at_ns: int, page: str, url: str = URL) -> ScrapeRecord:
-    return ScrapeRecord(
-        url=url,
-        due_ns=at_ns,
-        request_ns=at_ns - 2_000_000,
-        response_ns=at_ns,
-        status=200 if page else 0,
-        content_type="text/plain",
-        body=zlib.compress(page.encode(), 1),
-        error="" if page else "connect: refused",
-    )
+MakeEndpoint = Callable[..., EndpointSeries]
+MakeSource = Callable[..., Source]
+Small = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def recorded() -> tuple[list[str], EndpointSeries]:
-    """Twenty pages of a real vLLM under load, five seconds apart, and the same as series."""
-    with lzma.open(REPOSITORY / "tests/data/vllm_scrapes.jsonl.xz", "rt") as file:
-        next(file)
-        rows = [json.loads(line) for line in file]
-    (endpoint,) = build([scrape(row["response_ns"], row["page"]) for row in rows])
-    return [row["page"] for row in rows], endpoint
+@pytest.fixture
+def small(endpoint_of: MakeEndpoint, source_of: MakeSource) -> Small:
+    """Export the metrics of pages a second apart, from half a second after the first to half before the last."""
+
+    def make(pages: Sequence[str], slice_ns: int = S) -> dict[str, Any]:
+        source = source_of(endpoint_of(pages), start_ns=S * 3 // 2, end_ns=len(pages) * S - S // 2, slice_ns=slice_ns)
+        metrics: dict[str, Any] = export(source)["metrics"]
+        return metrics
+
+    return make
 
 
-def export(endpoints: list[EndpointSeries], start_ns: int, end_ns: int, slice_ns: int = 2 * S) -> dict[str, Any]:
-    result = server_metrics_export(
-        endpoints,
-        window=Window(start_ns=start_ns, end_ns=end_ns),
-        slice_ns=slice_ns,
-        benchmark_id="550e8400-e29b-41d4-a716-446655440000",
-        input_config={"model": "m"},
-        tool_version="0.1.0",
-    )
+def export(source: Source) -> dict[str, Any]:
+    """Return the document, which JSON can hold as it is."""
+    result = document(source)
     assert result == json.loads(json.dumps(result, allow_nan=False))
     return result
 
 
-def small(pages: list[str], slice_ns: int = S) -> dict[str, Any]:
-    """The metrics of pages a second apart, the window from half a second after the first to half before the last."""
-    endpoints = build([scrape(at * S, page) for at, page in enumerate(pages, 1)])
-    metrics: dict[str, Any] = export(list(endpoints), S * 3 // 2, len(pages) * S - S // 2, slice_ns)["metrics"]
-    return metrics
-
-
-def test_top_level_and_summary(recorded: tuple[list[str], EndpointSeries]):
+def test_top_level_and_summary(
+    recorded: tuple[list[str], EndpointSeries], endpoint_of: MakeEndpoint, source_of: MakeSource
+):
     """The top level, the summary and the endpoint's collection facts are the format's, field for field."""
     _, endpoint = recorded
-    (dead,) = build([scrape(S, "", url="http://127.0.0.1:9/metrics")])
+    dead = endpoint_of([""], url="http://127.0.0.1:9/metrics")
     start_ns, end_ns = int(endpoint.response_ns[0]), int(endpoint.response_ns[-1])
-    result = export([endpoint, dead], start_ns, end_ns, 10 * S)
+    result = export(source_of(endpoint, dead, slice_ns=10 * S, configured=["http://never/metrics", URL]))
     assert ["1.0", None, {"name": "sidelight", "version": "0.1.0"}] == [
         result[key] for key in ("schema_version", "aiperf_version", "generator")
     ]
-    assert {"model": "m"} == result["input_config"]
+    assert {"model": "m", "concurrency": 4} == result["input_config"]
     summary = result["summary"]
-    assert [URL, "http://127.0.0.1:9/metrics"] == summary["endpoints_configured"]
+    assert ["http://never/metrics", URL, "http://127.0.0.1:9/metrics"] == summary["endpoints_configured"]
     assert [URL] == summary["endpoints_successful"] == list(summary["endpoint_info"])
     assert ("2026-11-20T23:59:33.843733", 26) == (summary["start_time"], len(summary["end_time"]))
     info = summary["endpoint_info"][URL]
@@ -87,10 +67,12 @@ def test_top_level_and_summary(recorded: tuple[list[str], EndpointSeries]):
     assert (end_ns - start_ns) / S == info["duration_seconds"]
 
 
-def test_totals_are_those_of_the_first_and_the_last_page(recorded: tuple[list[str], EndpointSeries]):
+def test_totals_are_those_of_the_first_and_the_last_page(
+    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource
+):
     """Every counter, count, sum and bucket is the difference of two pages as prometheus-client reads them."""
     pages, endpoint = recorded
-    metrics = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)["metrics"]
+    metrics = export(source_of(endpoint, slice_ns=10 * S))["metrics"]
     before = {(s.name, str(s.labels)): s.value for f in text_string_to_metric_families(pages[0]) for s in f.samples}
     compared = 0
     for family in text_string_to_metric_families(pages[-1]):
@@ -110,10 +92,10 @@ def test_totals_are_those_of_the_first_and_the_last_page(recorded: tuple[list[st
     assert compared > 300
 
 
-def test_names_types_and_what_is_left_out(recorded: tuple[list[str], EndpointSeries]):
+def test_names_types_and_what_is_left_out(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource):
     """Counters lose `_total`, a histogram called `_total` keeps it; creation stamps and summaries are left out."""
     _, endpoint = recorded
-    metrics = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)["metrics"]
+    metrics = export(source_of(endpoint, slice_ns=10 * S))["metrics"]
     assert "vllm:request_success" in metrics
     assert "vllm:request_success_total" not in metrics
     assert "histogram" == metrics["vllm:iteration_tokens_total"]["type"]
@@ -125,7 +107,7 @@ def test_names_types_and_what_is_left_out(recorded: tuple[list[str], EndpointSer
     assert "labels" not in metrics["process_cpu_seconds"]["series"][0]
 
 
-def test_counter_statistics():
+def test_counter_statistics(small: Small):
     """Rates over the window's own duration; their spread over whole slices; activity or none, all fields are there."""
     pages = [f"# HELP a_total A.\n# TYPE a_total counter\na_total {v}\n" for v in (5, 7, 11, 17, 20)]
     metric = small(pages)["a"]
@@ -140,7 +122,7 @@ def test_counter_statistics():
     assert {0.0} == set(still.values())
 
 
-def test_gauge_statistics():
+def test_gauge_statistics(small: Small):
     """Exact percentiles of the samples inside the window; a constant has no spread; a partial slice says so."""
     metric = small([f'# TYPE g gauge\ng{{a="b"}} {v}\n' for v in (9, 1, 2, 6, 0)], slice_ns=S * 2)["g"]
     (series,) = metric["series"]
@@ -149,8 +131,8 @@ def test_gauge_statistics():
     assert {"a": "b"} == series["labels"]
     assert {"avg": 1.5, "min": 1.0, "max": 2.0, "start_ns": S * 3 // 2, "end_ns": S * 7 // 2} == series["timeslices"][0]
     assert series["timeslices"][1]["is_complete"] is False
-    constant = small(["# TYPE g gauge\ng 4\n"] * 4)["g"]["series"][0]["stats"]
-    assert {4.0} == {value for key, value in constant.items() if key != "std"}
+    constant = small(["# TYPE g gauge\ng 1795271142.71\n"] * 23)["g"]["series"][0]["stats"]
+    assert {1795271142.71} == {value for key, value in constant.items() if key != "std"}
     assert (0.0, 13) == (constant["std"], len(constant))
 
 
@@ -161,7 +143,7 @@ def histogram(low: int, count: int, total: float) -> str:
     )
 
 
-def test_histogram_statistics():
+def test_histogram_statistics(small: Small):
     """Buckets are cumulative increases under their own keys, counts are integers, slices have their own buckets."""
     (series,) = small([histogram(1, 1, 0.5), histogram(3, 4, 4.5), histogram(5, 6, 6.0)])["h_seconds"]["series"]
     assert {"1.0": 4, "+Inf": 5} == series["buckets"]
@@ -170,30 +152,43 @@ def test_histogram_statistics():
     )
     assert isinstance(series["stats"]["count"], int)
     assert 14 == len(series["stats"])
-    assert 1.0 == series["stats"]["p99_estimate"]
+    assert series["stats"]["p50_estimate"] <= 1.0 <= series["stats"]["p99_estimate"]
     (one,) = series["timeslices"]
     assert (5, 5.5, {"1.0": 4, "+Inf": 5}) == (one["count"], one["sum"], one["buckets"])
 
 
-def test_histogram_without_observations():
+def test_histogram_without_observations(small: Small):
     """Only `count: 0`, and buckets of zeros."""
     (series,) = small([histogram(1, 1, 0.5)] * 3)["h_seconds"]["series"]
     assert {"endpoint_url": URL, "stats": {"count": 0}, "buckets": {"1.0": 0, "+Inf": 0}} == series
 
 
-def test_gauge_and_counter_of_one_short_name_are_both_kept():
+def test_gauge_and_counter_of_one_short_name_are_both_kept(small: Small):
     """Where a gauge already has a counter's short name, the counter keeps its long one."""
     metrics = small(["# TYPE x gauge\nx 1\n# TYPE x_total counter\nx_total 2\n"] * 3)
     assert {"x": "gauge", "x_total": "counter"} == {name: metric["type"] for name, metric in metrics.items()}
 
 
-def test_series_of_several_endpoints_stand_under_one_name():
+def test_endpoints_that_disagree_about_a_type_are_both_kept(endpoint_of: MakeEndpoint, source_of: MakeSource):
+    """What is met later has its type in its name."""
+    one = endpoint_of(["# TYPE x gauge\nx 1\n"] * 3)
+    other = endpoint_of(["# TYPE x counter\nx 1\n"] * 3, url="http://b/metrics")
+    metrics = export(source_of(one, other))["metrics"]
+    assert {"x": "gauge", "x:counter": "counter"} == {name: metric["type"] for name, metric in metrics.items()}
+
+
+def test_the_exposed_name_stands_beside_another(small: Small):
+    """Whoever writes PromQL finds what the page says; where the names are equal, nothing is added."""
+    metrics = small(["# TYPE a_total counter\na_total 2\n# TYPE g gauge\ng 1\n"] * 3)
+    assert "a_total" == metrics["a"]["exposed_name"]
+    assert "exposed_name" not in metrics["g"]
+
+
+def test_series_of_several_endpoints_stand_under_one_name(endpoint_of: MakeEndpoint, source_of: MakeSource):
     """Metrics are grouped by name over endpoints, a series for each endpoint and label set."""
     page = '# TYPE g gauge\ng{a="1"} 1\ng{a="2"} 2\n'
-    endpoints = build(
-        [scrape(at * S, page, url) for url in ("http://a/metrics", "http://b/metrics") for at in (1, 2, 3)]
-    )
-    series = export(list(endpoints), S, 3 * S)["metrics"]["g"]["series"]
+    endpoints = [endpoint_of([page] * 3, url=url) for url in ("http://a/metrics", "http://b/metrics")]
+    series = export(source_of(*endpoints))["metrics"]["g"]["series"]
     assert [
         ("http://a/metrics", "1"),
         ("http://a/metrics", "2"),
@@ -202,34 +197,60 @@ def test_series_of_several_endpoints_stand_under_one_name():
     ] == [(one["endpoint_url"], one["labels"]["a"]) for one in series]
 
 
-def test_fields_are_those_of_a_real_file(recorded: tuple[list[str], EndpointSeries]):
+def test_fields_are_those_of_a_real_file(
+    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, reference: Path
+):
     """A real AIPerf file has no field in a metric, series, statistics or slice that ours lacks."""
-    shared = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
-    path = shared / "bench/aiperf-reference/server_metrics_export.json"
-    if not path.is_file():
-        pytest.skip("no AIPerf reference file")
-    reference = json.loads(path.read_text())
-    _, endpoint = recorded
-    ours = export([endpoint], int(endpoint.response_ns[0]), int(endpoint.response_ns[-1]), 10 * S)
-    assert set(reference["summary"]) - {"phase_time_ranges"} == set(ours["summary"])
-    theirs_info, ours_info = (next(iter(r["summary"]["endpoint_info"].values())) for r in (reference, ours))
+    theirs = json.loads((reference / "server_metrics_export.json").read_text())
+    ours = export(source_of(recorded[1], slice_ns=10 * S))
+    assert {"metrics_phase", "warmup_metrics"} == set(theirs) - set(ours)
+    assert {"generator"} == set(ours) - set(theirs)
+    assert set(theirs["summary"]) - {"phase_time_ranges"} == set(ours["summary"])
+    theirs_info, ours_info = (next(iter(r["summary"]["endpoint_info"].values())) for r in (theirs, ours))
     assert list(theirs_info) == list(ours_info)
-    for name, metric in reference["metrics"].items():
-        if name in ours["metrics"]:
-            mine, theirs = ours["metrics"][name]["series"][0], metric["series"][0]
-            if ours["metrics"][name]["series"][0]["stats"].get("count") == 0:
-                continue
-            assert set(metric) <= set(ours["metrics"][name]), name
-            assert set(theirs) <= set(mine), name
-            assert set(theirs["stats"]) == set(mine["stats"]), name
-            assert set(theirs["timeslices"][0]) <= {key for one in mine["timeslices"] for key in one}, name
+    shared = [name for name in theirs["metrics"] if name in ours["metrics"]]
+    assert 15 < len(shared)
+    for name in shared:
+        metric, mine = theirs["metrics"][name], ours["metrics"][name]
+        assert set(metric) <= set(mine), name
+        assert metric["type"] == mine["type"], name
+        assert metric.get("unit", mine["unit"]) == mine["unit"], name
+        one, other = metric["series"][0], mine["series"][0]
+        if other["stats"].get("count") != 0:
+            assert set(one) <= set(other), name
+            assert set(one["stats"]) == set(other["stats"]), name
+            assert set(one["timeslices"][0]) <= {field for piece in other["timeslices"] for field in piece}, name
 
 
-def test_rates_are_over_what_scrapes_cover():
+def test_rates_of_a_window_shorter_than_two_slices(small: Small):
+    """Their spread is that of scrape intervals: every counter has all rates."""
+    pages = [f"# TYPE a_total counter\na_total {v}\n" for v in (5, 7, 11, 17, 20)]
+    stats = small(pages, slice_ns=60 * S)["a"]["series"][0]["stats"]
+    expected = {"total": 15, "rate": 5, "rate_avg": 3.75, "rate_min": 2, "rate_max": 6, "rate_std": 35**0.5 / 12**0.5}
+    assert pytest.approx(expected) == stats
+
+
+def test_only_what_is_asked_for_is_written(
+    tmp_path: Path, recorded: tuple[list[str], EndpointSeries], source_of: MakeSource
+):
+    """A format a file, the same bytes each time; formats that are not of this family are another's."""
+    source = source_of(recorded[1], slice_ns=10 * S)
+    formats = ("text", "json", "csv", "jsonl", "parquet")
+    names = [f"server_metrics_export.{ending}" for ending in formats[1:]]
+    assert names == [name for name, _ in server_metrics_files(source, formats)]
+    assert [] == list(server_metrics_files(source, ["text"]))
+    for name, write in server_metrics_files(source, formats):
+        write(tmp_path / name)
+        write(tmp_path / f"again.{name}")
+        assert (tmp_path / name).read_bytes() == (tmp_path / f"again.{name}").read_bytes()
+    assert document(source) == json.loads((tmp_path / names[0]).read_text())
+
+
+def test_rates_are_over_what_scrapes_cover(endpoint_of: MakeEndpoint, source_of: MakeSource):
     """Where scrapes ended in the middle of the window, rates divide by the part they cover."""
     pages = [f"# TYPE a_total counter\na_total {10 * n}\n{histogram(0, 10 * n, 5.0 * n)}" for n in range(5)]
-    endpoints = build([scrape(at * S, page) for at, page in enumerate(pages, 1)])
-    metrics = export(list(endpoints), S * 3 // 2, S * 23 // 2, 4 * S)["metrics"]
+    source = source_of(endpoint_of(pages), start_ns=S * 3 // 2, end_ns=S * 23 // 2, slice_ns=4 * S)
+    metrics = export(source)["metrics"]
     stats = metrics["a"]["series"][0]["stats"]
     assert (40, pytest.approx(40 / 3.5)) == (stats["total"], stats["rate"])
     assert pytest.approx([40 / 3.5]) == [one["rate"] for one in metrics["a"]["series"][0]["timeslices"]]
@@ -237,7 +258,7 @@ def test_rates_are_over_what_scrapes_cover():
     assert pytest.approx((40 / 3.5, 20 / 3.5)) == (stats["count_rate"], stats["sum_rate"])
 
 
-def test_numbers_too_large_are_left_out():
+def test_numbers_too_large_are_left_out(small: Small):
     """What no number can hold is left out; the export stays strict JSON (as `export` asserts)."""
     values = (0.0, 1.5e308, 0.0, 1.7e308, 0.0, 1.0)
     metrics = small(

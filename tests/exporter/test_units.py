@@ -39,8 +39,60 @@ from exporter.units import infer_unit
         ("a_throughput", "Bandwidth (GB/s)", "gb/s"),
         ("a_seconds", "Histogram of time spent in PREFILL phase for request.", "seconds"),
         ("something", "", None),
+        ("a_us_total", "", "microseconds"),
+        ("a_microseconds", "", "microseconds"),
+        ("a_minutes", "", "minutes"),
+        ("a_duration", "Cumulative duration in microseconds (of cached requests)", "microseconds"),
+        ("sglang:token_usage", "The token usage.", "ratio"),
+        ("sglang:full_token_usage", "", "ratio"),
+        ("sglang:cache_hit_rate", "The prefix cache hit rate.", "ratio"),
+        ("sglang:utilization", "The utilization.", "ratio"),
+        ("trtllm_kv_cache_utilization", "", "ratio"),
+        ("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", "percent"),
+        ("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", "watt"),
+        ("sglang:gen_throughput", "The generation throughput (token/s).", "tokens/s"),
+        ("llamacpp:prompt_tokens_seconds", "Average prompt throughput in tokens/s.", "tokens/s"),
+        ("llamacpp:prompt_tokens_seconds", "", "tokens/s"),
+        ("a_read", "Bytes read, in bytes per second", "bytes/s"),
+        ("a_retries_seconds", "Time until a retry (0-1)", "seconds"),
+        ("a_usage_percent", "GPU cache usage as a percentage (0.0-1.0)", "ratio"),
+        ("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", "tokens"),
+        ("vllm:prompt_tokens_by_source_total", "", "tokens"),
+        ("llamacpp:tokens_predicted_total", "Number of generation tokens processed", "tokens"),
+        ("a_limit", "Maximum number of request migrations", None),
+        ("a_wait_seconds", "Number of requests that waited", "seconds"),
+        ("a_calls_total", "Number of calls in requests", "count"),
     ],
 )
 def test_units(name: str, description: str, unit: str | None):
-    """The longest suffix wins, a description's own word wins over it, and `_total` alone is a count."""
+    """The longest suffix wins, a unit that the description gives wins over it, and `_total` alone is a count."""
     assert unit == infer_unit(name, description)
+
+
+# The table of the format's documentation, suffix by suffix.
+TABLE = {
+    "seconds": "_seconds _seconds_total",
+    "milliseconds": "_milliseconds _ms _ms_total",
+    "nanoseconds": "_nanoseconds _ns _ns_total",
+    "bytes": "_bytes _bytes_total",
+    "kilobytes": "_kilobytes",
+    "megabytes": "_megabytes",
+    "gigabytes": "_gigabytes",
+    "count": "_total _count",
+    "tokens": "_tokens _tokens_total",
+    "requests": "_requests _requests_total _reqs request_success",
+    "errors": "_errors _errors_total _error_count _error_count_total",
+    "blocks": "_blocks _blocks_total _block_count",
+    "gb/s": "_gb_s",
+    "ratio": "_ratio",
+    "percent": "_percent _perc",
+    "celsius": "_celsius",
+    "joule": "_joules",
+    "watt": "_watts",
+}
+
+
+@pytest.mark.parametrize("unit", TABLE)
+def test_the_formats_own_table(unit: str):
+    """Every suffix of it gives its unit."""
+    assert {unit} == {infer_unit(f"x{suffix}", "") for suffix in TABLE[unit].split()}

@@ -6,14 +6,13 @@ import gzip
 import json
 import lzma
 import os
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from scraper.series import ScrapeRecord
+from scraper.endpoint import Scrape
 
 REPOSITORY = Path(__file__).parents[2]
 URL = "http://engine.test/metrics"
@@ -31,7 +30,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_scrapes() -> list[ScrapeRecord]:
+def vllm_scrapes() -> list[Scrape]:
     """Twenty scrapes of a real vLLM under load, the first and the last of their recording included."""
     with lzma.open(REPOSITORY / "tests/data/vllm_scrapes.jsonl.xz", "rt") as file:
         next(file)
@@ -39,7 +38,7 @@ def vllm_scrapes() -> list[ScrapeRecord]:
 
 
 @pytest.fixture(scope="session")
-def recording(shared: Path) -> Callable[[str], list[ScrapeRecord]]:
+def recording(shared: Path) -> Callable[[str], list[Scrape]]:
     """Load a whole recording by its name."""
     return lambda name: list(_recorded(shared / "fixtures/vllm/recorded" / name / "scrapes.jsonl.gz"))
 
@@ -65,7 +64,7 @@ async def serve() -> AsyncIterator[Serve]:
         await runner.cleanup()
 
 
-def _recorded(path: Path) -> Iterable[ScrapeRecord]:
+def _recorded(path: Path) -> Iterable[Scrape]:
     with gzip.open(path, "rt") as file:
         anchor = json.loads(next(file))["anchor"]
         offset_ns = anchor["unix_ns"] - anchor["mono_ns"]
@@ -83,14 +82,14 @@ def _recorded(path: Path) -> Iterable[ScrapeRecord]:
             )
 
 
-def _record(row: dict[str, str]) -> ScrapeRecord:
-    return ScrapeRecord(
+def _record(row: dict[str, str]) -> Scrape:
+    return Scrape(
         url=URL,
-        due_ns=int(row["due_ns"]),
+        tick_ns=int(row["due_ns"]),
         request_ns=int(row["request_ns"]),
         response_ns=int(row["response_ns"]),
         status=200 if row["page"] else 0,
         content_type=row["content_type"],
-        body=zlib.compress(row["page"].encode(), 1),
+        body=row["page"].encode(),
         error=row.get("error", ""),
     )

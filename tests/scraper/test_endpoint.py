@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 import socket
 import ssl
-import subprocess
 import time
-import zlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from scraper.endpoint import Limits, _connecting, discover, open_session, scrape
+from scraper.access import Access
+from scraper.endpoint import Limits, Scrape, _connecting, discover, open_session, scrape
 from scraper.missing import Missing
-from scraper.series import ScrapeRecord
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[dict[str, Handler]], Awaitable[str]]
 
 PAGE = "# TYPE x gauge\nx 1\n"
+JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
 LIMITS = Limits(timeout_s=5, body_bytes=10_000)
 
 
@@ -42,9 +39,10 @@ def redirect(target: str) -> Handler:
     return handler
 
 
-async def once(url: str, limits: Limits = LIMITS) -> ScrapeRecord:
-    async with open_session({"X-Key": "k"}) as session:
-        return await scrape(session, url, due_ns=7, clock_offset_ns=10**18, limits=limits)
+async def once(url: str, limits: Limits = LIMITS) -> Scrape:
+    access = Access(headers={"X-Key": "k"})
+    async with open_session(access) as session:
+        return await scrape(session, url, tick_ns=7, clock_offset_ns=10**18, limits=limits, access=access)
 
 
 async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
@@ -58,7 +56,7 @@ async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
     base = await serve({"/metrics": handler})
     before = time.monotonic_ns() + 10**18
     record = await once(f"{base}/metrics")
-    assert (7, 200, "", PAGE) == (record.due_ns, record.status, record.error, zlib.decompress(record.body).decode())
+    assert (7, 200, "", PAGE) == (record.tick_ns, record.status, record.error, record.body.decode())
     assert before <= record.request_ns <= record.response_ns <= time.monotonic_ns() + 10**18
     assert asked[0].headers["Accept"].startswith("text/plain;version=0.0.4")
     assert "k" == asked[0].headers["X-Key"]
@@ -71,8 +69,8 @@ async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
         (answer("busy", status=503), "HTTP 503"),
         (answer("<!DOCTYPE html><p>hello", "text/plain"), "speaks something else: a web page (HTML)"),
         (answer("hello", "text/html; charset=utf-8"), "speaks something else: a web page (HTML)"),
-        (answer("[]", "application/json"), "speaks something else: JSON"),
-        (answer('[{"iter": 1}]', "text/plain"), "speaks something else: JSON"),
+        (answer("{}", "application/json"), f"speaks something else: {JSON}"),
+        (answer('[{"iter": 1}]', "text/plain"), f"speaks something else: {JSON}"),
         (answer(b"\x00\x01\x02", "application/octet-stream"), "speaks something else: binary data"),
         (answer("x 1\n" * 5000), "too large: more than 10000 bytes"),
         (redirect("http://elsewhere.test/metrics"), "redirect: to another host (elsewhere.test)"),
@@ -139,34 +137,6 @@ async def test_nothing_listens():
     assert "connect: " in found.reason
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> ssl.SSLContext:
-    """A server's side of TLS, with a certificate that nobody trusts."""
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("openssl is not here to make a certificate")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
-
-
-async def test_untrusted_certificate(certificate: ssl.SSLContext):
-    """A certificate that cannot be verified is OpenSSL's reason, not the system's error of the same number."""
-
-    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=certificate)
-    async with server:
-        record = await once(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics")
-    assert "connect: TLS failed (CERTIFICATE_VERIFY_FAILED)" == record.error
-
-
 async def test_tls_with_a_server_that_has_none(serve: Serve):
     """Plain HTTP behind an https URL is a failure of TLS, and not "Operation not permitted"."""
     base = await serve({"/metrics": answer(PAGE)})
@@ -213,6 +183,8 @@ async def test_a_host_name_that_is_none(host: str):
         ("/model-a/v1", {"/model-a/metrics": PAGE, "/metrics": PAGE}, "/model-a/metrics"),
         ("/model-a/v1", {"/metrics": PAGE}, "/metrics"),
         ("/my/metrics?x=1", {"/my/metrics": PAGE}, "/my/metrics?x=1"),
+        ("/actuator/prometheus", {"/actuator/prometheus": PAGE, "/metrics": PAGE}, "/actuator/prometheus"),
+        ("/model-a", {"/model-a": "<html>", "/model-a/metrics": PAGE, "/metrics": PAGE}, "/model-a/metrics"),
     ],
 )
 async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], found: str):
@@ -221,12 +193,41 @@ async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], fou
     assert base + found == await discover(base + asked)
 
 
+async def test_what_clears_on_read_is_not_read_in_passing(serve: Serve):
+    """An engine whose /metrics is emptied by each reader keeps it, where its Prometheus page is beside it."""
+    read: list[str] = []
+
+    async def iterations(request: web.Request) -> web.Response:
+        read.append(request.path)
+        return web.json_response([{"iter": 1}])
+
+    base = await serve({"/metrics": iterations, "/prometheus/metrics": answer(PAGE)})
+    assert f"{base}/prometheus/metrics" == await discover(f"{base}/v1")
+    assert [] == read
+
+
+async def test_iterations_only_when_asked_for(serve: Serve):
+    """TensorRT-LLM JSON is a target where its whole address was given. Else it is read once, and the reason says so."""
+    read: list[str] = []
+
+    async def iterations(request: web.Request) -> web.Response:
+        read.append(request.path)
+        return web.json_response([{"iter": 1}])
+
+    base = await serve({"/metrics": iterations})
+    found = await discover(f"{base}/v1")
+    assert Missing(f"{base}/prometheus/metrics: HTTP 404; {base}/metrics: speaks something else: {JSON}") == found
+    assert ["/metrics"] == read
+    assert f"{base}/metrics" == await discover(f"{base}/metrics")
+    assert ("", b'[{"iter": 1}]') == ((record := await once(f"{base}/metrics")).error, record.body)
+
+
 async def test_discovery_says_what_it_met(serve: Serve):
     """Where there are no metrics, the reason names each address and what it answered."""
-    base = await serve({"/metrics": answer("<html>", "text/html"), "/prometheus/metrics": answer("{}")})
+    base = await serve({"/prometheus/metrics": answer("<html>", "text/html"), "/metrics": answer("{}")})
     expected = (
-        f"{base}/metrics: speaks something else: a web page (HTML); "
-        f"{base}/prometheus/metrics: speaks something else: JSON"
+        f"{base}/prometheus/metrics: speaks something else: a web page (HTML); "
+        f"{base}/metrics: speaks something else: {JSON}"
     )
     assert Missing(expected) == await discover(f"{base}/v1")
 

@@ -1,73 +1,271 @@
-"""What a page's metrics mean: vLLM's names, new and old."""
+"""What a page's metrics mean: names old and new, renamed ones, formulas, and label sets that must not be added."""
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
-from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, detect, quantities
-from scraper.exposition import parse
+from scraper.endpoint import Scrape
+from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect, quantities
+from scraper.exposition import Page, parse
+from scraper.log import rows
 from scraper.missing import Missing
-from scraper.series import ScrapeRecord, build
+from scraper.series import build, histograms
+
+DIRECTORY = Path(str(resources.files("scraper.engines")))
 
 
-def test_every_engine_describes_known_quantities():
-    """Each engine's file names canonical quantities only, each with a kind, a unit and at least one metric."""
-    for engine in ENGINES:
-        table = quantities(engine)
-        assert set() == set(table) - set(QUANTITIES)
-        for quantity in table.values():
-            assert quantity.kind in ("histogram", "gauge", "counter")
-            assert quantity.metrics
-            assert quantity.across in ("sum", "max")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_file_obeys_the_schema(engine: str):
+    """Each engine's file is as schema.json has it."""
+    schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    table = yaml.safe_load((DIRECTORY / f"{engine}.yaml").read_text(encoding="utf-8"))
+    assert engine == table["engine"]
+    jsonschema.Draft202012Validator(schema).validate(table)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"metric": "a", "add": ["a", "b"]},
+        {"sum": "a"},
+        {"histogram": "a", "over": "b"},
+        {"add": ["a"]},
+        {"metric": "a b"},
+        {"metric": "a", "where": {}},
+        {"metric": "a", "sinc": "1"},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_is_no_formula(entry: dict[str, object]):
+    """An entry is one of the known forms, whole."""
+    schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema | {"$ref": "#/$defs/entry", "required": [], "type": "object"})
+    one = {key: value for key, value in validator.schema.items() if key in ("$defs", "$ref")}
+    assert not jsonschema.Draft202012Validator(one).is_valid(entry)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_says_of_each_quantity_where_it_is_or_why_not(engine: str):
+    """No quantity is left out, none is unknown; and no file is without an engine."""
+    assert list(QUANTITIES) == [name for name in QUANTITIES if name in quantities(engine)]
+    assert set() == set(quantities(engine)) - set(QUANTITIES)
+    assert all(bool(one.metrics) != bool(one.absent) for one in quantities(engine).values())
+    assert {f"{name}.yaml" for name in ENGINES} == {path.name for path in DIRECTORY.glob("*.yaml")}
+
+
+def test_kinds_and_units_are_the_same_for_all_engines():
+    """So that quantities of different engines can be set side by side; but TensorRT-LLM counts cached blocks."""
+    for name in QUANTITIES:
+        assert 1 == len({(quantities(engine)[name].kind, quantities(engine)[name].across) for engine in ENGINES})
+        units = {quantities(engine)[name].unit for engine in ENGINES}
+        assert units in ({quantities("vllm")[name].unit}, {"tokens", "blocks"})
+
+
+def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only():
+    """Only there their sums speak of the requests that a client saw end."""
+    ends = [
+        engine
+        for engine in ENGINES
+        if {"finish"} == {quantities(engine)[name].observed for name in ("queue_time", "prefill_time")}
+    ]
+    assert ["vllm", "trtllm"] == ends
+    assert "first_forward" == quantities("sglang")["queue_time"].observed
+    assert ("finish", "first_token") == tuple(quantities(engine)["ttft"].observed for engine in ("trtllm", "vllm"))
 
 
 def test_unknown_engine():
     """An engine that nobody described is named, with those that are."""
-    with pytest.raises(ValueError, match="no engine foo; known: vllm"):
+    with pytest.raises(ValueError, match="no engine foo; known: vllm, sglang"):
         quantities("foo")
 
 
-def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[ScrapeRecord]):
+def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     """A current vLLM provides every canonical quantity under its current name."""
-    (endpoint,) = build(vllm_scrapes)
+    (endpoint,) = build(rows(vllm_scrapes))
     found = canonical(endpoint.series, "vllm")
     assert list(QUANTITIES) == list(found)
     for name, source in found.items():
         assert isinstance(source, CanonicalSource), name
-        assert quantities("vllm")[name].metrics[0] == source.metric
-    finished = found["requests_finished"]
-    assert isinstance(finished, CanonicalSource)
-    assert 5 == len(finished.columns)
+        assert quantities("vllm")[name].metrics[0].text() == source.metric
+    assert 5 == len(source_of(found, "requests_finished").columns)
     assert Engine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(endpoint.series)
 
 
 def test_old_names_are_fallbacks():
     """An old page's names are used where the current ones are absent, and never counted twice beside them."""
     page = parse("# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.5\n")
-    source = canonical(page.series, "vllm")["kv_cache_usage"]
-    assert isinstance(source, CanonicalSource)
+    source = source_of(canonical(page.series, "vllm"), "kv_cache_usage")
     assert ("vllm:gpu_cache_usage_perc", (0,)) == (source.metric, source.columns)
     both = parse(
         "# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.5\n"
         "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.5\n"
     )
-    source = canonical(both.series, "vllm")["kv_cache_usage"]
-    assert isinstance(source, CanonicalSource)
+    source = source_of(canonical(both.series, "vllm"), "kv_cache_usage")
     assert ("vllm:kv_cache_usage_perc", (1,)) == (source.metric, source.columns)
-    assert (
-        Missing("the page shows no gauge vllm:num_requests_running")
-        == canonical(page.series, "vllm")["requests_running"]
+    reason = "the page shows no gauge vllm:num_requests_running"
+    assert Missing(reason) == canonical(page.series, "vllm")["requests_running"]
+
+
+@pytest.mark.parametrize("prefix", ["vllm_", "ray_vllm_", "ray_vllm:"])
+def test_renamed_metrics_are_the_same_ones(prefix: str):
+    """Ray, and vLLM's own page at /metrics/, change the prefix; a histogram without its TYPE is one by its buckets."""
+    page = parse(
+        f'{prefix}request_queue_time_seconds_bucket{{le="+Inf"}} 3\n'
+        f"{prefix}request_queue_time_seconds_sum 1.5\n"
+        f"{prefix}request_queue_time_seconds_count 3\n"
+        f'{prefix}iteration_tokens_total_bucket{{le="+Inf"}} 9\n'
+        f"{prefix}generation_tokens_total 40\n"
     )
+    assert "vllm" == engine_of(page)
+    found = canonical(page.series, "vllm")
+    (queue,) = source_of(found, "queue_time").histograms
+    assert (f"{prefix}request_queue_time_seconds", (0,), 1, 2) == (queue.family, queue.buckets, queue.sum, queue.count)
+    tokens = source_of(found, "generation_tokens")
+    assert (f"{prefix}generation_tokens_total", (4,)) == (tokens.metric, tokens.columns)
 
 
-def test_v0_and_foreign_pages(shared: Path):
-    """vLLM is recognised by its canonical metrics on pages of all its ages; other engines' pages are not vLLM's."""
-    fixtures = shared / "fixtures"
-    for name in ("vllm/worker_v1.prom", "vllm/v0_gauges.prom"):
-        engine = detect(parse((fixtures / name).read_text()).series)
-        assert engine is not None
-        assert "vllm" == engine.name
-    for name in ("sglang/server.prom", "trtllm/prometheus_metrics.prom", "llamacpp/metrics.prom"):
-        assert detect(parse((fixtures / name).read_text()).series) is None
+def test_a_histogram_that_ends_in_total_is_one(shared: Path):
+    """vLLM's tokens of an iteration, 666 in 600 of them on this page."""
+    page = parse((shared / "fixtures/vllm/worker_v1.prom").read_text())
+    (tokens,) = [one for one in histograms(page.series) if one.family == "vllm:iteration_tokens_total"]
+    assert (600.0, 666.0) == (page.values[tokens.count], page.values[tokens.sum])
+
+
+@pytest.mark.parametrize(
+    ("inside", "engine"), [("vllm/worker_v1.prom", "vllm"), ("sglang/server.prom", "sglang"), ("", "dynamo_worker")]
+)
+def test_a_dynamo_worker_is_the_engine_inside(shared: Path, inside: str, engine: str):
+    """Its own metrics speak only where the engine's are absent."""
+    own = (shared / "fixtures/dynamo/worker_component.prom").read_text()
+    page = parse(own + ((shared / "fixtures" / inside).read_text() if inside else ""))
+    assert engine == engine_of(page)
+
+
+def test_pages_without_an_engine(shared: Path):
+    """A cache's families, a Triton of other models and a bare Python process are no engine's."""
+    lmcache = (shared / "fixtures/vllm/lmcache_families_without_samples.prom").read_text()
+    for text in (
+        lmcache,
+        '# TYPE nv_inference_request_success counter\nnv_inference_request_success{model="resnet"} 4\n',
+        "# TYPE python_info gauge\npython_info 1\nvllm_router_build 3\n",
+        "",
+    ):
+        assert detect(parse(text).series) is None
+
+
+def test_a_page_that_states_its_version():
+    """A build_info metric of the engine's own is believed."""
+    page = parse('vllm:num_requests_running 1\nvllm:build_info{version="1.2"} 1\npython_build_info{version="3.11"} 1\n')
+    assert Engine(name="vllm", version="1.2", detected_by="metric vllm:num_requests_running") == detect(page.series)
+
+
+def test_sglang_counts_each_group_of_ranks_once():
+    """Every tensor rank of a group counts the same requests; data-parallel ranks count their own."""
+    ranks = [(0, 0), (1, 0), (2, 1), (3, 1)]  # (tp_rank, dp_rank): the second group begins at rank 2
+    page = parse(
+        "# TYPE sglang:num_running_reqs gauge\n"
+        + "".join(
+            f'sglang:num_running_reqs{{tp_rank="{tp}",pp_rank="0",moe_ep_rank="{tp}",dp_rank="{dp}"}} {10 + dp}\n'
+            for tp, dp in ranks
+        )
+    )
+    source = source_of(canonical(page.series, "sglang"), "requests_running")
+    assert [10.0, 11.0] == page.values[list(source.columns)].tolist()
+
+
+def test_sglang_takes_the_total_of_its_priorities():
+    """An empty priority is the total of those beside it; where there is none they add up."""
+    lines = ['sglang:num_queue_reqs{priority=""} 5\n', 'sglang:num_queue_reqs{priority="1"} 2\n']
+    lines += ['sglang:num_queue_reqs{priority="2"} 3\n']
+    for chosen, expected in ((lines, [5.0]), (lines[1:], [2.0, 3.0])):
+        page = parse("# TYPE sglang:num_queue_reqs gauge\n" + "".join(chosen))
+        source = source_of(canonical(page.series, "sglang"), "requests_waiting")
+        assert expected == page.values[list(source.columns)].tolist()
+
+
+def test_sglang_prefix_cache_is_read_from_one_family():
+    """What was found is part of what was looked up, whichever of its families the version has."""
+    new = (
+        "# TYPE sglang:prefill_effective_tokens_total counter\n"
+        'sglang:prefill_effective_tokens_total{mode="input"} 100\n'
+        'sglang:prefill_effective_tokens_total{mode="device_hit"} 30\n'
+        'sglang:prefill_effective_tokens_total{mode="host_hit"} 5\n'
+    )
+    old = (
+        "# TYPE sglang:prompt_tokens_total counter\nsglang:prompt_tokens_total 70\n"
+        '# TYPE sglang:cached_tokens_total counter\nsglang:cached_tokens_total{cache_source="total"} 20\n'
+    )
+    for text, queries, hits, moment in ((new + old, 135.0, 35.0, "report"), (old, 70.0, 20.0, "finish")):
+        page = parse(text)
+        found = canonical(page.series, "sglang")
+        sources = [source_of(found, name) for name in ("prefix_cache_queries", "prefix_cache_hits")]
+        assert [queries, hits] == [float(page.values[list(one.columns)].sum()) for one in sources]
+        assert {moment} == {one.quantity.observed for one in sources}
+
+
+def test_old_trtllm_prefill_is_a_difference_of_sums(shared: Path):
+    """Both are observed when a request ends; Dynamo's prefix before 0.8 changes nothing; no percentile is possible."""
+    text = (shared / "fixtures/trtllm/prometheus_metrics.prom").read_text()
+    for page in (parse(text), parse(text.replace("trtllm_", "trtllm:"))):
+        source = source_of(canonical(page.series, "trtllm"), "prefill_time")
+        (columns,) = source.histograms
+        assert ((), ()) == (columns.bounds, columns.buckets)
+        seconds = page.values[columns.sum] - page.values[columns.less]
+        assert (2.0, pytest.approx(0.067953 - 0.011815, abs=1e-6)) == (page.values[columns.count], seconds)
+        assert "finish" == source.quantity.observed
+    assert "trtllm:time_to_first_token_seconds - trtllm:request_queue_time_seconds" == source.metric
+
+
+def test_new_trtllm_names_come_first():
+    """A build of 2026 shows prefill, gauges and counters itself; reused and missed blocks together were looked up."""
+    page = parse(
+        "# TYPE trtllm_request_prefill_time_seconds histogram\n"
+        'trtllm_request_prefill_time_seconds_bucket{le="+Inf"} 2\n'
+        "trtllm_request_prefill_time_seconds_sum 0.5\ntrtllm_request_prefill_time_seconds_count 2\n"
+        "# TYPE trtllm_num_requests_waiting gauge\ntrtllm_num_requests_waiting 7\n"
+        "# TYPE trtllm_kv_cache_reused_blocks_total counter\ntrtllm_kv_cache_reused_blocks_total 40\n"
+        "# TYPE trtllm_kv_cache_missed_blocks_total counter\ntrtllm_kv_cache_missed_blocks_total 60\n"
+    )
+    found = canonical(page.series, "trtllm")
+    assert "trtllm_request_prefill_time_seconds" == source_of(found, "prefill_time").metric
+    assert [7.0] == page.values[list(source_of(found, "requests_waiting").columns)].tolist()
+    assert 100.0 == page.values[list(source_of(found, "prefix_cache_queries").columns)].sum()
+    assert 40.0 == page.values[list(source_of(found, "prefix_cache_hits").columns)].sum()
+
+
+def test_llamacpp_token_latency_is_a_mean_of_two_counters():
+    """It has no histograms: seconds over tokens, without buckets."""
+    page = parse(
+        "# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total 400\n"
+        "# TYPE llamacpp:tokens_predicted_seconds_total counter\nllamacpp:tokens_predicted_seconds_total 8\n"
+    )
+    source = source_of(canonical(page.series, "llamacpp"), "inter_token_latency")
+    (columns,) = source.histograms
+    assert ((), 1, 0) == (columns.bounds, columns.sum, columns.count)
+    assert "llamacpp:tokens_predicted_seconds_total / llamacpp:tokens_predicted_total" == source.metric
+
+
+def test_a_switch_stands_in_the_reason():
+    """What a flag would show is missing with the flag; what the engine never tells, with why."""
+    found = canonical((), "trtllm")
+    running = "the page shows no gauge trtllm_num_requests_running; enable_iter_perf_stats: true switches it on"
+    assert Missing(running) == found["requests_running"]
+    assert Missing(catalogue("trtllm").quantities["preemptions"].absent) == found["preemptions"]
+
+
+def engine_of(page: Page) -> str | None:
+    engine = detect(page.series)
+    return engine.name if engine else None
+
+
+def source_of(found: dict[str, CanonicalSource | Missing], name: str) -> CanonicalSource:
+    source = found[name]
+    assert isinstance(source, CanonicalSource)
+    return source

@@ -21,9 +21,9 @@ from scraper.normalise import (
     gauge,
     histogram,
     slice_of,
-    unrolled,
 )
-from scraper.series import EndpointSeries, histograms
+from scraper.resets import alternates, unrolled
+from scraper.series import EndpointSeries, HistogramColumns, histograms
 
 S = 10**9
 NAN = float("nan")
@@ -36,7 +36,7 @@ def endpoint(at_s: list[float], values: list[list[float]], layout: str = "") -> 
     text = layout or "".join(f"s{column} 0\n" for column in range(matrix.shape[1]))
     return EndpointSeries(
         url="u",
-        due_ns=stamps,
+        tick_ns=stamps,
         request_ns=stamps - 2,
         response_ns=stamps,
         at_ns=stamps - 1,
@@ -55,7 +55,7 @@ def chosen(one: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1
 
 def increase(at_s: list[float], values: list[float], start_s: float, end_s: float) -> CounterIncrease | Missing:
     one = endpoint(at_s, [[value] for value in values])
-    return counter(one.values[:, 0], chosen(one, start_s, end_s))
+    return counter(one, 0, chosen(one, start_s, end_s))
 
 
 def test_reference_is_the_last_scrape_complete_before_the_start():
@@ -146,7 +146,7 @@ def test_slices_start_at_the_window_and_the_last_takes_what_settles():
     one = endpoint([1, 2.1, 2.9, 4, 5.2, 6.1, 7], [[v] for v in (0, 1, 3, 6, 10, 15, 21)])
     cuts = chosen(one, 2, 5.5, slice_s=2)
     assert ([2 * S, 4 * S, int(5.5 * S)], [True, False]) == (cuts.edges_ns.tolist(), cuts.complete.tolist())
-    found = counter(one.values[:, 0], cuts)
+    found = counter(one, 0, cuts)
     assert isinstance(found, CounterIncrease)
     assert ([6, 15], 21) == (found.slices.tolist(), found.total)
 
@@ -154,7 +154,7 @@ def test_slices_start_at_the_window_and_the_last_takes_what_settles():
 def test_slice_without_a_scrape_is_unknown():
     """A gap is not a slice of zeros: what it hid belongs to the slice of the next scrape."""
     one = endpoint([1, 1.5, 2, 4.5, 5, 5.5, 6], [[v] for v in (0, 1, 2, 30, 31, 32, 33)])
-    found = counter(one.values[:, 0], chosen(one, 1, 6, slice_s=1))
+    found = counter(one, 0, chosen(one, 1, 6, slice_s=1))
     assert isinstance(found, CounterIncrease)
     np.testing.assert_array_equal([2, NAN, NAN, 29, 2], np.round(found.slices))
 
@@ -163,7 +163,7 @@ def test_slices_shorter_than_the_updates_become_scrape_intervals():
     """Slices of 0.25 s on scrapes of 1 s would show 0 and 400 for a steady 100: they become the intervals."""
     one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in (0, 100, 200, 300, 400, 500)])
     cuts = chosen(one, 1, 4, slice_s=0.25)
-    found = counter(one.values[:, 0], cuts)
+    found = counter(one, 0, cuts)
     assert isinstance(found, CounterIncrease)
     assert cuts.per_interval
     assert ([1 * S, 2 * S, 3 * S, 4 * S], [100, 100, 200]) == (cuts.edges_ns.tolist(), found.slices.tolist())
@@ -174,7 +174,7 @@ LAYOUT = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="+Inf"} 0\nh_sum 0
 
 def observed(rows: list[list[float]], slice_s: float = 1000) -> HistogramIncrease | Missing:
     one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, LAYOUT)
-    return histogram(one.values, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
+    return histogram(one, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
 
 
 def test_histogram_increase_by_interval_and_slice():
@@ -202,7 +202,7 @@ def test_histogram_whose_bounds_change_has_no_buckets():
     layout = LAYOUT.replace('h_bucket{le="+Inf"} 0\n', 'h_bucket{le="+Inf"} 0\nh_bucket{le="2"} 0\n')
     rows = [[1, 2, NAN, 2.0, 2], [NAN, 3, 3, 3.0, 3]]
     one = endpoint([1, 2], rows, layout)
-    found = histogram(one.values, histograms(one.series)[0], chosen(one, 1, 2))
+    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 2))
     assert isinstance(found, HistogramIncrease)
     assert (1, 1.0, Missing("the bucket bounds changed during the run")) == (found.count, found.sum, found.buckets)
 
@@ -264,7 +264,121 @@ def test_the_slice_in_which_scraping_ended_lasts_to_the_last_scrape():
     one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in range(6)])
     cuts = chosen(one, 0.5, 12.5, slice_s=3)
     assert ([3.0, 2.0, 3.0, 3.0], [True, False, True, True]) == (cuts.slice_s.tolist(), cuts.complete.tolist())
-    found = counter(one.values[:, 0], cuts)
+    found = counter(one, 0, cuts)
     assert isinstance(found, CounterIncrease)
     np.testing.assert_array_equal([1.0, 1.0, NAN, NAN], found.slices / cuts.slice_s)
     assert [3.0, 3.0, 0.5] == chosen(one, 0.5, 7, slice_s=3).slice_s.tolist()
+
+
+def counted(rows: list[list[float]], layout: str) -> CounterIncrease | Missing:
+    one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
+    return counter(one, 0, chosen(one, 1, len(rows)))
+
+
+STARTED = "# TYPE c_total counter\nc_total 0\nprocess_start_time_seconds 0\n"
+
+
+def test_a_restart_that_hides_behind_a_higher_value_is_told_by_the_start_time():
+    """A process that counted further by its first page than the old one had counts from zero all the same."""
+    found = counted([[10, 1e9], [15, 1e9], [40, 1e9 + 7], [42, 1e9 + 7]], STARTED)
+    assert isinstance(found, CounterIncrease)
+    assert (5 + 40 + 2, 1) == (found.total, found.resets)
+
+
+def test_a_restart_is_one_by_whatever_it_is_told():
+    """A value that falls where the start time moves is one reset; a start time absent for a while is none."""
+    found = counted([[10, 1e9], [15, NAN], [3, 1e9 + 7], [4, NAN], [6, 1e9 + 7]], STARTED)
+    assert isinstance(found, CounterIncrease)
+    assert (5 + 6, 1) == (found.total, found.resets)
+
+
+def test_a_series_absent_after_a_restart_counts_from_zero():
+    """A labelled child that the new process has not shown yet is at zero there, not at the old process's value."""
+    found = counted([[10, 1e9], [15, 1e9], [NAN, 1e9 + 7], [NAN, 1e9 + 7], [20, 1e9 + 7]], STARTED)
+    assert isinstance(found, CounterIncrease)
+    assert (5 + 20, 1) == (found.total, found.resets)
+
+
+def test_a_start_time_that_goes_back_is_another_process_not_a_restart():
+    """Two processes behind one address: only what falls is counted as a reset, never every second page."""
+    found = counted([[10, 2e9], [11, 1e9], [12, 2e9], [13, 1e9]], STARTED)
+    assert isinstance(found, CounterIncrease)
+    assert (3, 0) == (found.total, found.resets)
+
+
+def test_series_made_anew_are_told_by_their_created():
+    """`_created` of the series itself moves where an exporter clears it without restarting."""
+    layout = "# TYPE c_total counter\nc_total 0\n# TYPE c_created gauge\nc_created 0\n"
+    found = counted([[10, 1e9], [11, 1e9], [30, 1e9 + 5], [31, 1e9 + 5]], layout)
+    assert isinstance(found, CounterIncrease)
+    assert (1 + 30 + 1, 1) == (found.total, found.resets)
+
+
+def test_a_histogram_restarts_with_its_process():
+    """Buckets, sum and count all begin at zero where the start time moves, whether or not one of them fell."""
+    rows = [[1, 2, 3.0, 2, 1e9], [1, 2, 3.0, 2, 1e9], [4, 8, 9.0, 8, 1e9 + 3], [4, 9, 10.0, 9, 1e9 + 3]]
+    one = endpoint([1, 2, 3, 4], rows, LAYOUT + "process_start_time_seconds 0\n")
+    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 4))
+    assert isinstance(found, HistogramIncrease)
+    assert isinstance(found.buckets, Buckets)
+    assert (9, 10.0, 1, [4, 5]) == (found.count, found.sum, found.resets, found.buckets.totals.tolist())
+
+
+def test_what_a_formula_takes_off_is_off_every_sum():
+    """Prefill as time to first token less queueing: in all, by interval, by slice, and across a restart."""
+    layout = "# TYPE t summary\nt_sum 0\nt_count 0\n# TYPE q summary\nq_sum 0\n"
+    rows = [[1.0, 1, 0.5], [4.0, 3, 1.5], [2.0, 1, 0.25], [5.0, 2, 2.25]]
+    one = endpoint([1, 2, 3, 4], rows, layout)
+    columns = HistogramColumns(family="t", labels=(), help="", bounds=(), le=(), buckets=(), sum=0, count=1, less=2)
+    found = histogram(one, columns, chosen(one, 1, 4))
+    assert isinstance(found, HistogramIncrease)
+    assert (2 + 1 + 1, 2.0 + 1.75 + 1.0) == (found.count, found.sum)
+    assert [2.0, 1.75, 1.0] == found.sums.tolist()
+    assert Missing("the histogram has no buckets") == found.buckets
+
+
+def test_rows_are_the_intervals_in_which_something_was_observed():
+    """Percentiles are read from counts and sums of busy scrape intervals, each with the slice that it belongs to."""
+    found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
+    assert isinstance(found, HistogramIncrease)
+    (rows,) = found.intervals
+    assert ([1, np.inf], [[1, 1], [0, 1]], [4.5, 2.0]) == (
+        rows.bounds.tolist(),
+        rows.counts.tolist(),
+        rows.sums.tolist(),
+    )
+    assert ([0, 2], 9.5) == (rows.slices.tolist(), rows.total)
+
+
+def test_rows_after_a_reset_are_the_page_itself():
+    """What an engine shows after it restarted is one interval from zero."""
+    found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
+    assert isinstance(found, HistogramIncrease)
+    assert [[[0, 1], [3, 1], [1, 0]]] == [rows.counts.tolist() for rows in found.intervals]
+    assert [[1.0, 40.0, 1.0]] == [rows.sums.tolist() for rows in found.intervals]
+
+
+def test_rows_of_bounds_that_changed_stand_apart():
+    """An engine that comes back with other buckets has its observations read under their own bounds."""
+    layout = LAYOUT.replace('h_bucket{le="+Inf"} 0\n', 'h_bucket{le="+Inf"} 0\nh_bucket{le="2"} 0\n')
+    rows = [[1, 2, NAN, 2.0, 2], [2, 4, NAN, 5.0, 4], [NAN, 1, 1, 1.5, 1], [NAN, 3, 2, 6.0, 3]]
+    one = endpoint([1, 2, 3, 4], rows, layout)
+    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 4))
+    assert isinstance(found, HistogramIncrease)
+    read = {tuple(part.bounds.tolist()): (part.counts.tolist(), part.sums.tolist()) for part in found.intervals}
+    assert {(1.0, np.inf): ([[1, 1]], [3.0]), (2.0, np.inf): ([[1, 0], [1, 1]], [1.5, 4.5])} == read
+
+
+def test_rows_of_a_histogram_that_appears_start_at_zero():
+    """The first page of a labelled child that appears in the window is an interval of its own."""
+    found = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
+    assert isinstance(found, HistogramIncrease)
+    assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [(rows.counts.tolist(), rows.sums.tolist()) for rows in found.intervals]
+
+
+def test_pages_of_several_processes_in_turn_are_noticed():
+    """A start time that goes back is no restart: two processes answer behind one address."""
+    layout = "process_start_time_seconds 0\n"
+    assert alternates(endpoint([1, 2, 3], [[9.0], [5.0], [9.0]], layout))
+    assert not alternates(endpoint([1, 2, 3, 4], [[5.0], [NAN], [5.0], [9.0]], layout))
+    assert not alternates(endpoint([1, 2], [[5.0], [4.0]]))

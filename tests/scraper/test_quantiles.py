@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scraper.quantiles import bracket, estimate
+from scraper.quantiles import bracket, linear
 
 INF = float("inf")
 BOUNDS = [0.1, 0.5, 1.0, 5.0, INF]
@@ -28,9 +28,9 @@ BOUNDS = [0.1, 0.5, 1.0, 5.0, INF]
         ([-1, 1, INF], [[0, 2, 0]], 0.5, 0.0),
     ],
 )
-def test_estimates(bounds: list[float], counts: list[list[float]], q: float, expected: float):
+def test_linear(bounds: list[float], counts: list[list[float]], q: float, expected: float):
     """Linear inside a bucket; beyond the last bound that bound; below a first bound of zero or less that bound."""
-    assert expected == estimate(bounds, counts, [0.0] * len(counts), [q])[0]
+    assert expected == linear(bounds, counts, [q])[0]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_estimates(bounds: list[float], counts: list[list[float]], q: float, exp
 )
 def test_no_answer_is_nan(bounds: list[float], counts: list[list[float]], q: float):
     """No observation, no such quantile, no sound row, no finite bound: NaN."""
-    assert np.isnan(estimate(bounds, counts, [], [q])).all()
+    assert np.isnan(linear(bounds, counts, [q])).all()
 
 
 observations = st.lists(st.one_of(st.floats(0, 8), st.sampled_from([0.0, 0.1, 0.5, 5.0])), min_size=1, max_size=60)
@@ -64,7 +64,7 @@ def test_bracket_holds_the_truth_and_the_estimate(values: list[float], qs: list[
     truth = np.quantile(values, qs)
     assert (edges[:, 0] <= truth + 1e-12).all()
     assert (truth <= edges[:, 1] + 1e-12).all()
-    read = estimate(BOUNDS, counts, values, qs)
+    read = linear(BOUNDS, counts, qs)
     assert (edges[:, 0] <= read).all()
     assert (read <= edges[:, 1]).all()
     assert (np.diff(read) >= 0).all()
@@ -74,7 +74,7 @@ def test_bracket_holds_the_truth_and_the_estimate(values: list[float], qs: list[
 def test_fractional_counts_keep_the_bracket(counts: list[float], qs: list[float]):
     """The estimate lies in the bracket for fractional counts too; neither exists without observations."""
     edges = bracket(BOUNDS, [counts], qs)
-    read = estimate(BOUNDS, [counts], [0.0], qs)
+    read = linear(BOUNDS, [counts], qs)
     assert (np.isnan(read) == np.isnan(edges[:, 0])).all()
     known = ~np.isnan(read)
     assert (edges[known, 0] <= read[known]).all()

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from scraper.series import EndpointSeries, ScrapeRecord, build, histograms
+from scraper.endpoint import Scrape
+from scraper.log import rows
+from scraper.series import EndpointSeries, build, histograms
 
 
-def record(
-    at_s: float, page: str, *, url: str = "u", error: str = "", content_type: str = "text/plain"
-) -> ScrapeRecord:
+def record(at_s: float, page: str, *, url: str = "u", error: str = "", content_type: str = "text/plain") -> Scrape:
     at_ns = round(at_s * 1e9)
-    return ScrapeRecord(
+    return Scrape(
         url=url,
-        due_ns=at_ns - 20,
+        tick_ns=at_ns - 20,
         request_ns=at_ns - 10,
         response_ns=at_ns,
         status=0 if error else 200,
         content_type=content_type,
-        body=zlib.compress(page.encode(), 1),
+        body=page.encode(),
         error=error,
     )
 
 
 def test_columns_are_the_union_over_layouts():
     """A series that appears late, or is gone, is NaN where it was not on the page."""
-    (one,) = build([record(1, "a 1\nb 2\n"), record(2, "b 3\nc 4\n"), record(3, 'a{x="1"} 5\nc 6\n')])
+    (one,) = build(rows([record(1, "a 1\nb 2\n"), record(2, "b 3\nc 4\n"), record(3, 'a{x="1"} 5\nc 6\n')]))
     assert ["a", "b", "c", "a"] == [series.name for series in one.series]
     expected = np.array([[1, 2, np.nan, np.nan], [np.nan, 3, 4, np.nan], [np.nan, np.nan, 6, 5]])
     np.testing.assert_array_equal(expected, one.values)
@@ -38,13 +37,15 @@ def test_columns_are_the_union_over_layouts():
 def test_stamps_failures_and_updates():
     """Rows are usable scrapes in order of their responses; failures keep their reasons; unchanged pages are marked."""
     (one,) = build(
-        [
-            record(2, "a 1\n"),
-            record(1, "a 1\n"),
-            record(3, "", error="connect: refused"),
-            record(4, "a 1"),
-            record(5, "a 2\n"),
-        ]
+        rows(
+            [
+                record(1, "a 1\n"),
+                record(2, "a 1\n"),
+                record(3, "", error="connect: refused"),
+                record(4, "a 1"),
+                record(5, "a 2\n"),
+            ]
+        )
     )
     assert [10**9, 2 * 10**9, 5 * 10**9] == one.response_ns.tolist()
     assert [10**9 - 5, 2 * 10**9 - 5, 5 * 10**9 - 5] == one.at_ns.tolist()
@@ -55,7 +56,7 @@ def test_stamps_failures_and_updates():
 
 def test_endpoints_are_apart_even_if_all_their_scrapes_failed():
     """Each URL has its own series, in order of appearance; one that never answered has none, and its failures."""
-    first, second = build([record(1, "", url="b", error="x"), record(1, "a 1\n", url="a")])
+    first, second = build(rows([record(1, "", url="b", error="x"), record(1, "a 1\n", url="a")]))
     assert ("b", 0, 0, 1) == (first.url, len(first.response_ns), len(first.series), len(first.failures))
     assert (0, 0) == first.values.shape
     assert "a" == second.url
@@ -63,14 +64,14 @@ def test_endpoints_are_apart_even_if_all_their_scrapes_failed():
 
 def test_openmetrics_is_held_to_its_end():
     """A page that calls itself OpenMetrics must end in EOF."""
-    (one,) = build([record(1, "a 1\n", content_type="application/openmetrics-text; version=1.0.0")])
+    (one,) = build(rows([record(1, "a 1\n", content_type="application/openmetrics-text; version=1.0.0")]))
     assert "without # EOF" in one.failures[0][1]
 
 
 def test_bucket_bounds_are_numbers():
     """`le="1"` and `le="1.0"` are one column, so a changed spelling is no changed layout."""
     page = '# TYPE h histogram\nh_bucket{{le="{}"}} 1\nh_bucket{{le="+Inf"}} 1\nh_sum 1\nh_count 1\n'
-    (one,) = build([record(1, page.format("1.0")), record(2, page.format("1"))])
+    (one,) = build(rows([record(1, page.format("1.0")), record(2, page.format("1"))]))
     (columns,) = histograms(one.series)
     assert ((1.0, np.inf), ("1.0", "+Inf")) == (columns.bounds, columns.le)
     assert not np.isnan(one.values).any()
@@ -83,16 +84,16 @@ def test_histograms_are_grouped_by_labels():
         'h_bucket{a="1",le="+Inf"} 3\nh_bucket{a="1",le="0.5"} 2\nh_sum{a="1"} 1\nh_count{a="1"} 3\n'
         'h_bucket{a="2",le="+Inf"} 1\nh_count{a="2"} 1\nh_sum{a="2"} 1\n# TYPE x gauge\nx 1\n'
     )
-    (one,) = build([record(1, page)])
+    (one,) = build(rows([record(1, page)]))
     first, second = histograms(one.series)
     assert ((0.5, np.inf), (1, 0), 2, 3) == (first.bounds, first.buckets, first.sum, first.count)
     assert (("a", "2"),) == second.labels
 
 
 @pytest.mark.parametrize(("name", "shape", "failed"), [("engine_death", 85, 66), ("multi_api_server", 126, 0)])
-def test_recordings(recording: Callable[[str], list[ScrapeRecord]], name: str, shape: int, failed: int):
+def test_recordings(recording: Callable[[str], list[Scrape]], name: str, shape: int, failed: int):
     """A dead engine is a series that ends and failures; a gauge that appears late is missing before, not zero."""
-    one: EndpointSeries = build(recording(name))[0]
+    one: EndpointSeries = build(rows(recording(name)))[0]
     assert (shape, failed) == (len(one.values), len(one.failures))
     running = [column for column, series in enumerate(one.series) if series.name == "vllm:num_requests_running"]
     assert (name == "multi_api_server") == bool(np.isnan(one.values[0, running]).any())

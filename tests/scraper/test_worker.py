@@ -14,14 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from scraper.endpoint import Scrape
+from scraper.log import FailureRecord, LogReader, Row
 from scraper.normalise import CounterIncrease, Cut, HistogramIncrease, Window, counter, cut, histogram
-from scraper.series import ScrapeRecord, build, histograms
-from scraper.worker import next_tick
+from scraper.series import build, histograms
+from scraper.target import offset_ns
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[dict[str, Handler]], Awaitable[str]]
@@ -46,14 +47,14 @@ class Worker:
         event: dict[str, Any] = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 20))
         return event
 
-    def records(self) -> list[ScrapeRecord]:
-        content, found = self.log.read_bytes(), []
+    def records(self) -> list[Row | FailureRecord]:
+        content, found, reader = self.log.read_bytes(), [], LogReader()
         while content:
             length, checksum = struct.unpack_from("<II", content)
             payload, content = content[8 : 8 + length], content[8 + length :]
             assert checksum == zlib.crc32(payload)
-            found.append(msgspec.msgpack.decode(payload, type=ScrapeRecord))
-        return found
+            found.append(reader.take(payload))
+        return [one for one in found if one is not None]
 
 
 @asynccontextmanager
@@ -98,14 +99,14 @@ def by_hand(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
-    serve: Serve, vllm_scrapes: list[ScrapeRecord], tmp_path: Path
+    serve: Serve, vllm_scrapes: list[Scrape], tmp_path: Path
 ):
     """What the process scraped of a replayed engine has the increases that its first and last page have by hand."""
-    pages = [zlib.decompress(record.body).decode() for record in vllm_scrapes]
+    pages = [record.body.decode() for record in vllm_scrapes]
     handler, served = replay(pages)
     base = await serve({"/metrics": handler})
     async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
-        assert {"event": "ready", "ok": 1, "failed": 0} == await worker.event()
+        assert {"event": "ready", "ok": 1, "failed": 0, "skipped": 0, "stale": 0} == await worker.event()
         await asyncio.wait_for(served.wait(), 20)
         worker.send({"cmd": "settle", "seconds": 0})
         assert "settled" == (await worker.event())["event"]
@@ -119,12 +120,12 @@ async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
     compared = 0
     for column, one in enumerate(endpoint.series):
         if one.type == "counter":
-            increase = counter(endpoint.values[:, column], chosen)
+            increase = counter(endpoint, column, chosen)
             assert isinstance(increase, CounterIncrease)
             assert last[one.name, one.labels] - first.get((one.name, one.labels), 0.0) == increase.total, one
             compared += 1
     for columns in histograms(endpoint.series):
-        observed = histogram(endpoint.values, columns, chosen)
+        observed = histogram(endpoint, columns, chosen)
         assert isinstance(observed, HistogramIncrease)
         for suffix, value in (("_count", observed.count), ("_sum", observed.sum)):
             key = (columns.family + suffix, columns.labels)
@@ -167,11 +168,13 @@ async def test_ticks_are_aligned_and_never_pile_up(serve: Serve, tmp_path: Path)
         worker.send({"cmd": "exit"})
         assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
     slow = [record for record in worker.records() if record.url.endswith("/slow")]
-    ticks = [record.due_ns for record in slow[1:-1]]
-    assert [0] * len(ticks) == [due_ns % INTERVAL_NS for due_ns in ticks]
+    ticks = [record.tick_ns for record in slow]
+    assert [0] * len(ticks) == [tick_ns % INTERVAL_NS for tick_ns in ticks]
     assert sorted(set(ticks)) == ticks
     assert max(b - a for a, b in pairwise(ticks)) >= 2 * INTERVAL_NS
     assert all(a.response_ns <= b.request_ns for a, b in pairwise(slow))
+    offset = offset_ns(f"{base}/slow", INTERVAL_NS)
+    assert all(record.request_ns >= record.tick_ns + offset for record in slow[1:-1])
 
 
 async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path: Path):
@@ -180,13 +183,13 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     base = await serve({"/metrics": page})
     targets = [f"{base}/metrics", f"{base}/absent"]
     async with started(tmp_path, targets=targets, interval_s=3600) as worker:
-        assert {"event": "ready", "ok": 1, "failed": 1} == await worker.event()
+        assert {"event": "ready", "ok": 1, "failed": 1, "skipped": 0, "stale": 0} == await worker.event()
         assert worker.process.stdin is not None
         worker.process.stdin.close()
         assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
     records = worker.records()
     assert [0, 2, 2] == [len(records) % 2, *(sum(r.url == url for r in records) for url in targets)]
-    assert {"", "HTTP 404"} == {record.error for record in records}
+    assert {"", "HTTP 404"} == {getattr(record, "error", "") for record in records}
 
 
 @pytest.mark.parametrize("interval_s", [1e-10, 0.009, -1, 1e300])
@@ -212,6 +215,127 @@ async def test_unusable_spec(tmp_path: Path):
         assert 1 == await asyncio.wait_for(worker.process.wait(), 20)
 
 
-def test_next_tick():
-    """The next tick is a multiple of the interval, strictly later."""
-    assert [20, 20, 40] == [next_tick(now, 20) for now in (1, 19, 20)]
+async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, tmp_path: Path):
+    """The first, the settled and the last scrape each have a tick that all targets share and none has twice."""
+    page, _ = replay(["x 1\n"])
+    base = await serve({"/a/metrics": page, "/b/metrics": page})
+    async with started(tmp_path, targets=[f"{base}/a/metrics", f"{base}/b/metrics"], interval_s=3600) as worker:
+        await worker.event()
+        for _ in range(2):
+            worker.send({"cmd": "settle", "seconds": 0})
+            await worker.event()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    ticks = {
+        name: [record.tick_ns for record in worker.records() if record.url == f"{base}/{name}/metrics"]
+        for name in ("a", "b")
+    }
+    first = ticks["a"][0]
+    assert 0 == first % (3600 * 10**9)
+    assert {"a": [first + number * 3600 * 10**9 for number in range(4)], "b": ticks["a"]} == ticks
+
+
+async def test_a_target_that_is_gone_is_stale_until_it_answers_again(serve: Serve, tmp_path: Path):
+    """After five intervals without an answer it is said once, with the reason, and again when it is back."""
+    gone = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=503) if gone.is_set() else web.Response(text="x 1\n")
+
+    base = await serve({"/metrics": handler})
+    url = f"{base}/metrics".replace("http://", "http://ann:hush@")
+    async with started(tmp_path, targets=[url]) as worker:
+        assert "ready" == (await worker.event())["event"]
+        gone.set()
+        stale = await worker.event()
+        assert stale.pop("silent_s") > 5 * INTERVAL_NS / 1e9
+        shown = url.replace("ann:hush", "***")
+        assert {"event": "stale", "url": shown, "reason": "HTTP 503"} == stale
+        gone.clear()
+        assert {"event": "fresh", "url": shown} == await worker.event()
+        gone.set()
+        assert "stale" == (await worker.event())["event"]
+        worker.send({"cmd": "settle", "seconds": 0})
+        settled = await worker.event()
+        assert ("settled", 1) == (settled["event"], settled["stale"])
+        worker.send({"cmd": "exit"})
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    assert b"hush" not in worker.log.read_bytes()
+
+
+async def test_a_target_that_fails_is_asked_less_often(serve: Serve, tmp_path: Path):
+    """Its failures lie ever more ticks apart, to ten; a tick that it was left alone is not one that was missed."""
+    asked = 0
+    enough = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 12:
+            enough.set()
+        return web.Response(status=503)
+
+    base = await serve({"/metrics": handler})
+    async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
+        await worker.event()
+        await asyncio.wait_for(enough.wait(), 20)
+        worker.send({"cmd": "exit"})
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    apart = [(b.tick_ns - a.tick_ns) // INTERVAL_NS for a, b in pairwise(worker.records()[:12])]
+    assert min(apart[4:]) >= 5
+    assert [1] == apart[:1] or apart[0] > 1  # a busy machine may miss a tick, never make one
+
+
+async def test_nobody_reads_what_it_says(serve: Serve, tmp_path: Path):
+    """Scraping goes on however often a target comes and goes while its conductor has something else to do."""
+    count = iter(range(10**9))
+    many = asyncio.Event()
+
+    async def flapping(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async def steady(_: web.Request) -> web.Response:
+        if next(count) == 60:
+            many.set()
+        return web.Response(text="x 1\n")
+
+    names = [f"/{number}/{'x' * 3000}/metrics" for number in range(100)]
+    base = await serve({**dict.fromkeys(names, flapping), "/metrics": steady})
+    targets = [f"{base}{name}" for name in names]
+    async with started(tmp_path, targets=[*targets, f"{base}/metrics"]) as worker:
+        await asyncio.wait_for(many.wait(), 30)
+        worker.send({"cmd": "exit"})
+        assert worker.process.stdout is not None
+        said = (await worker.process.stdout.read()).splitlines()
+        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+    assert 1 <= len(said) <= len(targets) + 1
+    assert all(isinstance(json.loads(line), dict) for line in said)
+
+
+async def test_an_access_that_cannot_be_had(tmp_path: Path):
+    """A file of TLS that is gone since it was checked is an unusable spec."""
+    access = {"ca": str(tmp_path / "none.pem")}
+    async with started(tmp_path, targets=["https://127.0.0.1:1/metrics"], access=access) as worker:
+        assert {"event": "error", "message": "unusable spec: ca: No such file or directory"} == await worker.event()
+        assert 2 == await asyncio.wait_for(worker.process.wait(), 20)
+
+
+async def test_headers_reach_the_target(serve: Serve, tmp_path: Path):
+    """Those for all, and those of its host; a target that stands there twice is scraped once."""
+    asked: list[tuple[str, str]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.headers["X-Tenant"], request.headers["Authorization"]))
+        return web.Response(text="x 1\n")
+
+    base = await serve({"/metrics": handler})
+    access = {
+        "headers": {"X-Tenant": "a"},
+        "host_headers": {base.removeprefix("http://"): {"Authorization": "Bearer k"}},
+    }
+    async with started(tmp_path, targets=[f"{base}/metrics"] * 2, access=access, interval_s=3600) as worker:
+        assert 1 == (await worker.event())["ok"]
+        worker.send({"cmd": "exit"})
+        await asyncio.wait_for(worker.process.wait(), 20)
+    assert [("a", "Bearer k")] * 2 == asked

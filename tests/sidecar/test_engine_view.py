@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 
 from exporter.snapshot import Cumulative, EngineCounts
-from scraper.series import ScrapeRecord
+from scraper.endpoint import Scrape
+from scraper.log import rows
 from sidecar.engine_view import EngineView
 
 QUEUE = "vllm:request_queue_time_seconds"
@@ -30,20 +29,19 @@ def viewed(*pages: str) -> EngineView:
     view = EngineView(counts=EngineCounts(endpoint="u"))
     for second, page in enumerate(pages):
         at_ns = second * 10**9
-        body = zlib.compress(f"{page}# TYPE end gauge\nend 7\n".encode(), 1)
-        view.take(
-            ScrapeRecord(
-                url="u",
-                due_ns=at_ns,
-                request_ns=at_ns,
-                response_ns=at_ns,
-                status=200,
-                content_type="text/plain",
-                body=body,
-                error="",
-            ),
-            keep_s=60,
+        body = f"{page}# TYPE end gauge\nend 7\n".encode()
+        scrape = Scrape(
+            url="u",
+            tick_ns=at_ns,
+            request_ns=at_ns,
+            response_ns=at_ns,
+            status=200,
+            content_type="text/plain",
+            body=body,
+            error="",
         )
+        for row in rows([scrape]):
+            view.take(row, keep_s=60)
     return view
 
 

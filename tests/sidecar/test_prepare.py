@@ -5,23 +5,9 @@ import dataclasses
 import pytest
 
 from sidecar.config import RunOptions
-from sidecar.prepare import metrics_headers, planned_requests
+from sidecar.prepare import planned_requests
 
 URL = "http://127.0.0.1:8000"
-
-
-@pytest.mark.parametrize(
-    ("targets", "sent"),
-    [
-        (("http://127.0.0.1:8000/metrics",), True),
-        (("http://127.0.0.1:9100/metrics",), False),
-        (("http://127.0.0.1:8000/metrics", "http://elsewhere:8000/metrics"), False),
-    ],
-)
-def test_the_api_key_goes_only_to_the_host_that_it_was_given_for(targets: tuple[str, ...], sent: bool):
-    headers = metrics_headers(targets, RunOptions(url=URL, api_key="sk-secret"))
-
-    assert ({"Authorization": "Bearer sk-secret"} if sent else {}) == headers
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from loadgen.frames import append_record, open_log
 from loadgen.log import RequestLog
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, plan_end
-from scraper.series import ScrapeRecord
-from scraper.worker import Log
+from scraper.endpoint import Scrape
+from scraper.log import ScrapeLog
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.run import Event, Phase, append_event, create, open_run, require_free, write_json, write_whole
 
@@ -113,17 +113,17 @@ def parts(index: int, tokens: int) -> list[RequestPart]:
     ]
 
 
-def scrape(number: int, waiting: int) -> ScrapeRecord:
+def scrape(number: int, waiting: int) -> Scrape:
     """Return the scrape of a page with one gauge."""
     page = f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n"
-    return ScrapeRecord(
+    return Scrape(
         url="http://h/metrics",
-        due_ns=1000 * number,
+        tick_ns=1000 * number,
         request_ns=1000 * number + 1,
         response_ns=1000 * number + 9,
         status=200,
         content_type="text/plain; version=0.0.4",
-        body=zlib.compress(page.encode(), 1),
+        body=page.encode(),
         error="",
     )
 
@@ -142,7 +142,7 @@ def write(path: Path, what: Recorded) -> dict[str, list[int]]:
             append_record(fd, record)
             sizes.setdefault(name, []).append(os.fstat(fd).st_size)
         os.close(fd)
-    log = Log(str(raw / "scrapes-0.log"))
+    log = ScrapeLog(raw / "scrapes-0.log")
     for number, waiting in enumerate(what.waiting):
         log.append(scrape(number, waiting))
         sizes.setdefault("scrapes-0.log", []).append((raw / "scrapes-0.log").stat().st_size)

@@ -106,13 +106,13 @@ def test_every_property_of_a_summary_is_described():
 
 
 def test_objects_of_a_summary_are_closed():
-    """Only names that depend on data are free: kinds of errors, reasons, failures, tests, and what was configured."""
+    """Only names that depend on data are free: kinds of errors, reasons, failures, sources, what was asked."""
     free = {
         where.rpartition("/")[2]
         for where, found in properties(schema.summary())
         if found.get("type") == "object" and found.get("additionalProperties") is not False
     }
-    assert {"missing", "errors", "failures", "brackets", "config", "tests"} == free
+    assert {"missing", "errors", "failures", "config", "tests", "absent", "without"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():

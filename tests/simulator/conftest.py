@@ -1,11 +1,15 @@
-"""The simulated engine in virtual time."""
+"""The simulated engine in virtual time, and its pages taken apart."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.engine import Engine
 from simulator.history import EngineRequest, RequestRecord, StepOutcome
@@ -49,3 +53,47 @@ def _play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]])
         most_blocks = max(most_blocks, engine.pool.used)
         now_ns += round(duration_s * 1e9)
         outcomes.append(engine.finish_step(now_ns))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The directory of research and recorded fixtures; what needs it is skipped where it is absent."""
+    path = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
+    if not (path / "fixtures").is_dir():
+        pytest.skip(f"no recorded fixtures at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def samples_of() -> Callable[[bytes], dict[tuple[str, frozenset[tuple[str, str]]], float]]:
+    """Every sample of a page, by prometheus_client's own parser, without the labels that are the same everywhere."""
+    return _samples_of
+
+
+@pytest.fixture(scope="session")
+def families_of() -> Callable[[str], dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]]:
+    """Type, label names and bucket bounds of each family, as the page spells them."""
+    return _families_of
+
+
+_EVERYWHERE = {"engine", "model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "pid", "rank"}
+
+
+def _samples_of(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k not in _EVERYWHERE)): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def _families_of(page: str) -> dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    families = {}
+    for name, kind in types.items():
+        own = f"{name}_bucket" if kind == "histogram" else name
+        labels = re.findall(rf"^{own}(?:\{{(.*)\}})? ", page, re.MULTILINE)
+        names = {tuple(re.findall(r'(\w+)="', text)) for text in labels}
+        bounds = dict.fromkeys(bound for text in labels for bound in re.findall(r'le="([^"]+)"', text))
+        families[name] = (kind, max(names, default=()), tuple(bounds))
+    return families

@@ -67,7 +67,7 @@ def test_an_occupied_port_is_one_line_and_exit_3():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "sglang"], "engine: unknown 'sglang'; valid: vllm"),
+        (["--engine", "sglan"], "engine: unknown 'sglan'; valid: vllm, sglang, trtllm (did you mean 'sglang'?)"),
         (["--speed-profile", "warp"], "speed profile: unknown 'warp'; valid: demo, fast"),
         (["--kv-blocks", "3"], "kv_blocks: one request of max_model_len 8192 needs 512, there are 3"),
         (["--port", "70000"], "port: must be from 0 to 65535, not 70000"),

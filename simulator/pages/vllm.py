@@ -23,6 +23,7 @@ from prometheus_client import (
 from simulator.history import FirstToken, RequestRecord, StepOutcome
 from simulator.settings import EngineSettings
 
+VERSION = "0.32.0"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -95,7 +96,7 @@ def one_two_five_bounds(limit: int) -> tuple[float, ...]:
     return tuple(bound for bound in bounds if bound <= limit)
 
 
-class EngineMetrics:
+class VllmPage:
     """Own the metrics of one engine, in a registry of their own."""
 
     def __init__(self, model: str, settings: EngineSettings) -> None:
@@ -133,9 +134,10 @@ class EngineMetrics:
         }
         _show_cache_config(settings, self.registry)
 
-    def page(self) -> bytes:
-        """Return the page in the Prometheus text format 0.0.4."""
-        return generate_latest(self.registry)
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page and its content type: the text format 0.0.4, whatever is accepted."""
+        del accept
+        return generate_latest(self.registry), CONTENT_TYPE
 
     def observe(self, outcome: StepOutcome) -> None:
         """Take in what one step did."""
@@ -158,6 +160,9 @@ class EngineMetrics:
                 inter_token_latency.observe(token.interval_ns / 1e9)
         for record in outcome.finished:
             self._observe_finish(record)
+
+    def abort(self, record: RequestRecord) -> None:
+        """Nothing of an aborted request is shown beyond what was observed before."""
 
     def _observe_first_tokens(self, first_tokens: Sequence[FirstToken]) -> None:
         for first in first_tokens:

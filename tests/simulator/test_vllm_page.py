@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,52 +10,26 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.history import EngineRequest
-from simulator.metrics import EngineMetrics, one_two_five_bounds
+from simulator.pages.vllm import VllmPage, one_two_five_bounds
 from simulator.settings import EngineSettings
 
 Play = Callable[..., Any]
-SHARED = Path(os.environ.get("SIDELIGHT_SHARED") or Path(__file__).parents[3] / "shared")
+Parse = Callable[..., Any]
 #: Canonical in vLLM, but only shown with an option that the simulator does not have, or by older versions.
 NOT_SHOWN = {"vllm:lora_requests_info"}
-
-
-def samples_of(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return every sample of a page, by prometheus_client's own parser, `engine` and `model_name` left out."""
-    return {
-        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k not in {"engine", "model_name"})): (
-            sample.value
-        )
-        for family in text_string_to_metric_families(page.decode())
-        for sample in family.samples
-    }
-
-
-def families_of(page: str) -> dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Return type, label names and bucket bounds of each family, as the page spells them."""
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
-    families = {}
-    for name, kind in types.items():
-        own = f"{name}_bucket" if kind == "histogram" else name
-        labels = re.findall(rf"^{own}(?:\{{(.*)\}})? ", page, re.MULTILINE)
-        names = {tuple(re.findall(r'(\w+)="', text)) for text in labels}
-        bounds = dict.fromkeys(bound for text in labels for bound in re.findall(r'le="([^"]+)"', text))
-        families[name] = (kind, max(names, default=()), tuple(bounds))
-    return families
 
 
 @pytest.fixture(scope="session")
 def idle_page() -> str:
     """The page of an engine that has done nothing, with the recorded engine's model length."""
-    return EngineMetrics("tiny-llama", EngineSettings(max_model_len=2048)).page().decode()
+    return VllmPage("tiny-llama", EngineSettings(max_model_len=2048)).page()[0].decode()
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared fixtures are not here")
-def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str):
+def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str, shared: Path, families_of: Parse):
     """What the research file marks as canonical and unconditional is exposed."""
-    research = yaml.safe_load((SHARED / "engines/vllm.yaml").read_text())
+    research = yaml.safe_load((shared / "engines/vllm.yaml").read_text())
     wanted = {
         str(quantity[key]).split()[0]
         for quantity in research["canonical"].values()
@@ -68,10 +40,9 @@ def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str):
     assert len(wanted) >= 20
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared fixtures are not here")
-def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str):
+def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str, shared: Path, families_of: Parse):
     """Each vllm: family has the type, label names and bounds that a recorded vLLM 0.32 shows."""
-    recorded = (SHARED / "fixtures/vllm/recorded/pages/idle_before_first_request.prom").read_text()
+    recorded = (shared / "fixtures/vllm/recorded/pages/idle_before_first_request.prom").read_text()
     real = families_of(recorded)
     info = "vllm:cache_config_info"
     ours = {name: family for name, family in families_of(idle_page).items() if name != info}
@@ -79,7 +50,7 @@ def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str):
     assert set(families_of(idle_page)[info][1]) <= set(real[info][1])
 
 
-def test_process_and_python_families_are_there(idle_page: str):
+def test_process_and_python_families_are_there(idle_page: str, families_of: Parse):
     """Like a real page, it shows its own process."""
     assert {"process_cpu_seconds_total", "python_info", "python_gc_collections_total"} <= set(families_of(idle_page))
 
@@ -101,7 +72,7 @@ def test_size_buckets_end_at_the_limit(limit: int, bounds: tuple[float, ...]):
     )
 )
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, drawn: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, drawn: list[Any]):
     """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks."""
     limits = EngineSettings(
         max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, eos_chance=0.1
@@ -119,10 +90,10 @@ def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, drawn: list[Any]
         for index, (at, token, length, max_tokens) in enumerate(drawn)
     ]
     played = play(limits, arrivals)
-    metrics = EngineMetrics("m", limits)
+    metrics = VllmPage("m", limits)
     for outcome in played.outcomes:
         metrics.observe(outcome)
-    samples = samples_of(metrics.page())
+    samples = samples_of(metrics.page()[0])
     records = played.records
     expected_s = {
         "request_queue_time_seconds": [(r.queued_ns, r.scheduled_ns) for r in records],

@@ -1,0 +1,204 @@
+"""The engines' YAML files as records: their canonical quantities, the entries that provide each, and the switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+# A Dynamo worker's page holds its engine's own metrics too, so Dynamo comes last. The worker is another engine than the
+# frontend: the same requests pass both, and are not to be added.
+ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "dynamo", "dynamo_worker")
+
+Kind = Literal["histogram", "gauge", "counter"]
+Form = Literal["metric", "add", "mean", "less", "over"]
+Labels = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One way to a quantity: `names` and what to do with them.
+
+    - metric: the one name itself.
+    - add: all of them added up; a page must show every one.
+    - mean: the first is a sum, the second the count of what it sums.
+    - less: the first histogram's sum less the second's, over the first's count.
+    - over: the first gauge divided by the second.
+
+    `where` and `where_not` keep label sets by the values of a label; `beside` is a name that the page must show too.
+    `page` names the kind of page where it is not the engine's usual one.
+    """
+
+    form: Form
+    names: tuple[str, ...]
+    where: tuple[Labels, ...]
+    where_not: Labels
+    beside: str
+    page: str
+    since: str
+    until: str
+    note: str
+    replaces: tuple[tuple[str, str], ...]
+
+    def text(self, exposed: dict[str, str] | None = None) -> str:
+        """Return the entry as a formula, with the names as a page exposes them where they are given."""
+        shown = [
+            (exposed or {}).get(name, name) + _selector(where, self.where_not)
+            for name, where in zip(self.names, self.where, strict=True)
+        ]
+        return {"metric": "", "add": " + ", "mean": " / ", "less": " - ", "over": " / "}[self.form].join(shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One canonical quantity of one engine: `metrics` are the ways to it in the order in which they are tried.
+
+    `observed` is the moment at which the engine records a value, `across` how label sets and endpoints combine.
+    `absent` says why the engine does not tell it, `enable` the switch without which it does not.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    observed: str
+    across: Literal["sum", "max"]
+    meaning: str
+    metrics: tuple[Entry, ...]
+    absent: str
+    enable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A way in which an engine tells the times of single requests, and what switches it on."""
+
+    name: str
+    gives: str
+    enable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """What is known of one engine. `aliases` are prefixes seen instead of `prefix`; `ranks` and `totals` are labels:
+    of label sets that differ in ranks only the lowest counts, and an empty total stands for those that split it.
+    `shared` are names that servers of other engines show as well.
+    """
+
+    name: str
+    title: str
+    prefix: str
+    aliases: tuple[str, ...]
+    pages: tuple[str, ...]
+    versions: str
+    enable: str
+    notes: tuple[str, ...]
+    ranks: tuple[str, ...]
+    totals: tuple[str, ...]
+    shared: tuple[str, ...]
+    quantities: dict[str, Quantity]
+    timing: tuple[Timing, ...]
+
+    def normalised(self, name: str) -> str:
+        """Return an exposed name with the engine's own prefix in place of an alias."""
+        for alias in self.aliases:
+            if name.startswith(alias):
+                return self.prefix + name[len(alias) :]
+        return name
+
+
+@cache
+def catalogue(engine: str) -> Catalogue:
+    """Read an engine's YAML. Raises ValueError for one not in `ENGINES`."""
+    if engine not in ENGINES:
+        raise ValueError(f"no engine {engine}; known: {', '.join(ENGINES)}")
+    table: dict[str, Any] = yaml.safe_load(
+        resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
+    )
+    return Catalogue(
+        name=engine,
+        title=table["title"],
+        prefix=table["prefix"],
+        aliases=tuple(table.get("aliases", ())),
+        pages=tuple(table["pages"]),
+        versions=table["versions"],
+        enable=table["enable"],
+        notes=tuple(table.get("notes", ())),
+        ranks=tuple(table.get("ranks", ())),
+        totals=tuple(table.get("totals", ())),
+        shared=tuple(table.get("shared", ())),
+        quantities={name: _quantity(name, entry) for name, entry in table["quantities"].items()},
+        timing=tuple(Timing(**entry) for entry in table["timing"]),
+    )
+
+
+@cache
+def own_names(engine: str) -> dict[str, str]:
+    """Return the names by which an engine is recognised, each with the kind of page that it is of (empty: its usual
+    one): every name in an entry of its quantities but those that other servers show too.
+    """
+    known = catalogue(engine)
+    entries = [entry for quantity in known.quantities.values() for entry in quantity.metrics]
+    return {name: entry.page for entry in entries for name in entry.names if name not in known.shared}
+
+
+def _quantity(name: str, table: dict[str, Any]) -> Quantity:
+    return Quantity(
+        name=name,
+        kind=table["kind"],
+        unit=table["unit"],
+        observed=table.get("observed", ""),
+        across=table.get("across", "sum"),
+        meaning=table.get("meaning", ""),
+        metrics=tuple(_entry(entry) for entry in table.get("metrics", ())),
+        absent=table.get("absent", ""),
+        enable=table.get("enable", ""),
+    )
+
+
+def _entry(table: dict[str, Any]) -> Entry:
+    form, names = _form(table)
+    where = _labels(table.get("where", {}))
+    other = _labels(table["where_other"]) if "where_other" in table else where
+    return Entry(
+        form=form,
+        names=names,
+        where=(where, *(other for _ in names[1:])),
+        where_not=_labels(table.get("where_not", {})),
+        beside=table.get("beside", ""),
+        page=table.get("page", ""),
+        since=table.get("since", ""),
+        until=table.get("until", ""),
+        note=table.get("note", ""),
+        replaces=tuple((key, table[key]) for key in ("unit", "observed", "meaning") if key in table),
+    )
+
+
+def _form(table: dict[str, Any]) -> tuple[Form, tuple[str, ...]]:
+    if "sum" in table:
+        return "mean", (table["sum"], table["count"])
+    if "histogram" in table:
+        return "less", (table["histogram"], table["less"])
+    if "gauge" in table:
+        return "over", (table["gauge"], table["over"])
+    if "add" in table:
+        return "add", tuple(table["add"])
+    return "metric", (table["metric"],)
+
+
+def _labels(table: dict[str, str | list[str]]) -> Labels:
+    return tuple((label, (value,) if isinstance(value, str) else tuple(value)) for label, value in table.items())
+
+
+def _selector(where: Labels, where_not: Labels) -> str:
+    parts = [_matcher(label, values, "=") for label, values in where]
+    parts += [_matcher(label, values, "!") for label, values in where_not]
+    return f"{{{','.join(parts)}}}" if parts else ""
+
+
+def _matcher(label: str, values: tuple[str, ...], sign: str) -> str:
+    if len(values) > 1:
+        return f'{label}{sign}~"{"|".join(values)}"'
+    return f'{label}{"=" if sign == "=" else "!="}"{values[0]}"'

@@ -1,0 +1,154 @@
+"""The options of access to metrics pages, shared by `run`, `scrape` and `doctor`; and what is wrong with them."""
+
+# No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from cyclopts import Group, Parameter
+
+from scraper.access import MASK, Access, UnusableFile, basic, tls_context
+from sidecar.errors import ConfigurationError
+
+METRICS_ACCESS = Group("Metrics access", sort_key=4.5)  # after the group Scraping
+
+_HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(?P<value>[^\x00-\x08\x0a-\x1f\x7f]*)")
+_PEM = "give the path of a PEM file"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """How metrics pages are asked; the same for all of them."""
+
+    metrics_ca: Annotated[
+        Path | None,
+        Parameter(group=METRICS_ACCESS, help="Trust only what this authority signed (PEM). Default: the system's."),
+    ] = None
+    metrics_cert: Annotated[
+        Path | None, Parameter(group=METRICS_ACCESS, help="Client certificate (PEM; may hold its key as well).")
+    ] = None
+    metrics_key: Annotated[
+        Path | None, Parameter(group=METRICS_ACCESS, help="Key of the client certificate (PEM, without a password).")
+    ] = None
+    metrics_token: Annotated[
+        str | None,
+        Parameter(
+            group=METRICS_ACCESS,
+            env_var="SIDELIGHT_METRICS_TOKEN",
+            help="Bearer token. Prefer the environment variable.",
+        ),
+    ] = None
+    metrics_user: Annotated[
+        str | None,
+        Parameter(
+            group=METRICS_ACCESS,
+            env_var="SIDELIGHT_METRICS_USER",
+            help="USER:PASSWORD of basic authentication. Prefer the environment variable.",
+        ),
+    ] = None
+    metrics_header: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=METRICS_ACCESS, negative="", show_default=False, help="A further header, 'Name: value' (repeatable)."
+        ),
+    ] = ()
+    metrics_insecure: Annotated[
+        bool,
+        Parameter(
+            group=METRICS_ACCESS, negative="", show_default=False, help="Take any certificate, whoever presents it."
+        ),
+    ] = False
+    scrape_timeout: Annotated[
+        float,
+        Parameter(
+            name=("--metrics-timeout", "--scrape-timeout"),
+            group=METRICS_ACCESS,
+            help="Seconds until one scrape is given up.",
+        ),
+    ] = 5.0
+
+
+def check_access(options: AccessOptions) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where one cannot be used; no secret is shown."""
+    _headers(options)
+    _exclude_each_other(options)
+    if options.metrics_key and not options.metrics_cert:
+        raise ConfigurationError(f"--metrics-key {options.metrics_key}: needs --metrics-cert, the certificate it is of")
+    try:
+        tls_context(_tls(options))
+    except UnusableFile as error:
+        path = getattr(options, f"metrics_{error.which}") or options.metrics_cert
+        raise ConfigurationError(f"--metrics-{error.which} {path}: {error.reason}; {_PEM}") from error
+
+
+def metrics_access(options: AccessOptions, *, url: str | None = None, api_key: str | None = None) -> Access:
+    """Return the access of checked options. The API key goes to the host of `url` alone, whose key it is, and only
+    where nothing else was said of credentials.
+    """
+    headers = _headers(options)
+    if options.metrics_token:
+        headers["Authorization"] = f"Bearer {options.metrics_token}"
+    if options.metrics_user:
+        headers["Authorization"] = basic(options.metrics_user)
+    own = {}
+    if url and api_key and not any(name.lower() == "authorization" for name in headers):
+        own = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"}}
+    tls = _tls(options)
+    return Access(
+        headers=headers, host_headers=own, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=options.metrics_insecure
+    )
+
+
+def header_names(headers: tuple[str, ...]) -> list[str]:
+    """Return `--metrics-header` options as they may be recorded: the names alone."""
+    return [f"{header.partition(':')[0]}: {MASK}" if ":" in header else MASK for header in headers]
+
+
+def _tls(options: AccessOptions) -> Access:
+    paths = (options.metrics_ca, options.metrics_cert, options.metrics_key)
+    ca, cert, key = (str(path) if path else "" for path in paths)
+    return Access(ca=ca, cert=cert, key=key, insecure=options.metrics_insecure)
+
+
+def _headers(options: AccessOptions) -> dict[str, str]:
+    """Take headers apart. Raises ConfigurationError; of a line without a name nothing is shown, it may be a secret."""
+    headers: dict[str, str] = {}
+    for number, line in enumerate(options.metrics_header, 1):
+        match = _HEADER.fullmatch(line)
+        if match is None:
+            shown = line.partition(":")[0] if ":" in line else f"number {number}"
+            raise ConfigurationError(
+                f"--metrics-header {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
+            )
+        if match["name"].lower() in {name.lower() for name in headers}:
+            raise ConfigurationError(f"--metrics-header {match['name']}: stands there twice; give it once")
+        headers[match["name"]] = match["value"].rstrip()
+    return headers
+
+
+def _exclude_each_other(options: AccessOptions) -> None:
+    if options.metrics_token and not re.fullmatch(r"[!-~]+", options.metrics_token):
+        raise ConfigurationError(
+            "--metrics-token: a token is without spaces and line breaks; look at SIDELIGHT_METRICS_TOKEN as well"
+        )
+    if options.metrics_user and (":" not in options.metrics_user or not options.metrics_user.isprintable()):
+        raise ConfigurationError("--metrics-user: must be USER:PASSWORD in one line")
+    given = [
+        name
+        for name, value in (
+            ("--metrics-token (or SIDELIGHT_METRICS_TOKEN)", options.metrics_token),
+            ("--metrics-user (or SIDELIGHT_METRICS_USER)", options.metrics_user),
+            ("--metrics-header Authorization", "authorization" in {name.lower() for name in _headers(options)}),
+        )
+        if value
+    ]
+    if len(given) > 1:
+        raise ConfigurationError(f"{' and '.join(given)} exclude each other: a request has one Authorization; give one")
+    if options.metrics_insecure and options.metrics_ca:
+        raise ConfigurationError(
+            f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts everybody; "
+            "leave out --metrics-insecure"
+        )

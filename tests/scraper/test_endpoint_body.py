@@ -1,0 +1,120 @@
+"""The body of a page: compressed or not, whole or not, and never more of it in memory than is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from scraper.endpoint import Limits, Scrape, _headers, open_session, scrape
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+
+MIB = 1024 * 1024
+PAGE = b"# TYPE x gauge\nx 1\n"
+
+
+async def once(url: str, limits: Limits | None = None) -> Scrape:
+    async with open_session() as session:
+        return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=limits or Limits())
+
+
+def encoded(body: bytes, encoding: str) -> Handler:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Type": "text/plain", "Content-Encoding": encoding})
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "page", "error"),
+    [
+        (gzip.compress(PAGE), "gzip", PAGE, ""),
+        (gzip.compress(PAGE), "X-GZIP", PAGE, ""),
+        (PAGE, "identity", PAGE, ""),
+        (b"", "gzip", b"", ""),
+        (gzip.compress(PAGE)[:-5], "gzip", b"", "cut off: the compressed page is not whole"),
+        (PAGE, "gzip", b"", "encoding: declared as gzip, but is not"),
+        (zlib.compress(PAGE), "deflate", b"", "encoding: 'deflate', which was not asked for"),
+    ],
+)
+async def test_compressed_pages(serve: Serve, body: bytes, encoding: str, page: bytes, error: str):
+    """What was asked for is unpacked, anything else is a reason."""
+    found = await once(await serve({"/metrics": encoded(body, encoding)}) + "/metrics")
+    assert (page, error) == (found.body, found.error)
+
+
+@pytest.mark.parametrize(
+    ("url", "encoding"),
+    [
+        ("http://127.0.0.1:8000/metrics", "identity"),
+        ("http://localhost/metrics", "identity"),
+        ("http://[::1]:8000/metrics", "identity"),
+        ("https://10.0.0.7/metrics", "gzip"),
+        ("http://user:pass@engine/metrics", "gzip"),
+    ],
+)
+def test_only_what_travels_is_compressed(url: str, encoding: str):
+    """On its own machine the engine is spared the work."""
+    assert encoding == _headers(url, None)["Accept-Encoding"]
+
+
+def zeros_compressed(size: int) -> Iterator[bytes]:
+    packer = zlib.compressobj(9, wbits=31)
+    for _ in range(size // MIB):
+        yield packer.compress(bytes(MIB))
+    yield packer.flush()
+
+
+def letters(size: int) -> Iterator[bytes]:
+    for _ in range(size // MIB):
+        yield b"x 1\n" * (MIB // 4)
+
+
+@asynccontextmanager
+async def sending(head: bytes, parts: list[bytes]) -> AsyncIterator[str]:
+    """Serve one reply whatever is asked, as long as somebody reads it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n" + head + b"\r\n")
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
+
+
+@pytest.mark.parametrize(
+    ("head", "parts"),
+    [
+        (b"Content-Encoding: gzip\r\n", list(zeros_compressed(200 * MIB))),
+        (b"", [next(letters(MIB))] * 200),
+        (b"Content-Length: %d\r\n" % (200 * MIB), [next(letters(MIB))] * 200),
+    ],
+    ids=["a bomb of gzip", "a plain page", "a plain page that says so"],
+)
+async def test_two_hundred_megabytes(head: bytes, parts: list[bytes]):
+    """A page beyond the limit is refused, and costs no more memory than the limit and a few reads."""
+    async with sending(head, parts) as url:
+        await once(url, Limits(body_bytes=1))  # what is loaded once is not the page's cost
+        tracemalloc.start()
+        found = await once(url)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (f"too large: more than {16 * MIB} bytes", b"") == (found.error, found.body)
+    assert peak < 40 * MIB

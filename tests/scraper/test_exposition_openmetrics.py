@@ -1,0 +1,116 @@
+"""OpenMetrics text: equal to prometheus-client's OpenMetrics parser wherever that accepts the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from scraper.exposition import MalformedPage, Page, PageReader, parse
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+hostile = st.text(st.sampled_from('ab \\"{}=,\nn#é☃1'), max_size=12)
+tame = st.text(st.sampled_from("ab =,é☃1"), max_size=12)  # the oracle cannot read its own exemplars of other letters
+names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}x", fullmatch=True)
+
+
+def by_oracle(text: str) -> list[tuple[str, tuple[tuple[str, str], ...], str, str]]:
+    return [
+        (
+            sample.name,
+            tuple(sorted(sample.labels.items())),
+            repr(float(sample.value)),
+            "gauge" if sample.name.endswith("_created") else family.type,
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+def as_oracle(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...], str, str]]:
+    return [
+        (one.name, one.labels, repr(value), one.type)
+        for one, value in zip(page.series, page.values.tolist(), strict=True)
+    ]
+
+
+@st.composite
+def pages(draw: st.DrawFn) -> str:
+    """A page as prometheus-client writes it, exemplars included."""
+    registry = CollectorRegistry()
+    for index, name in enumerate(draw(st.lists(names, min_size=1, max_size=5, unique=True))):
+        metric = f"{name}{index}"
+        kind = draw(st.sampled_from((Counter, Gauge, Histogram, Summary, Info)))
+        made = kind(metric, draw(hostile), ["l", "m"], registry=registry)
+        for first, second in draw(st.lists(st.tuples(hostile, hostile), max_size=3, unique=True)):
+            child = made.labels(first, second)
+            exemplar = draw(st.one_of(st.none(), st.fixed_dictionaries({"trace_id": tame})))
+            if isinstance(child, Histogram):
+                child.observe(draw(st.floats(0, 10)), exemplar=exemplar)
+            elif isinstance(child, Counter):
+                child.inc(draw(st.floats(0, 1e12)), exemplar=exemplar)
+            elif isinstance(child, Summary):
+                child.observe(draw(st.floats(0, 10)))
+            elif isinstance(child, Info):
+                child.info({"version": draw(hostile)})
+            else:
+                child.set(draw(st.floats(allow_nan=True)))
+    return generate_latest(registry).decode()
+
+
+@given(pages())
+def test_openmetrics_equals_the_oracle(text: str):
+    """Names, labels, values and types of every sample are the oracle's; a `_created` sample is a gauge here."""
+    assert by_oracle(text) == as_oracle(parse(text, openmetrics=True))
+    assert by_oracle(text) == as_oracle(PageReader().read(text.encode(), OPENMETRICS))
+
+
+@given(pages(), st.floats(0, 1))
+def test_any_cut_of_an_openmetrics_page_is_refused(text: str, share: float):
+    """Without its `# EOF` no part of a page is one."""
+    body = text.encode()
+    part = body[: int(share * (len(body) - len(b"# EOF\n")))]  # a share: the page's length varies with its stamps
+    with pytest.raises(MalformedPage):
+        parse(part, openmetrics=True)
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ("vllm_r_total", ("vllm_r_total", "counter", "Requests.")),
+        ("vllm_h_sum", ("vllm_h", "histogram", "")),
+        ("vllm_g", ("vllm_g", "gauge", "")),
+        ("vllm_h_created", ("vllm_h_created", "gauge", "")),
+        ("vllm_own", ("vllm_own", "summary", "")),
+        ("vllm_none", ("vllm_none", "unknown", "")),
+    ],
+)
+def test_declaration_that_differs_in_punctuation_counts(sample: str, expected: tuple[str, str, str]):
+    """`# TYPE vllm:x` speaks for a sample `vllm_x` that has no declaration of its own; its name stays as exposed."""
+    page = parse(
+        "# HELP vllm:r Requests.\n# TYPE vllm:r counter\n# TYPE vllm:h histogram\n# TYPE vllm:g gauge\n"
+        f"# TYPE vllm:own gauge\n# TYPE vllm_own summary\n{sample} 1.0\nz 1.0\n# EOF\n",
+        openmetrics=True,
+    )
+    one = page.series[0]
+    assert (sample, *expected) == (one.name, one.family, one.type, one.help)
+
+
+def test_recorded_openmetrics_page_of_vllm_has_its_types(shared: Path):
+    """prometheus-client refuses its own page of vLLM; here every sample of vLLM has the type that was declared."""
+    path = shared / "fixtures/vllm/recorded/pages/openmetrics_trailing_slash.om"
+    if not path.exists():
+        pytest.skip(f"no {path.name}")
+    text = path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="Clashing name"):
+        by_oracle(text)
+    types = {one.family: one.type for one in parse(text, openmetrics=True).series}
+    assert {"counter", "gauge", "histogram", "summary"} == set(types.values())
+    assert "histogram" == types["vllm_time_to_first_token_seconds"]
+    assert "counter" == types["vllm_generation_tokens_total"]
+    assert "histogram" == types["vllm_iteration_tokens_total"]

@@ -1,0 +1,182 @@
+"""One process, one good target and a dozen bad ones: each failure is named, and the good one never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from aiohttp import web
+
+from scraper.log import FailureRecord, LogReader, Row
+from scraper.target import offset_ns
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+
+INTERVAL_NS = 250_000_000
+TIMEOUT_S = 0.4
+TICKS = 12
+MIB = 1024 * 1024
+TEXT = "text/plain; version=0.0.4"
+# What each target does, and what is said of it.
+REASONS = {
+    "/html": "speaks something else: a web page (HTML)",
+    "/binary": "speaks something else: binary data",
+    "/prose": "malformed page: ",
+    "/cut": "malformed page: ",
+    "/torn": "cut off: the connection ended before the page did",
+    "/protobuf": "malformed page: ",
+    "/away": "redirect: to another host (elsewhere.test)",
+    "/silent": "timeout: no complete page within 0.4 s",
+    "/slow": "timeout: no complete page within 0.4 s",
+    "/bomb": "too large: more than 1048576 bytes",
+    "/endless": "too large: more than 1048576 bytes",
+    "/teapot": "HTTP 418",
+}
+
+
+def answer(body: bytes, kind: str = TEXT, status: int = 200, **headers: str) -> Handler:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(body=body, status=status, headers={"Content-Type": kind, **headers})
+
+    return handler
+
+
+async def silent(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def slow(request: web.Request) -> web.StreamResponse:
+    """Answer a byte at a time, for ever."""
+    response = web.StreamResponse(headers={"Content-Type": TEXT})
+    await response.prepare(request)
+    while True:
+        await response.write(b"#")
+        await asyncio.sleep(0.01)  # a slow loris is slow
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": TEXT})
+    await response.prepare(request)
+    while True:
+        await response.write(b"x 1\n" * 16_384)
+
+
+async def torn(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": TEXT, "Content-Length": "100"})
+    await response.prepare(request)
+    await response.write(b"x 1\n")
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+def bomb(size: int) -> bytes:
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join(packer.compress(bytes(MIB)) for _ in range(size // MIB)) + packer.flush()
+
+
+@asynccontextmanager
+async def targets(serve: Serve, enough: asyncio.Event) -> AsyncIterator[dict[str, str]]:
+    """Serve them all; the answer is each one's URL. One is a port at which nobody listens.
+
+    The event says that the good one was asked TICKS times.
+    """
+    hostile = {
+        "/html": answer(b"<!doctype html><p>Sign in", "text/html"),
+        "/binary": answer(bytes(range(256)) * 8, "application/octet-stream"),
+        "/prose": answer(b"It works!\n"),
+        "/cut": answer(b'# TYPE x counter\nx{a="1'),
+        "/protobuf": answer(b"\xff" * 64, "application/vnd.google.protobuf; encoding=delimited"),
+        "/away": answer(b"", status=302, Location="http://elsewhere.test/metrics"),
+        "/bomb": answer(bomb(200 * MIB), TEXT, **{"Content-Encoding": "gzip"}),
+        "/teapot": answer(b"", status=418),
+        "/silent": silent,
+        "/slow": slow,
+        "/endless": endless,
+        "/torn": torn,
+    }
+    count = iter(range(10**9))
+
+    async def good(_: web.Request) -> web.Response:
+        number = next(count)
+        if number == TICKS:
+            enough.set()
+        return web.Response(text=f"# TYPE x counter\nx {number}\n")
+
+    base = await serve({**hostile, "/good": good})
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        closed = f"http://127.0.0.1:{reserved.getsockname()[1]}/closed"
+        yield {**{name: base + name for name in (*hostile, "/good")}, "/closed": closed}
+
+
+def read(log: Path) -> dict[str, list[Row | FailureRecord]]:
+    content, found, reader = log.read_bytes(), dict[str, list[Row | FailureRecord]](), LogReader()
+    while content:
+        (length, _), payload = struct.unpack_from("<II", content), content[8:]
+        record, content = reader.take(payload[:length]), payload[length:]
+        if record is not None:
+            found.setdefault(record.url, []).append(record)
+    return found
+
+
+async def scraped(urls: list[str], log: Path, enough: asyncio.Event) -> dict[str, int]:
+    """Run a worker until then, and have it settle and end; the answer is what it counted."""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    spec = {"targets": urls, "interval_s": INTERVAL_NS / 1e9, "timeout_s": TIMEOUT_S, "limit_bytes": MIB}
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    worker.stdin.write(json.dumps(spec | {"clock_offset_ns": offset_ns, "out": str(log)}).encode() + b"\n")
+    settled: dict[str, int] = {}
+    async with asyncio.timeout(60):
+        while line := await worker.stdout.readline():
+            event = json.loads(line)
+            if event["event"] == "ready":
+                await enough.wait()
+                worker.stdin.write(b'{"cmd":"settle","seconds":0}\n')
+            elif event["event"] == "settled":
+                settled = event
+                worker.stdin.write(b'{"cmd":"exit"}\n')
+            assert event["event"] != "error", event
+        assert 0 == await worker.wait()
+    return settled
+
+
+async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, tmp_path: Path):
+    """Each has its reason in the log; the good one has every tick; memory stays that of a few pages."""
+    log = tmp_path / "scrapes.log"
+    enough = asyncio.Event()
+    async with targets(serve, enough) as urls:
+        good, closed = urls["/good"], urls["/closed"]
+        settled = await scraped(list(urls.values()), log, enough)
+        found = read(log)
+        expected = {urls[name]: reason for name, reason in REASONS.items()} | {closed: "connect: Connection refused"}
+    for url, reason in expected.items():
+        said = {record.error if isinstance(record, FailureRecord) else "a page" for record in found[url]}
+        assert all(error.startswith(reason) for error in said), (url, said)
+        assert len(found[url]) >= 2  # the first and the settled scrape always try
+    rows = found[good]
+    assert {Row} == {type(row) for row in rows}
+    ticks = [row.tick_ns for row in rows]
+    assert {INTERVAL_NS} == {b - a for a, b in pairwise(ticks)}
+    early = [row for row in rows if row.request_ns < row.tick_ns + offset_ns(good, INTERVAL_NS)]
+    assert len(early) <= 2  # the first and the settled scrape come when they are asked for
+    assert list(range(len(rows))) == [int(row.values[0]) for row in rows]
+    assert len(expected) * 2 <= settled["failed"] == sum(len(found[url]) for url in expected)
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    assert peak_mib < 200

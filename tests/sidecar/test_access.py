@@ -1,0 +1,147 @@
+"""The options of access to metrics pages: what they become, what is refused, and what is never shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from scraper.access import basic
+from sidecar.access import AccessOptions, check_access, metrics_access
+from sidecar.cli import _command
+from sidecar.config import RunOptions, ScrapeOptions, as_recorded, check, check_scrape, load_yaml
+from sidecar.errors import ConfigurationError
+
+URL = "http://127.0.0.1:8000"
+
+
+def test_nothing_said_is_nothing_sent():
+    """Without options there is neither a header nor a file."""
+    access = metrics_access(AccessOptions())
+    assert ({}, {}, "", "", "", False) == tuple(
+        getattr(access, field.name)
+        for field in dataclasses.fields(access)
+        if field.name in ("headers", "host_headers", "ca", "cert", "key", "insecure")
+    )
+
+
+def test_each_option_arrives():
+    """Headers are taken apart at their first colon; credentials become an Authorization."""
+    token = AccessOptions(metrics_token="t", metrics_header=("X-Scope-OrgID: a:b ", "X-Empty:"))
+    assert {"X-Scope-OrgID": "a:b", "X-Empty": "", "Authorization": "Bearer t"} == dict(metrics_access(token).headers)
+    user = AccessOptions(metrics_user="ann:p:w", metrics_insecure=True, metrics_cert=Path("c"), metrics_key=Path("k"))
+    access = metrics_access(user)
+    assert {"Authorization": basic("ann:p:w")} == dict(access.headers)
+    assert (True, "c", "k") == (access.insecure, access.cert, access.key)
+
+
+def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
+    """And only where nothing else was said of credentials."""
+    own = {"127.0.0.1:8000": {"Authorization": "Bearer sk"}}
+    assert own == metrics_access(AccessOptions(), url=f"{URL}/v1", api_key="sk").host_headers
+    assert {} == metrics_access(AccessOptions(metrics_token="t"), url=URL, api_key="sk").host_headers
+    assert {} == metrics_access(AccessOptions(metrics_header=("authorization: x",)), url=URL, api_key="sk").host_headers
+    assert {} == metrics_access(AccessOptions(), url=URL, api_key=None).host_headers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metrics_ca": Path("none.pem")}, "--metrics-ca none.pem: No such file or directory; give the path of a PEM"),
+        ({"metrics_ca": Path(__file__)}, f"--metrics-ca {__file__}: holds no certificate in PEM format; give"),
+        ({"metrics_key": Path("k.pem")}, "--metrics-key k.pem: needs --metrics-cert"),
+        ({"metrics_cert": Path("c.pem")}, "--metrics-cert c.pem: No such file or directory; give"),
+        ({"metrics_header": ("hush",)}, "--metrics-header 'number 1': must be 'Name: value' in one line, e.g."),
+        ({"metrics_header": ("A: 1", ": hush")}, "--metrics-header '': must be 'Name: value'"),
+        ({"metrics_header": ("X Y: hush",)}, "--metrics-header 'X Y': must be 'Name: value'"),
+        ({"metrics_header": ("X: hush\nY: hush",)}, "--metrics-header 'X': must be 'Name: value'"),
+        ({"metrics_header": ("X: hush", "x: hush")}, "--metrics-header x: stands there twice; give it once"),
+        ({"metrics_token": "hush hush"}, "--metrics-token: a token is without spaces and line breaks"),
+        ({"metrics_token": "hush\n"}, "--metrics-token: a token is without spaces and line breaks"),
+        ({"metrics_user": "hush"}, "--metrics-user: must be USER:PASSWORD in one line"),
+        ({"metrics_user": "hush:\n"}, "--metrics-user: must be USER:PASSWORD in one line"),
+        (
+            {"metrics_user": "ann:hush", "metrics_token": "hush"},
+            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-user (or SIDELIGHT_METRICS_USER) exclude each",
+        ),
+        (
+            {"metrics_token": "hush", "metrics_header": ("authorization: hush",)},
+            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-header Authorization exclude each other",
+        ),
+        (
+            {"metrics_insecure": True, "metrics_ca": Path("ca.pem")},
+            "--metrics-insecure and --metrics-ca ca.pem exclude each other",
+        ),
+        ({"scrape_timeout": 0.0}, "--scrape-timeout 0: must be greater than 0"),
+        ({"metrics": ("http://ann:hush@",)}, "--metrics http://***@: must be an http:// or https:// URL"),
+        ({"metrics": ("ann:hush@h/metrics",)}, "--metrics ***@h/metrics: must be an http:// or https:// URL"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[str, object], said: str):
+    """One line with the option and the cure, for `run` and `scrape` alike; no secret stands in it."""
+    for checked in (
+        lambda: check(dataclasses.replace(RunOptions(url=URL), **options)),
+        lambda: check_scrape(dataclasses.replace(ScrapeOptions(url=URL), **options)),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            checked()
+        message = str(caught.value)
+        assert message.startswith(said)
+        assert "hush" not in message
+        assert "\n" not in message
+
+
+def test_a_url_with_a_user_is_a_metrics_url_only():
+    """The user of a page is asked for there and masked in what is recorded; the target's key is an option."""
+    page = "http://ann:hush@127.0.0.1:9400/metrics"
+    options = check(RunOptions(url=URL, metrics=(page,)))
+    assert (page,) == options.metrics
+    assert ["http://***@127.0.0.1:9400/metrics"] == as_recorded(options)["metrics"]
+    with pytest.raises(ConfigurationError, match="would stand in every file of the run"):
+        check(RunOptions(url="http://ann:hush@127.0.0.1:8000"))
+
+
+def test_what_is_recorded_has_no_secret():
+    """Of a header its name, of a token and a user only that there was one."""
+    options = RunOptions(url=URL, metrics_user="ann:hush", metrics_token="hush", metrics_header=("X-Key: hush", "hush"))
+    recorded = as_recorded(options)
+    assert ("***", "***", ["X-Key: ***", "***"]) == (
+        recorded["metrics_user"],
+        recorded["metrics_token"],
+        recorded["metrics_header"],
+    )
+    assert "hush" not in json.dumps(recorded)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--metrics-token", "hush", "--seed", "1"], ["--metrics-token", "***", "--seed", "1"]),
+        (["--metrics-token=hush"], ["--metrics-token=***"]),
+        (["--metrics_user=a:hush=x"], ["--metrics_user=***"]),
+        (["--metrics-header", "X: hush"], ["--metrics-header", "***"]),
+        (["--metrics", "http://a:hush@h/m?x=1"], ["--metrics", "http://***@h/m?x=1"]),
+        (["--metrics=http://a:hush@h/m?x=1"], ["--metrics=http://***@h/m?x=1"]),
+        (["--metrics", "http://h/m?x=1"], ["--metrics", "http://h/m?x=1"]),
+    ],
+)
+def test_the_command_is_recorded_without_secrets(monkeypatch: pytest.MonkeyPatch, given: list[str], kept: list[str]):
+    """As it was typed otherwise."""
+    monkeypatch.setattr(sys, "argv", ["sidelight", "run", *given])
+    assert ["run", *kept] == _command()
+
+
+def test_both_names_of_the_timeout(tmp_path: Path):
+    """`metrics-timeout` and `scrape-timeout` are one option."""
+    for key in ("metrics-timeout", "metrics_timeout", "scrape-timeout"):
+        (tmp_path / "c.yaml").write_text(f"{key}: 2\n", encoding="utf-8")
+        assert {"scrape_timeout": 2} == load_yaml(tmp_path / "c.yaml")
+
+
+def test_options_without_fault_pass():
+    """What is complete is not complained of."""
+    check_access(AccessOptions(metrics_user="ann:p w", metrics_header=("X: 1", "Y: ä")))
+    check_access(AccessOptions(metrics_token="t", metrics_insecure=True))

@@ -1,0 +1,163 @@
+"""`sidelight doctor`: what it says of real servers on the loopback that show recorded and written pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from sidecar import doctor
+
+REPOSITORY = Path(__file__).parents[2]
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+LLAMACPP = (
+    "# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\n"
+    "# TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 5\n"
+    "# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total 400\n"
+    "# TYPE llamacpp:tokens_predicted_seconds_total counter\nllamacpp:tokens_predicted_seconds_total 8\n"
+)
+
+Page = tuple[int, str, str]  # status, content type, body
+Examine = Callable[..., Awaitable[tuple[int, str]]]
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The directory of recorded fixtures; what needs it is skipped where it is absent."""
+    path = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
+    if not (path / "fixtures").is_dir():
+        pytest.skip(f"no recorded fixtures at {path}")
+    return path
+
+
+@pytest.fixture
+async def examine(capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Examine]:
+    """Serve a model and the given pages by path, examine it, and return the exit code and what was printed."""
+    runners: list[web.AppRunner] = []
+
+    async def serve(pages: dict[str, Page]) -> str:
+        app = web.Application()
+        app.router.add_get("/v1/models", _models)
+        app.router.add_post("/v1/chat/completions", _chat)
+        for path, page in pages.items():
+            app.router.add_get(path, _answer(page))
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def run(pages: dict[str, Page], *, metrics: tuple[str, ...] = ()) -> tuple[int, str]:
+        url = await serve(pages)
+        chosen = tuple(url + path for path in metrics)
+        code = await doctor.examine(url, model=None, api_key=None, metrics=chosen)
+        return code, capsys.readouterr().out.replace(url, "URL")
+
+    yield run
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def _models(_request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "m", "max_model_len": 2048}]})
+
+
+async def _chat(_request: web.Request) -> web.Response:
+    return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
+
+
+def _answer(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_request: web.Request) -> web.Response:
+        status, content_type, body = page
+        return web.Response(status=status, body=body.encode(), headers={"Content-Type": content_type})
+
+    return answer
+
+
+async def test_a_page_with_everything(examine: Examine, shared: Path):
+    """Each quantity with its present value, its moment and its metric, under each other; nothing is lacking."""
+    page = (shared / "fixtures/vllm/recorded/pages/mid_overload.prom").read_text()
+    code, said = await examine({"/metrics": (200, TEXT, page)})
+    assert 0 == code
+    lines = said.splitlines()
+    assert ["ok    URL serves m (up to 2048 tokens)", "ok    chat completions stream"] == lines[:2]
+    assert "ok    URL/metrics: 445 series in " in said
+    assert "KiB of text 0.0.4" in said
+    assert "ok    engine vllm (vLLM, by metric vllm:num_requests_running)" in lines
+    assert "brought the same page" in said
+    quantities = {line.split()[1]: line for line in lines if " at " in line and "vllm:" in line}
+    assert "306 seen, mean 0.3047 seconds" in quantities["queue_time"]
+    assert "29 requests" in quantities["requests_waiting"]
+    assert "306 requests (5 label sets)" in quantities["requests_finished"]
+    moments = {line.index(" at ") for name, line in quantities.items() if name in ("queue_time", "requests_waiting")}
+    assert 1 == len(moments)
+    assert "--otlp-traces-endpoint" in said
+    assert "lack" not in said
+
+
+async def test_what_lacks_is_told_with_its_reason_and_switch(examine: Examine, shared: Path):
+    """Old TensorRT-LLM: prefill by a formula, gauges after a switch; the moment and the formula are shown."""
+    page = (shared / "fixtures/trtllm/prometheus_metrics.prom").read_text()
+    code, said = await examine({"/prometheus/metrics": (200, TEXT, page)})
+    assert 0 == code
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert (
+        "ok prefill_time 2 seen, mean 0.02807 seconds at finish "
+        "trtllm_time_to_first_token_seconds - trtllm_request_queue_time_seconds"
+    ) in lines
+    assert (
+        "lack requests_waiting the page shows no gauge trtllm_num_requests_waiting; "
+        "enable_iter_perf_stats: true switches it on"
+    ) in lines
+
+
+async def test_means_and_several_pages(examine: Examine):
+    """Every page that was named is described; a mean of two counters is one of its count."""
+    pages = {"/a/metrics": (200, TEXT, LLAMACPP), "/b/metrics": (404, "text/plain", "no")}
+    code, said = await examine(pages, metrics=("/a/metrics", "/b/metrics"))
+    assert 0 == code
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert "ok engine llamacpp (llama.cpp, by metric llamacpp:requests_processing)" in lines
+    latency = "llamacpp:tokens_predicted_seconds_total / llamacpp:tokens_predicted_total"
+    assert f"ok inter_token_latency 400 seen, mean 0.02 seconds at finish {latency}" in lines
+    assert "lack queue_time not exposed; requests_waiting tells whether requests wait" in lines
+    assert "lack no server metrics: URL/b/metrics: HTTP 404" in lines
+
+
+@pytest.mark.parametrize(
+    ("page", "switch"),
+    [
+        ((200, "application/json", '[{"iter": 1}]'), "return_perf_metrics: true"),
+        ((501, "application/json", '{"error": "not supported"}'), "llama.cpp: --metrics"),
+        ((404, "text/plain", "not found"), "SGLang: --enable-metrics"),
+        (
+            (200, TEXT, "# TYPE python_info gauge\npython_info 1\n"),
+            "--disable-log-stats switches every vllm: series off",
+        ),
+    ],
+    ids=["JSON", "501", "404", "no engine"],
+)
+async def test_the_switch_of_a_page_that_is_not_there(examine: Examine, page: Page, switch: str):
+    """What answers in its place tells which engine it may be, and what brings its metrics about."""
+    code, said = await examine({"/metrics": page})
+    assert 0 == code  # a run without server metrics is possible
+    assert switch in said
+
+
+async def test_a_malformed_page(examine: Examine):
+    """It is named with what is wrong; the examination goes on."""
+    code, said = await examine({"/metrics": (200, TEXT, "a 1\nb ")}, metrics=("/metrics",))
+    assert 0 == code
+    assert "lack  no server metrics: URL/metrics: speaks something else" in said
+
+
+async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
+    """Where only metrics were asked for and nothing serves a model, what can be said is said, and the code is 3."""
+    code = await doctor.examine("http://127.0.0.1:9", model=None, api_key=None, metrics=("http://127.0.0.1:9/metrics",))
+    said = capsys.readouterr().out
+    assert 3 == code
+    assert said.startswith("lack  cannot connect to 127.0.0.1:9")
+    assert "lack  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said

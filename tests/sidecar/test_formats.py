@@ -1,0 +1,110 @@
+"""`--formats`: which files a run directory gets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scraper.endpoint import Scrape
+from scraper.log import ScrapeLog
+from sidecar import cli
+from sidecar.config import DEFAULT_FORMATS, RunOptions, ScrapeOptions, check, check_scrape
+from sidecar.derive import derive
+from sidecar.errors import ConfigurationError
+from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
+
+S = 10**9
+URL = "http://127.0.0.1:9/metrics"
+ALWAYS = {"manifest.json", "raw", "summary.json", "requests.parquet", "timeslices.parquet"}
+
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    """Make the directory of a scrape of two seconds that was asked for these formats (none: before there were any)."""
+
+    def make(formats: list[str] | None) -> Path:
+        path = create(tmp_path / "run")
+        config = {"slice_duration": 1.0, "metrics": [URL], "url": None} | ({"formats": formats} if formats else {})
+        manifest = {"run_id": "r", "tool": {"name": "sidelight", "version": "0"}, "config": config, "started_ns": S}
+        targets = [{"configured": "http://dead", "reason": "refused"}, {"configured": URL, "url": URL}]
+        ends = {"started_at": "1970-01-01T00:00:01.000Z", "status": "complete", "metrics_targets": targets}
+        write_json(path / MANIFEST, manifest | ends)
+        for name, at_ns in (("phase_start", S), ("phase_end", 3 * S)):
+            append_event(path, Event(at_ns, name, {"phase": "measure"}))
+        log = ScrapeLog(path / RAW / "scrapes-0.log")
+        for at in range(1, 5):
+            page = f"# TYPE a_total counter\na_total {at}\n".encode()
+            stamps = {"tick_ns": at * S, "request_ns": at * S - 1, "response_ns": at * S}
+            log.append(Scrape(url=URL, **stamps, status=200, content_type="text/plain", body=page, error=""))
+        log.close()
+        return path
+
+    return make
+
+
+def written(path: Path) -> set[str]:
+    """Return the names in a run directory, but for those that are always there."""
+    names = {item.name for item in path.iterdir()}
+    assert names >= ALWAYS
+    return names - ALWAYS
+
+
+@pytest.mark.parametrize("formats", [None, ["json", "csv", "text"]], ids=["an old run", "the default"])
+def test_default_files(recorded: Recorded, formats: list[str] | None):
+    """JSON and CSV of the server's metrics, and the report."""
+    path = recorded(formats)
+    derive(path)
+    assert {"server_metrics_export.json", "server_metrics_export.csv", "report.txt"} == written(path)
+    exported = json.loads((path / "server_metrics_export.json").read_text())
+    assert ["http://dead", URL] == exported["summary"]["endpoints_configured"]
+    assert 3.0 == exported["metrics"]["a"]["series"][0]["stats"]["total"]
+
+
+def test_a_run_keeps_to_what_it_was_asked_for(recorded: Recorded, capsys: pytest.CaptureFixture[str]):
+    """A report has the run's formats unless it names others; what was written before stays."""
+    path = recorded(["parquet"])
+    derive(path)
+    assert {"server_metrics_export.parquet"} == written(path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(path), "--formats", "jsonl,text"])
+    assert (0, "") == (ended.value.code, capsys.readouterr().err)
+    names = {"server_metrics_export.parquet", "server_metrics_export.jsonl", "report.txt"}
+    assert names == written(path)
+    (first, *_) = (json.loads(line) for line in (path / "server_metrics_export.jsonl").read_text().splitlines())
+    assert "profiling" == first["benchmark_phase"]
+
+
+@pytest.mark.parametrize("name", ["xml", "html", "JSON", ""])
+def test_what_is_no_format_is_refused(name: str):
+    """One line names the option, the value and what would be valid; HTML is not written yet."""
+    said = rf"^--formats {name}: (is not written yet|no such format); choose from json, csv, jsonl, parquet, text$"
+    with pytest.raises(ConfigurationError, match=said):
+        check(RunOptions(url="http://127.0.0.1:9", formats=("json", name)))
+    with pytest.raises(ConfigurationError, match=said):
+        check_scrape(ScrapeOptions(metrics=(URL,), formats=(name,)))
+
+
+@pytest.mark.parametrize("said", ["--formats=json,cvs", "--formats=cvs"])
+def test_a_refusal_as_a_user_sees_it(said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Before the run directory is looked at."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(tmp_path), said])
+    line = "sidelight: --formats cvs: no such format; choose from json, csv, jsonl, parquet, text\n"
+    assert (2, line) == (ended.value.code, capsys.readouterr().err)
+
+
+def test_the_default_is_a_valid_choice():
+    """And what the options have."""
+    assert DEFAULT_FORMATS == check(RunOptions(url="http://127.0.0.1:9")).formats
+
+
+def test_the_export_has_a_schema(capsys: pytest.CaptureFixture[str]):
+    """`sidelight schema server-metrics` prints it."""
+    with pytest.raises(SystemExit):
+        cli.main(["schema", "server-metrics"])
+    assert "Sidelight server metrics export" == json.loads(capsys.readouterr().out)["title"]

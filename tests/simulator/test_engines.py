@@ -1,0 +1,111 @@
+"""The simulated server as each of the engines, and as one that is restarted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from scraper.endpoint import ACCEPT
+from simulator.server import running
+from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+
+ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
+PAGES = {"vllm": "/metrics", "sglang": "/metrics", "trtllm": "/prometheus/metrics"}
+FINISHED = {
+    "vllm": "vllm:e2e_request_latency_seconds_count",
+    "sglang": "sglang:e2e_request_latency_seconds_count",
+    "trtllm": "trtllm_e2e_request_latency_seconds_count",
+}
+
+
+async def total(client: aiohttp.ClientSession, url: str, engine: str) -> float:
+    """Return how many requests the page counts as finished; 0 while it has no such series."""
+    async with client.get(url + PAGES[engine]) as response:
+        page = await response.text()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return sum(sample.value for sample in samples if sample.name == FINISHED[engine])
+
+
+async def ask(client: aiohttp.ClientSession, url: str, name: str) -> None:
+    """Have one request answered."""
+    body = {"prompt": "hello", "max_tokens": 3, "stream": True}
+    async with client.post(f"{url}/v1/completions", json=body, headers={"X-Request-Id": name}) as response:
+        assert 200 == response.status
+        await response.read()
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "version"),
+    [
+        ("vllm", "/version", "0.32.0+simulator"),
+        ("sglang", "/server_info", "0.5.23+simulator"),
+        ("sglang", "/get_server_info", "0.5.23+simulator"),
+        ("trtllm", "/version", "1.3.0+simulator"),
+    ],
+)
+async def test_where_the_version_stands(engine: str, path: str, version: str):
+    """Each engine says its version in its own place; SGLang has no /version."""
+    settings = SimulatorSettings(engine=engine, engine_settings=ENGINE)
+    async with running(settings) as url, aiohttp.ClientSession() as client:
+        async with client.get(url + path) as response:
+            assert version == (await response.json())["version"]
+        async with client.get(f"{url}/version") as response:
+            assert (404 if engine == "sglang" else 200) == response.status
+
+
+async def test_trtllms_metrics_are_json_and_its_page_is_elsewhere():
+    """Its iterations are handed out once; the Prometheus page is below /prometheus."""
+    settings = SimulatorSettings(engine="trtllm", engine_settings=ENGINE)
+    async with running(settings) as url, aiohttp.ClientSession() as client:
+        await ask(client, url, "a")
+        seen = []
+        for _ in range(2):
+            async with client.get(f"{url}/metrics") as response:
+                assert "application/json" == response.content_type
+                seen.append(len(json.loads(await response.text())))
+        assert [3, 0] == seen
+        assert 1 == await total(client, url, "trtllm")
+
+
+@pytest.mark.parametrize(
+    ("engine", "content_type"),
+    [
+        ("vllm", "text/plain; version=0.0.4; charset=utf-8"),
+        ("sglang", "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"),
+        ("trtllm", "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"),
+    ],
+)
+async def test_what_our_own_scraper_is_answered(engine: str, content_type: str):
+    """To its Accept header the engines that negotiate answer in the text format 1.0.0."""
+    settings = SimulatorSettings(engine=engine, engine_settings=ENGINE)
+    async with (
+        running(settings) as url,
+        aiohttp.ClientSession() as client,
+        client.get(url + PAGES[engine], headers={"Accept": ACCEPT}) as response,
+    ):
+        assert content_type == response.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("engine", list(PAGES))
+async def test_an_engine_that_restarts_counts_from_zero_and_the_truth_goes_on(engine: str, tmp_path: Path):
+    """On the same port, with the same settings: the page forgets, the truth file does not."""
+    truth = tmp_path / "truth.jsonl"
+    settings = SimulatorSettings(engine=engine, truth=truth, engine_settings=ENGINE)
+    counted: list[float] = []
+    async with aiohttp.ClientSession() as client:
+        for life, names in enumerate(("ab", "cde", "f")):
+            async with running(settings) as url:
+                settings = replace(settings, port=urlsplit(url).port or 0)
+                counted.append(await total(client, url, engine))
+                for name in names:
+                    await ask(client, url, f"{life}{name}")
+                counted.append(await total(client, url, engine))
+    assert [0, 2, 0, 3, 0, 1] == counted
+    lines = [json.loads(line) for line in truth.read_text().splitlines()]
+    assert ["0a", "0b", "1c", "1d", "1e", "2f"] == [line["request_id"] for line in lines]
