@@ -25,6 +25,7 @@ lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 
 bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 	@$(BIN)/python benchmarks/parse.py
+	@$(BIN)/python benchmarks/scrape.py
 
 docs: $(VENV)/dev ## write the generated files again: command reference, dashboard
 	@$(BIN)/python docs/generate.py

@@ -52,7 +52,7 @@ def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLik
 
     Bounds ascend and end in +inf; counts are not cumulative over buckets and may be fractional. Guarantee: never
     decreases in q, and lies between the edges of the buckets that hold the order statistics around q(N - 1), as numpy's
-    default quantile does. Cost: about 1.5 ms for 600 intervals and 25 buckets. Special cases:
+    default quantile does. Cost: about 2 ms for 600 intervals and 25 buckets. Special cases:
     - no observation, or a quantile outside 0..1: NaN;
     - a row with a negative, NaN or infinite count is left out;
     - an unknown (NaN) or impossible sum: its row counts by its buckets only;
