@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from exporter.server_metrics_source import SCHEMA_VERSION, Metric, Source, key, named
 from scraper.exposition import Series
-from scraper.normalise import Cut, cut, rising_sum
-from scraper.resets import falls, moved, unrolled
+from scraper.normalise import Cut, cut, own_falls, rising_sum
+from scraper.resets import unrolled
 from scraper.series import EndpointSeries, Float64, HistogramColumns, Int64, histograms
 
 ROWS = 2**18  # of one row group, about 30 MB before they are written
@@ -121,7 +121,7 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
     span = slice(chosen.reference, chosen.last + 1)
     counted = [group.count] if group.count >= 0 else list(group.buckets[-1:])
     picked = endpoint.values[:, [*counted, *group.buckets]]
-    fell = _falls(piece, picked, (group.family, group.labels))
+    fell = own_falls(endpoint, picked, (group.family, group.labels), chosen)
     rising = np.maximum.accumulate(unrolled(picked, fell)[0], axis=0)[span]
     rising = rising - rising[0]
     sums = rising_sum(endpoint, group, fell)[span]
@@ -152,15 +152,11 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
 
 def _increase(piece: _Piece, values: Float64, known_by: tuple[str, tuple[tuple[str, str], ...]]) -> Float64:
     """Return cumulative columns (float64[T, K]) since the reference, across resets, for the scrapes used."""
-    rising = np.maximum.accumulate(unrolled(values, _falls(piece, values, known_by))[0], axis=0)
+    rising = np.maximum.accumulate(
+        unrolled(values, own_falls(piece.endpoint, values, known_by, piece.chosen))[0], axis=0
+    )
     span = slice(piece.chosen.reference, piece.chosen.last + 1)
     return np.asarray(rising[span] - rising[piece.chosen.reference])
-
-
-def _falls(piece: _Piece, values: Float64, known_by: tuple[str, tuple[tuple[str, str], ...]]) -> NDArray[np.bool_]:
-    created = piece.chosen.created.get(known_by)
-    own = [] if created is None else [moved(piece.endpoint.values[:, created])]
-    return falls(values, piece.chosen.restarted, *own)
 
 
 def _texts(piece: _Piece) -> dict[str, str | None]:

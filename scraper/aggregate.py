@@ -102,7 +102,7 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     across = parts[0].source.quantity.across
     ticks: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
-        values = _gauge_columns(part)
+        values = gauge_values(part.endpoint.values, part.source)
         taken = part.chosen.inside & np.isfinite(values).any(axis=1)
         combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
         stamps = zip(part.endpoint.tick_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
@@ -121,13 +121,13 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     return GaugeSamples(at_ns=at_ns[held], values=folded[held])
 
 
-def _gauge_columns(part: Part) -> Float64:
-    """Return a gauge's label sets (float64[T, K]), NaN where not finite; one column for a ratio of two gauges."""
-    values = part.endpoint.values[:, list(part.source.columns)]
-    if part.source.over:
-        whole = part.endpoint.values[:, list(part.source.over)].sum(axis=1, keepdims=True)
-        values = np.divide(values.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0)
-    return np.where(np.isfinite(values), values, np.nan)
+def gauge_values(values: Float64, source: CanonicalSource) -> Float64:
+    """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not finite; one column for a ratio of two."""
+    found = values[:, list(source.columns)]
+    if source.over:
+        whole = values[:, list(source.over)].sum(axis=1, keepdims=True)
+        found = np.divide(found.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _sum_slices(slices: list[Float64], *, share: bool) -> Float64:

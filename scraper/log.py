@@ -9,7 +9,6 @@ nothing; a page that changed nothing is its stamps alone.
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from scraper.endpoint import Scrape
 from scraper.exposition import MalformedPage, PageReader, Series
+from scraper.frames import FrameLog
 
 _COMPRESSION_LEVEL = 1
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
-_PREFIX = struct.Struct("<II")
 
 Float64 = NDArray[np.float64]
 
@@ -96,7 +95,7 @@ class ScrapeLog:
     """Owns an append-only file of scrapes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._frames = FrameLog(path)
         self._encoder = Encoder()
 
     def append(self, scrape: Scrape) -> str:
@@ -105,15 +104,12 @@ class ScrapeLog:
         Raises OSError when it cannot be written whole, as on a full disk.
         """
         payloads, error = self._encoder.encode(scrape)
-        frames = b"".join(_PREFIX.pack(len(one), zlib.crc32(one)) + one for one in payloads)
-        rest = memoryview(frames)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        self._frames.append(*payloads)
         return error
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._frames.close()
 
 
 class Encoder:

@@ -227,7 +227,7 @@ def counter(endpoint: EndpointSeries, column: int, chosen: Cut) -> CounterIncrea
         return Missing("the series is on no page of the window")
     one = endpoint.series[column]
     named = one.name.removesuffix("_total")
-    rising, resets = unrolled(values, _falls(endpoint, values, (named, one.labels), chosen))
+    rising, resets = unrolled(values, own_falls(endpoint, values, (named, one.labels), chosen))
     np.maximum.accumulate(rising, axis=0, out=rising)
     span = slice(chosen.reference + 1, chosen.last + 1)
     return CounterIncrease(
@@ -248,7 +248,7 @@ def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) 
     if counted < 0 or not np.isfinite(values[chosen.reference : chosen.last + 1, counted]).any():
         return Missing("the series is on no page of the window")
     picked = values[:, [counted, *columns.buckets]]
-    fell = _falls(endpoint, picked, (columns.family, columns.labels), chosen)
+    fell = own_falls(endpoint, picked, (columns.family, columns.labels), chosen)
     rising = np.maximum.accumulate(unrolled(picked, fell)[0], axis=0)
     sums = rising_sum(endpoint, columns, fell)
     span = slice(chosen.reference, chosen.last + 1)
@@ -266,7 +266,10 @@ def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) 
     )
 
 
-def _falls(endpoint: EndpointSeries, values: Float64, named: Named, chosen: Cut) -> NDArray[np.bool_]:
+def own_falls(endpoint: EndpointSeries, values: Float64, named: Named, chosen: Cut) -> NDArray[np.bool_]:
+    """Return `falls` of columns (float64[T, K]) that restart together, by the process's start time and their own
+    `_created` (found by name and labels) too.
+    """
     created = chosen.created.get(named)
     own = [] if created is None else [moved(endpoint.values[:, created])]
     return falls(values, chosen.restarted, *own)

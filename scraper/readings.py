@@ -6,8 +6,6 @@ Where a reading comes from is left to the sources (`nvml`, `rapl`, `powermetrics
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
@@ -16,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from scraper.frames import FrameLog
 from scraper.missing import Missing
 
 Int64 = NDArray[np.int64]
@@ -60,7 +59,6 @@ class HardwareAbsence(msgspec.Struct, array_like=True, frozen=True, tag="absent"
 
 
 HardwareLogRecord = HardwareRecord | HardwareAbsence
-_PREFIX = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[HardwareLogRecord] = msgspec.msgpack.Decoder(HardwareLogRecord)
 
@@ -92,21 +90,18 @@ class DeviceSamples:
 
 
 class HardwareLog:
-    """Owns an append-only file of framed records: length and CRC-32 (little endian), then the MessagePack."""
+    """Owns an append-only file of records in MessagePack."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._frames = FrameLog(path)
 
     def append(self, record: HardwareLogRecord) -> None:
         """Write one record. Raises OSError when it cannot be written whole, as on a full disk."""
-        payload = _encode(record)
-        frame = memoryview(_PREFIX.pack(len(payload), zlib.crc32(payload)) + payload)
-        while frame:
-            frame = frame[os.write(self._fd, frame) :]
+        self._frames.append(_encode(record))
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._frames.close()
 
 
 def decode(payload: bytes) -> HardwareLogRecord:

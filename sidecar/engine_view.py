@@ -13,6 +13,7 @@ from correlator.decompose import FinishSums
 from correlator.finish import finish_sums
 from exporter.snapshot import Cumulative, EngineCounts, add
 from scraper import engines
+from scraper.aggregate import gauge_values
 from scraper.engines import CanonicalSource
 from scraper.exposition import Series
 from scraper.log import FailureRecord, Row
@@ -73,7 +74,7 @@ def _counts(url: str, series: tuple[Series, ...], row: npt.NDArray[np.float64]) 
             if merged is not None:
                 histograms[name] = merged
             continue
-        values = row[list(source.columns)]
+        values = gauge_values(row[None, :], source)[0]
         values = values[np.isfinite(values)]
         total = math.inf
         if len(values):

@@ -86,3 +86,11 @@ def test_values_that_are_not_finite_are_left_out(value: str):
 
     assert {"requests_waiting": 2.0} == counts.gauges
     assert {} == counts.histograms
+
+
+def test_a_ratio_of_two_gauges_is_shown_as_one():
+    """TGI's cache fill is the tokens reserved over the tokens there are, live as in the summary."""
+    gauges = {"tgi_queue_size": 0, "tgi_batch_current_max_tokens": 3, "tgi_batch_max_total_tokens": 12}
+    page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+
+    assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
