@@ -28,6 +28,9 @@ MOST_VARIANCE = 0.95
 HEAVIEST_TAIL = 0.45
 # With both parameters from here on, a Beta distribution is a normal one for any purpose, and that is cheaper.
 NORMAL_FROM = 50.0
+# What a Beta distribution puts closer to the lower bound than this share of the bucket's width is put there: 1e-300 s
+# would pretend to know something.
+CLOSE = 1e-6
 # Gamma distributions are not asked for less spread than this shape gives.
 LARGEST_SHAPE = 1e8
 # The distance of two values must be a number, too.
@@ -188,7 +191,8 @@ def _beta(mean: Float64, mass: Float64, chance: Float64) -> Float64:
     value = mean + ndtri(chance) * np.sqrt(mean * (1 - mean) / (mass + 1))
     skewed = np.minimum(mean, 1 - mean) * mass < NORMAL_FROM
     mean, mass = mean[skewed], mass[skewed]
-    value[skewed] = betaincinv(mean * mass, (1 - mean) * mass, chance[skewed])
+    found = betaincinv(mean * mass, (1 - mean) * mass, chance[skewed])
+    value[skewed] = np.where(found < CLOSE, 0.0, found)
     return np.asarray(value, dtype=np.float64)
 
 

@@ -185,6 +185,14 @@ def test_a_queue_that_is_nearly_always_empty_is_wide():
     assert taken.wide[0]
 
 
+def test_what_cannot_be_told_from_the_bound_is_the_bound():
+    """A queue that is nearly always empty waits 0 at its low percentiles, not some power of ten below every clock."""
+    random = np.random.default_rng(8)
+    seen = np.where(random.random((300, 1)) < 0.9, 1e-6, random.uniform(0.01, 0.09, (300, 1))) * np.ones((300, 40))
+    found = estimate(BOUNDS, *scraped(seen.tolist()), [0.01, 0.1])
+    assert ((found == 0) | (found >= 1e-8)).all()
+
+
 layouts = st.sampled_from(
     [BOUNDS, [INF], [1.0], [1.0, 2.0], [0.0, INF], [0.0, 1.0, INF], [-1.0, 1.0, INF], [-2.0, -1.0, INF],
      [1e-9, 2e-9, 5e-9, INF], [1e300, INF], [*np.geomspace(1e-3, 1e3, 20).tolist(), INF]]
