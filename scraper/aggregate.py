@@ -18,6 +18,7 @@ from scraper.normalise import (
     HistogramIncrease,
     counter,
     histogram,
+    nothing_counted,
 )
 from scraper.series import EndpointSeries, Float64
 
@@ -41,13 +42,17 @@ def share_slices(parts: Sequence[Part]) -> bool:
 
 def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
-    found = [counter(p.endpoint, column, p.chosen) for p in parts for column in p.source.columns]
-    increases = [one for one in found if isinstance(one, CounterIncrease)]
+    found = [
+        [counter(p.endpoint, column, p.chosen) for column in p.source.columns]
+        or [nothing_counted(p.endpoint, p.chosen)]
+        for p in parts
+    ]
+    increases = [one for own in found for one in own if isinstance(one, CounterIncrease)]
     if not increases:
         return _first_reason(found)
     return CounterIncrease(
         total=sum(one.total for one in increases),
-        resets=sum(one.resets for one in increases),
+        resets=_resets(found),
         slices=_sum_slices([one.slices for one in increases], share=share_slices(parts)),
     )
 
@@ -75,15 +80,15 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 
     The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
     """
-    found = [histogram(p.endpoint, columns, p.chosen) for p in parts for columns in p.source.histograms]
-    increases = [one for one in found if isinstance(one, HistogramIncrease)]
+    found = [[histogram(p.endpoint, columns, p.chosen) for columns in p.source.histograms] for p in parts]
+    increases = [one for own in found for one in own if isinstance(one, HistogramIncrease)]
     if not increases:
         return _first_reason(found)
     share = share_slices(parts)
     return HistogramIncrease(
         count=sum(one.count for one in increases),
         sum=sum(one.sum for one in increases),
-        resets=sum(one.resets for one in increases),
+        resets=_resets(found),
         counts=np.concatenate([one.counts for one in increases]),
         sums=np.concatenate([one.sums for one in increases]),
         slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
@@ -156,5 +161,11 @@ def _same(left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
     return bool(np.array_equal(left, right))
 
 
-def _first_reason(found: Sequence[object]) -> Missing:
-    return next((one for one in found if isinstance(one, Missing)), Missing("the page shows no such series"))
+def _resets(found: Sequence[Sequence[CounterIncrease | HistogramIncrease | Missing]]) -> int:
+    """Count the restarts of all endpoints: label sets of one page restart together."""
+    return sum(max((one.resets for one in own if not isinstance(one, Missing)), default=0) for own in found)
+
+
+def _first_reason(found: Sequence[Sequence[object]]) -> Missing:
+    reasons = (one for own in found for one in own if isinstance(one, Missing))
+    return next(reasons, Missing("the page shows no such series"))

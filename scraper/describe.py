@@ -80,6 +80,8 @@ def describe(parts: Sequence[Part], found: Found | Missing) -> Json:
 
 def _notes(part: Part) -> Iterator[str]:
     url, chosen = part.endpoint.url, part.chosen
+    if not part.source.columns and not part.source.histograms:
+        yield f"{url}: not on the page, on which it appears with its first count"
     if chosen.late:
         yield f"{url}: no scrape before the window opened, counted from the first one"
     if chosen.early_s:
@@ -93,17 +95,19 @@ def gauge_stats(values: Float64) -> tuple[Json, dict[str, str]]:
 
     Mean and percentiles (numpy's default) are over scrapes, not weighted by time; `std` has ddof 1.
     """
-    mean = float(values.mean())
+    low, high = float(values.min()), float(values.max())
+    constant = low == high  # then exactly that, without what adding up rounds off
+    mean = low if constant else float(values.mean())
     if not math.isfinite(mean):
         return {}, {"stats": TOO_LARGE}
     taken = np.quantile(values, _QS)
     stats: Json = {"count": len(values), "mean": mean}
     missing = {}
     if len(values) > 1:
-        stats["std"] = float(values.std(ddof=1))
+        stats["std"] = 0.0 if constant else float(values.std(ddof=1))
     else:
         missing["std"] = "one sample has no spread"
-    stats |= {"min": float(values.min()), "max": float(values.max())}
+    stats |= {"min": low, "max": high}
     stats |= {name: float(value) for name, value in zip(PERCENTILES, taken, strict=True)}
     missing |= {name: TOO_LARGE for name, value in stats.items() if not math.isfinite(value)}
     return {name: value for name, value in stats.items() if name not in missing}, missing
@@ -225,7 +229,11 @@ def _why_no_percentile(found: HistogramIncrease, value: float) -> str:
         return TOO_LARGE
     if not found.count > 0:
         return "no observation"
-    return found.buckets.reason if isinstance(found.buckets, Missing) else "the buckets contradict each other"
+    if isinstance(found.buckets, Missing):
+        return found.buckets.reason
+    if not found.buckets.totals[:-1].any() and not any(np.isfinite(part.sums).any() for part in found.intervals):
+        return "nothing that was observed is below a finite bound, and no sum is known"
+    return "the buckets contradict each other"
 
 
 def _edges(low: float, high: float) -> Json:

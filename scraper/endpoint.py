@@ -121,7 +121,8 @@ async def scrape(
 async def discover(base_url: str, *, access: Access | None = None, limits: Limits | None = None) -> str | Missing:
     """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
 
-    - A URL whose path has `metrics` in it is taken at its word: only that one is tried.
+    - A URL whose path has `metrics` in it is taken at its word: only that one is tried. Where it is that of
+      TensorRT-LLM's iterations it is not even read: its first reader empties it, and that shall be the one who records.
     - Another path that does not end in `/v1` is tried as it is, first.
     - Then `/prometheus/metrics` (TensorRT-LLM) and `/metrics` are tried, beside the base path (`/v1` taken off) and at
       the root. No address is asked twice.
@@ -138,6 +139,8 @@ async def discover(base_url: str, *, access: Access | None = None, limits: Limit
     tried: list[str] = []
     async with open_session(access) as session:
         urls = candidates(parts)
+        if len(urls) == 1 and await _hands_out_once(session, urls[0], access, limits or Limits()):
+            return urls[0]
         for url in urls:
             problem = await _problem(session, url, access, limits or Limits(), asked_for=len(urls) == 1)
             if not problem:
@@ -160,7 +163,8 @@ def candidates(parts: SplitResult) -> tuple[str, ...]:
 def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:
     """Say what a reply is if it is no exposition (HTTP error, JSON, web page, binary); empty if it may be one.
 
-    With `iterations_too`, a JSON list may be one: the iterations of TensorRT-LLM.
+    With `iterations_too`, a JSON list may be one: the iterations of TensorRT-LLM. A JSON string may be a page in quotes
+    (llama.cpp, issue 17384); the parser tells.
     """
     if status != 200:
         return f"HTTP {status}"
@@ -168,7 +172,7 @@ def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool
     start = body[:256].lstrip()
     if kind == "text/html" or start.lower().startswith(_WEB_PAGE):
         return "speaks something else: a web page (HTML)"
-    if start[:1] == b"[" and iterations_too and kind.endswith("json"):
+    if kind.endswith("json") and (start[:1] == b'"' or (start[:1] == b"[" and iterations_too)):
         return ""
     if kind.endswith("json") or (start[:1] in (b"{", b"[") and _is_json(body)):  # text 1.0.0 may begin with {"name"}
         return f"speaks something else: {_JSON}"
@@ -194,13 +198,24 @@ async def _problem(
     if error:
         return error
     # A server before its first request may have an empty page, declared as what it is.
-    if not reply.body and "version=" not in reply.content_type:
+    if reply.body in (b"", b'""') and "version=" not in reply.content_type:
         return "an empty page"
     try:
         PageReader().read(reply.body, reply.content_type)
     except MalformedPage as bad:
         return f"speaks something else: {bad}"
     return ""
+
+
+async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access | None, limits: Limits) -> bool:
+    """Tell whether a URL is that of TensorRT-LLM's iterations without reading it: by the model list beside it."""
+    parts = urlsplit(url)
+    prefix = parts.path.removesuffix("/metrics")
+    if prefix == parts.path or prefix.endswith("/prometheus"):
+        return False
+    models = urlunsplit(parts._replace(path=f"{prefix}/v1/models", query="", fragment=""))
+    reply, _ = await _attempt(session, bare(models), _headers(models, access), limits)
+    return reply is not None and reply.status == 200 and b'"tensorrt_llm"' in reply.body
 
 
 async def _attempt(

@@ -8,7 +8,7 @@ increments show.
 - *Gauges* are judged by scrapes inside the window only.
 - A *slice* runs from the last scrape at or before its start to the last at or before its end; what settles later is
   the last slice's.
-- After a *reset* (a cumulative value fell, or the page says that the process or the series began anew) the increase
+- After a *reset* (a cumulative value fell, or the page shows that the process or the series began anew) the increase
   counts from zero: what came between the last page and the restart is lost.
 - A series absent at the reference counts from zero; one seen before, and absent for a while, goes on from where it was.
 """
@@ -235,6 +235,13 @@ def counter(endpoint: EndpointSeries, column: int, chosen: Cut) -> CounterIncrea
         resets=int(resets[span].sum()),
         slices=_by_slice(rising, chosen)[:, 0],
     )
+
+
+def nothing_counted(endpoint: EndpointSeries, chosen: Cut) -> CounterIncrease:
+    """Return the increase of a counter that its engine has not created yet: none; NaN where no scrape could tell."""
+    none = np.zeros((len(endpoint.values), 1))
+    resets = int(chosen.restarted[chosen.reference + 1 : chosen.last + 1].sum())
+    return CounterIncrease(total=0.0, resets=resets, slices=_by_slice(none, chosen)[:, 0])
 
 
 def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) -> HistogramIncrease | Missing:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scraper.exposition import Series
 from scraper.series import EndpointSeries, Float64
 
+START_TIME = "process_start_time_seconds"
+
 Named = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -20,21 +22,29 @@ def unrolled(values: Float64, falls: NDArray[np.bool_] | None = None) -> tuple[F
     resets instead of each column's own decreases: the columns of a histogram restart together. A decrease within 1e-9
     is rounding (several processes' values added up in another order), not a restart.
     """
-    known = np.isfinite(values)
     stated = np.zeros(values.shape, dtype=np.bool_)
     if falls is not None:
         stated[1:] = falls[1:, None]
-    at = np.arange(len(values))[:, None]
-    # Twice the row of the last known value, or an odd number where a reset came after it.
-    last = np.maximum.accumulate(np.where(known, 2 * at, np.where(stated, 2 * at + 1, -1)), axis=0)
-    found = np.take_along_axis(values, np.maximum(last, 0) // 2, axis=0)
-    filled = np.where((last >= 0) & (last % 2 == 0), found, 0.0)
-    resets = stated
-    if falls is None:
-        resets[1:] = filled[1:] < filled[:-1] * (1 - 1e-9)
+    filled = _filled(values, stated)
+    resets = stated if falls is not None else _decreases(filled)
     lost = np.zeros(values.shape)
     lost[1:] = np.where(resets[1:], filled[:-1], 0.0)
     return filled + np.cumsum(lost, axis=0), resets
+
+
+def _filled(values: Float64, stated: NDArray[np.bool_]) -> Float64:
+    """Put the last known value since the last stated reset where there is none, zero where there was none before."""
+    at = np.arange(len(values))[:, None]
+    # Twice the row of the last known value, or an odd number where a reset came after it.
+    last = np.maximum.accumulate(np.where(np.isfinite(values), 2 * at, np.where(stated, 2 * at + 1, -1)), axis=0)
+    found = np.take_along_axis(values, np.maximum(last, 0) // 2, axis=0)
+    return np.where((last >= 0) & (last % 2 == 0), found, 0.0)
+
+
+def _decreases(filled: Float64) -> NDArray[np.bool_]:
+    fell = np.zeros(filled.shape, dtype=np.bool_)
+    fell[1:] = filled[1:] < filled[:-1] * (1 - 1e-9)
+    return fell
 
 
 def falls(values: Float64, *restarts: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -43,14 +53,47 @@ def falls(values: Float64, *restarts: NDArray[np.bool_]) -> NDArray[np.bool_]:
     They did where one of them fell, and at the rows stated (`restarted`, `moved`): an engine that restarts under load
     may have counted further by its first page than it had by its last.
     """
-    fell = unrolled(values)[1].any(axis=1)
-    return np.asarray(np.logical_or.reduce([fell, *restarts]), dtype=np.bool_)
+    stated = np.logical_or.reduce([np.zeros(len(values), dtype=np.bool_), *restarts])
+    # What reappears after a stated restart with less than before it is no further one.
+    fell = _decreases(_filled(values, stated[:, None] & np.ones(values.shape, dtype=np.bool_))).any(axis=1)
+    return np.asarray(fell | stated, dtype=np.bool_)
 
 
 def restarted(endpoint: EndpointSeries) -> NDArray[np.bool_]:
-    """Return the rows (bool[T]) by which the process had begun anew, as far as the page states one start time."""
+    """Return the rows (bool[T]) by which the process had begun anew: by the start time that the page states, else by
+    what fell. A page with start times of several processes tells nothing.
+    """
     moments = _start_times(endpoint)
-    return np.zeros(len(endpoint.values), dtype=np.bool_) if moments is None else moved(moments)
+    if moments is not None:
+        return moved(moments)
+    stated = any(one.name == START_TIME for one in endpoint.series)
+    return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _fell_together(endpoint)
+
+
+def _fell_together(endpoint: EndpointSeries) -> NDArray[np.bool_]:
+    """Return the rows (bool[T]) at which most of the counters on the page, each histogram counted once, were below
+    their last value since the last such row: SGLang and TensorRT-LLM state no start time, and a counter that has
+    already passed its last value does not show the restart that the others show.
+    """
+    columns = [
+        column
+        for column, one in enumerate(endpoint.series)
+        if (one.type == "counter" and not one.name.endswith("_created"))
+        or (one.type == "histogram" and one.name == f"{one.family}_count")
+    ]
+    values = endpoint.values[:, columns]
+    known = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
+    began = np.zeros(len(values), dtype=np.bool_)
+    since = 0
+    for row in np.flatnonzero(falls(values)).tolist():
+        before = last[row - 1]
+        shown = np.flatnonzero(known[row] & (before >= since))
+        earlier = values[before[shown], shown]
+        fell = int((values[row, shown] < earlier * (1 - 1e-9)).sum())
+        if 2 * fell > int((earlier > 0).sum()):
+            began[row], since = True, row
+    return began
 
 
 def alternates(endpoint: EndpointSeries) -> bool:
@@ -63,7 +106,7 @@ def alternates(endpoint: EndpointSeries) -> bool:
 
 
 def _start_times(endpoint: EndpointSeries) -> Float64 | None:
-    columns = [column for column, one in enumerate(endpoint.series) if one.name == "process_start_time_seconds"]
+    columns = [column for column, one in enumerate(endpoint.series) if one.name == START_TIME]
     return np.asarray(endpoint.values[:, columns[0]]) if len(columns) == 1 else None
 
 

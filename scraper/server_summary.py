@@ -37,11 +37,12 @@ def server_summary(
 ) -> Json:
     """Summarise the endpoints over a window, aggregated and one by one: JSON-ready, per `interfaces.md` "server".
 
-    The first endpoint that shows an engine says which one it is; endpoints that show another, or none, are listed but
-    not added. `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
+    The first endpoint that shows queue times says which engine it is, else the first that shows any engine: a Dynamo
+    frontend may be listed before its workers. Endpoints that show another, or none, are listed but not added.
+    `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
     """
     engines = [detect(one.series) for one in endpoints]
-    engine = next((one for one in engines if one is not None), None)
+    engine = _leading(endpoints, engines)
     parts: dict[str, list[_Own]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Json] = []
@@ -66,6 +67,14 @@ def server_summary(
     summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
     summary["endpoints"] = listed
     return summary
+
+
+def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | None]) -> Engine | None:
+    shown = [(one, engine) for one, engine in zip(endpoints, engines, strict=True) if engine is not None]
+    telling = (
+        engine for one, engine in shown if not isinstance(canonical(one.series, engine.name)["queue_time"], Missing)
+    )
+    return next(telling, shown[0][1] if shown else None)
 
 
 def _together(given: list[_Own]) -> Json:

@@ -64,6 +64,7 @@ class CanonicalSource:
     - `metric` is the name or the formula, with the names that the page shows.
     - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).
     - A histogram may have no buckets (a mean of two counters) and a column to take off its sum (`less`).
+    - A counter without columns is one that the engine creates with its first increment: it has counted nothing yet.
     """
 
     quantity: Quantity

@@ -29,7 +29,8 @@ class Entry:
     - over: the first gauge divided by the second.
 
     `where` and `where_not` keep label sets by the values of a label; `beside` is a name that the page must show too.
-    `page` names the kind of page where it is not the engine's usual one.
+    `page` names the kind of page where it is not the engine's usual one. `none_beside` is a name whose presence says
+    that a counter which is not shown has counted nothing yet: the engine creates it with its first increment.
     """
 
     form: Form
@@ -37,6 +38,7 @@ class Entry:
     where: tuple[Labels, ...]
     where_not: Labels
     beside: str
+    none_beside: str
     page: str
     since: str
     until: str
@@ -168,6 +170,7 @@ def _entry(table: dict[str, Any]) -> Entry:
         where=(where, *(other for _ in names[1:])),
         where_not=_labels(table.get("where_not", {})),
         beside=table.get("beside", ""),
+        none_beside=table.get("none_beside", ""),
         page=table.get("page", ""),
         since=table.get("since", ""),
         until=table.get("until", ""),

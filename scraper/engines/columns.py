@@ -61,7 +61,8 @@ class PageNames:
             groups = self._histograms(entry, 0)
         else:
             each = [self._columns(entry, index, kind) for index in range(len(entry.names))]
-            return Found(text=text, columns=tuple(c for part in each for c in part)) if all(each) else None
+            shown = all(each) or entry.none_beside in self.exposed
+            return Found(text=text, columns=tuple(c for part in each for c in part)) if shown else None
         return Found(text=text, histograms=groups) if groups else None
 
     def _columns(self, entry: Entry, index: int, kind: Kind) -> tuple[int, ...]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from scraper.access import Access
 from scraper.endpoint import Limits, Scrape, _connecting, discover, open_session, scrape
+from scraper.engines import CanonicalSource, canonical
+from scraper.log import ScrapeLog, rows
 from scraper.missing import Missing
+from scraper.series import build
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[dict[str, Handler]], Awaitable[str]]
@@ -244,3 +249,43 @@ async def test_prose_is_no_page(serve: Serve):
     found = await discover(f"{base}/metrics")
     assert isinstance(found, Missing)
     assert "speaks something else: not a sample: no readable value (line 1, byte 0)" in found.reason
+
+
+async def test_a_page_in_json_quotes_is_a_page(serve: Serve, tmp_path: Path):
+    """Some builds of llama.cpp send the exposition as one JSON string: it is found, scraped and read as its text."""
+    page = "# TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 5\n"
+    base = await serve({"/metrics": answer(json.dumps(page), "application/json")})
+    assert f"{base}/metrics" == await discover(f"{base}/v1")
+    record = await once(f"{base}/metrics")
+    log = ScrapeLog(tmp_path / "scrapes.log")
+    assert ("", "") == (record.error, log.append(record))
+    log.close()
+    (read,) = build(rows([record]))
+    waiting = canonical(read.series, "llamacpp")["requests_waiting"]
+    assert isinstance(waiting, CanonicalSource)
+    assert [5.0] == read.values[0, list(waiting.columns)].tolist()
+
+
+@pytest.mark.parametrize("text", ["ok", ""])
+async def test_another_json_string_is_no_page(serve: Serve, text: str):
+    """What stands in the quotes has to be an exposition."""
+    base = await serve({"/metrics": answer(json.dumps(text), "application/json")})
+    assert isinstance(await discover(f"{base}/metrics"), Missing)
+
+
+@pytest.mark.parametrize("prefix", ["", "/model-a"])
+async def test_iterations_asked_for_are_left_to_the_first_scrape(serve: Serve, prefix: str):
+    """Their first reader empties them. TensorRT-LLM is known by the model list beside them, which nothing empties."""
+    read: list[str] = []
+
+    async def iterations(request: web.Request) -> web.Response:
+        read.append(request.path)
+        return web.json_response([{"iter": 1}])
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]})
+
+    base = await serve({f"{prefix}/metrics": iterations, f"{prefix}/v1/models": models})
+    assert f"{base}{prefix}/metrics" == await discover(f"{base}{prefix}/metrics")
+    assert [] == read
+    assert b'[{"iter": 1}]' == (await once(f"{base}{prefix}/metrics")).body

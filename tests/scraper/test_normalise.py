@@ -382,3 +382,25 @@ def test_pages_of_several_processes_in_turn_are_noticed():
     assert alternates(endpoint([1, 2, 3], [[9.0], [5.0], [9.0]], layout))
     assert not alternates(endpoint([1, 2, 3, 4], [[5.0], [NAN], [5.0], [9.0]], layout))
     assert not alternates(endpoint([1, 2], [[5.0], [4.0]]))
+
+
+def test_a_process_that_most_counters_show_to_have_restarted_restarted_as_a_whole():
+    """Where no start time is stated: a counter that has passed its last value already counts from zero like the rest,
+    and what reappears later is not another restart.
+    """
+    layout = "".join(f"# TYPE c{n}_total counter\nc{n}_total 0\n" for n in range(4))
+    one = endpoint([1, 2, 3, 4], [[5, 8, 9, 7], [6, 9, 9, 7], [7, 1, 2, NAN], [8, 2, 3, 4]], layout)
+    increases = [counter(one, column, chosen(one, 1, 4)) for column in range(4)]
+    assert [(9, 1), (3, 1), (3, 1), (4, 1)] == [
+        (found.total, found.resets) for found in increases if isinstance(found, CounterIncrease)
+    ]
+
+
+def test_one_counter_that_falls_among_many_is_its_own():
+    """The others go on; and where pages state several start times, nobody knows whose process it was."""
+    layout = "".join(f"# TYPE c{n}_total counter\nc{n}_total 0\n" for n in range(3))
+    one = endpoint([1, 2, 3], [[5, 8, 9], [6, 1, 9], [7, 2, 10]], layout)
+    increases = [counter(one, column, chosen(one, 1, 3)) for column in range(3)]
+    assert [(2, 0), (2, 1), (1, 0)] == [
+        (found.total, found.resets) for found in increases if isinstance(found, CounterIncrease)
+    ]

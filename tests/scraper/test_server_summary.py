@@ -291,3 +291,71 @@ def test_a_sum_too_large_leaves_the_count():
         queue["missing"]["mean"],
         queue["timeslices"][0]["missing"],
     )
+
+
+def test_percentiles_of_what_lies_beyond_every_bound_without_a_sum():
+    """Nothing tells how far it reaches; no bucket contradicts another."""
+    text = '# TYPE {0} histogram\n{0}_bucket{{le="0"}} 0\n{0}_bucket{{le="+Inf"}} {1}\n{0}_count {1}\nx 1\n'
+    pages = [text.format("vllm:request_queue_time_seconds", n) for n in (0, 3, 7)]
+    queue = server_summary(build(rows(scrapes("a", pages))), window(1.5, 3.5), S)["queue_time"]
+    assert 7 == queue["stats"]["count"]
+    assert "nothing that was observed is below a finite bound, and no sum is known" == queue["missing"]["p50"]
+
+
+def test_label_sets_of_one_page_restart_together():
+    """One restart is one, however many label sets show it; endpoints restart each for itself."""
+    both = [page(n, n) + page(2 * n, n, engine="1") for n in (4.0, 5.0, 1.0, 2.0)]
+    alone = server_summary(build(rows(scrapes("a", both))), window(1.5, 4.5), S)
+    assert (1, 1) == (alone["queue_time"]["resets"], alone["requests_finished"]["resets"])
+    two = server_summary(build(rows([*scrapes("a", both), *scrapes("b", both)])), window(1.5, 4.5), S)
+    assert (2, 2) == (two["queue_time"]["resets"], two["requests_finished"]["resets"])
+
+
+def test_a_frontend_listed_first_does_not_hide_what_its_workers_tell():
+    """The totals are of the endpoints that show queue times; a frontend alone is summarised as itself."""
+    name = "dynamo_frontend_requests_total"
+    front = [f"# TYPE {name} counter\n{name} {n}\n" for n in (0, 5, 9)]
+    workers = [*scrapes("b", [page(n, 0) for n in (0, 3, 5)]), *scrapes("c", [page(n, 0) for n in (0, 1, 4)])]
+    summary = server_summary(build(rows([*scrapes("a", front), *workers])), window(1.5, 3.5), S)
+    assert ("vllm", 9) == (summary["engine"]["name"], summary["queue_time"]["stats"]["count"])
+    assert ["dynamo", "vllm", "vllm"] == [one["engine"] for one in summary["endpoints"]]
+    alone = server_summary(build(rows(scrapes("a", front))), window(1.5, 3.5), S)
+    assert ("dynamo", 9.0) == (alone["engine"]["name"], alone["requests_finished"]["stats"]["total"])
+
+
+RETRACTED = "sglang:num_retracted_requests_total"
+PREFILLED = "sglang:prefill_effective_tokens_total"
+
+
+def sglang(tokens: float, retracted: float | None, *, younger: bool = True) -> str:
+    """Return an SGLang page on which nothing, or so much, was retracted; a younger one counts prefill tokens."""
+    lines = [f"# TYPE {PREFILLED} counter", f'{PREFILLED}{{mode="input"}} {tokens}'] if younger else []
+    lines += ["# TYPE sglang:num_retracted_reqs gauge", "sglang:num_retracted_reqs 0"]
+    lines += ["# TYPE sglang:token_usage gauge", "sglang:token_usage 0.5"]
+    lines += [f"# TYPE {RETRACTED} counter", f"{RETRACTED} {retracted}"] if retracted is not None else []
+    return "\n".join([*lines, ""])
+
+
+def test_a_counter_that_sglang_has_not_created_yet_has_counted_nothing():
+    """Its first retraction creates it; a page with a younger counter is of a version that has it. The note says so."""
+    never = server_summary(build(rows(scrapes("a", [sglang(n, None) for n in (1, 2, 3)]))), window(1.5, 3.5), S)
+    assert {"total": 0.0, "rate_per_s": 0.0} == never["preemptions"]["stats"]
+    assert [0.0, 0.0] == [one["total"] for one in never["preemptions"]["timeslices"]]
+    assert ["a: not on the page, on which it appears with its first count"] == never["preemptions"]["notes"]
+    assert RETRACTED == never["preemptions"]["metric"]
+    late = server_summary(
+        build(rows(scrapes("a", [sglang(1, None), sglang(2, None), sglang(3, 2)]))), window(1.5, 3.5), S
+    )
+    assert (2.0, [0.0, 2.0]) == (
+        late["preemptions"]["stats"]["total"],
+        [one["total"] for one in late["preemptions"]["timeslices"]],
+    )
+    both = [*scrapes("a", [sglang(n, None) for n in (1, 2, 3)]), *scrapes("b", [sglang(n, n) for n in (1, 2, 4)])]
+    assert 3.0 == server_summary(build(rows(both)), window(1.5, 3.5), S)["preemptions"]["stats"]["total"]
+
+
+def test_an_older_sglang_page_without_that_counter_tells_nothing():
+    """Versions before 0.5.7 have none: then it is missing, as where the version cannot be told."""
+    pages = [sglang(n, None, younger=False) for n in (1, 2, 3)]
+    summary = server_summary(build(rows(scrapes("a", pages))), window(1.5, 3.5), S)
+    assert f"the page shows no counter {RETRACTED}" == summary["missing"]["preemptions"]
