@@ -22,6 +22,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Stamps = npt.NDArray[np.int64]
 
+NO_SERVER = "no server offers queue and prefill times"
 LIMIT = 1e100  # requests or seconds: far beyond any run
 
 
@@ -84,6 +85,7 @@ def decompose(
     start_ns: int,
     end_ns: int,
     output_ms: Floats | None = None,
+    no_server: str = NO_SERVER,
 ) -> Breakdown:
     """Break down a whole window. `ended_ns` [n] and `ttft_ms` [n] (NaN: no first token) are the client's requests.
 
@@ -91,6 +93,7 @@ def decompose(
     engine counted the same number of requests and of first tokens. Server sums run from the last scrape at or before
     `start_ns` to the last there is: what settles after `end_ns` belongs to requests that ended before it. Where scrapes
     began after `start_ns` or ended before `end_ns`, only the requests that ended while all servers were scraped count.
+    `no_server` is why there are no server sums, where there are none.
     """
     first = [_last_at_or_before(server, start_ns) for server in servers]
     last = [len(server.at_ns) - 1 for server in servers]
@@ -100,7 +103,7 @@ def decompose(
             inside &= ended_ns <= server.at_ns[-1]
             if server.at_ns[0] > start_ns:
                 inside &= ended_ns > server.at_ns[0]
-    whole = _breakdown(ttft_ms[inside], servers, first, last, (start_ns, end_ns))
+    whole = _breakdown(ttft_ms[inside], servers, first, last, (start_ns, end_ns), no_server)
     if output_ms is None or whole.missing is not None:
         return whole
     waits = (ttft_ms[inside], output_ms[inside])
@@ -108,7 +111,12 @@ def decompose(
 
 
 def decompose_slices(
-    ended_ns: Stamps, ttft_ms: Floats, servers: Sequence[FinishSums], *, edges_ns: Sequence[int]
+    ended_ns: Stamps,
+    ttft_ms: Floats,
+    servers: Sequence[FinishSums],
+    *,
+    edges_ns: Sequence[int],
+    no_server: str = NO_SERVER,
 ) -> tuple[Breakdown, ...]:
     """Break down each slice between neighbouring edges; the last slice takes what settles after its end.
 
@@ -116,7 +124,7 @@ def decompose_slices(
     requests: a slice's own `start_ns` and `end_ns` are those scrape times.
     """
     if not servers or any(len(server.at_ns) == 0 for server in servers):
-        return tuple(_breakdown(ttft_ms[:0], servers, [], [], span) for span in pairwise(edges_ns))
+        return tuple(_breakdown(ttft_ms[:0], servers, [], [], span, no_server) for span in pairwise(edges_ns))
     picks = [[_last_at_or_before(server, edge) for server in servers] for edge in edges_ns]
     picks[-1] = [len(server.at_ns) - 1 for server in servers]
     times = [int(np.median([server.at_ns[pick] for server, pick in zip(servers, row, strict=True)])) for row in picks]
@@ -124,12 +132,17 @@ def decompose_slices(
     for k in range(len(edges_ns) - 1):
         span = (times[k], times[k + 1])
         inside = (ended_ns > span[0]) & (ended_ns <= span[1])
-        parts.append(_breakdown(ttft_ms[inside], servers, picks[k], picks[k + 1], span))
+        parts.append(_breakdown(ttft_ms[inside], servers, picks[k], picks[k + 1], span, no_server))
     return tuple(parts)
 
 
 def _breakdown(
-    ttft_ms: Floats, servers: Sequence[FinishSums], first: Sequence[int], last: Sequence[int], span: tuple[int, int]
+    ttft_ms: Floats,
+    servers: Sequence[FinishSums],
+    first: Sequence[int],
+    last: Sequence[int],
+    span: tuple[int, int],
+    no_server: str,
 ) -> Breakdown:
     seen = ttft_ms[np.isfinite(ttft_ms)]
     count = queue_s = prefill_s = 0.0
@@ -138,7 +151,7 @@ def _breakdown(
             count += float(server.count[b] - server.count[a])
             queue_s += float(server.queue_s[b] - server.queue_s[a])
             prefill_s += float(server.prefill_s[b] - server.prefill_s[a])
-    missing = _why_not(servers, client=len(seen), server=count)
+    missing = _why_not(servers, no_server, client=len(seen), server=count)
     if not all(value < LIMIT for value in (count, queue_s, prefill_s)):
         missing, count = "the server's sums are too large to calculate with", 0.0
     mean_ms = float(seen.mean()) if len(seen) else None
@@ -190,9 +203,9 @@ def _other_parts(
     )
 
 
-def _why_not(servers: Sequence[FinishSums], *, client: int, server: float) -> str | None:
+def _why_not(servers: Sequence[FinishSums], no_server: str, *, client: int, server: float) -> str | None:
     if not servers:
-        return "no server offers queue and prefill times"
+        return no_server
     if client == 0:
         return "no request with a first token ended here"
     if server <= 0:

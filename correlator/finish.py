@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,6 @@ from scraper.series import EndpointSeries
 Floats = npt.NDArray[np.float64]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
 def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     """Return an endpoint's cumulative finish-time sums [T], label sets added up and restarts counted up.
 
@@ -31,7 +31,12 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     engine = engines.detect(endpoint.series)
     if engine is None:
         return Missing("the page shows no engine that is known")
-    sources = engines.canonical(endpoint.series, engine.name)
+    return sums_of(endpoint, engines.canonical(endpoint.series, engine.name))
+
+
+@np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
+def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Missing]) -> FinishSums | Missing:
+    """Return the sums of `finish_sums` for an endpoint with scrapes, whose canonical sources are known already."""
     queue, prefill = sources["queue_time"], sources["prefill_time"]
     if isinstance(queue, Missing):
         return queue
@@ -40,7 +45,8 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     for source in (queue, prefill):
         if source.quantity.observed != "finish":
             return Missing(
-                f"{source.metric} is observed not when a request ends, but at its {source.quantity.observed}"
+                f"{source.metric} is observed not when a request ends, but at its {_moment(source)}: over a window it "
+                "speaks of other requests than those that ended"
             )
         if _lacks(source):
             return Missing(f"{source.metric} has no {_lacks(source)}")
@@ -58,6 +64,10 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
         first_tokens=_rising(endpoint, own, "count") if own else None,
         ttft_s=_rising(endpoint, own, "sum") if own else None,
     )
+
+
+def _moment(source: CanonicalSource) -> str:
+    return source.quantity.observed.replace("_", " ")
 
 
 def _lacks(source: CanonicalSource) -> str:

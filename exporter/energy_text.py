@@ -22,7 +22,6 @@ def energy_section(hardware: Mapping[str, Any] | None) -> Iterator[RenderableTyp
     if not devices:
         sources = ", ".join(hardware["absent"])
         yield Text(f"Power was not measured: none of {sources} is here (summary.json says why).", style="dim")
-        yield Text("")
         return
     yield _table(devices, hardware)
     yield Text(_tokens(hardware), style="bold")

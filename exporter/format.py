@@ -17,7 +17,10 @@ def table(title: str, *columns: str, label_width: int = 20) -> Table:
 
 def ms(value: float | None) -> str:
     """Return milliseconds with about three digits, "-" where missing."""
-    return "-" if value is None else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if value is None:
+        return "-"
+    # Adding nothing takes the sign from what rounds to zero.
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{round(value, 2) + 0.0:.2f}"
 
 
 def percent(ratio: float | None) -> str:

@@ -165,10 +165,10 @@ def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:
     for key, label in COUNTER_ROWS:
         if (stats := _stats(server, key)) and stats.get("total") is not None:
             shown.add_row(label, cell(stats["total"]), "", "", "", "")
-    yield (
-        shown if shown.row_count else Text(f"Server: {engine['name']}, nothing in the measured window", style="yellow")
-    )
-    yield Text("")
+    if shown.row_count:
+        yield shown
+    else:
+        yield Text(f"Server: {engine['name']}, nothing in the measured window\n", style="yellow")
 
 
 def _generator(check: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from correlator.associate import Association, associate
-from correlator.decompose import FinishSums, decompose, decompose_slices
+from correlator.decompose import NO_SERVER, FinishSums, decompose, decompose_slices
 from correlator.finish import finish_sums
 from exporter import breakdown, tables, text
 from exporter.server_metrics import server_metrics_files
@@ -174,9 +174,19 @@ def _correlation(run: Run, measured: RequestLog, window: Window) -> dict[str, An
     output_ms = np.where(seen, (finished_ok.first_output_ns - finished_ok.submit_ns) / 1e6, np.nan)
     finished = [finish_sums(endpoint) for endpoint in run.endpoints]
     servers = [sums for sums in finished if isinstance(sums, FinishSums)]
-    whole = decompose(ended_ns, ttft_ms, servers, start_ns=window.start_ns, end_ns=window.end_ns, output_ms=output_ms)
-    edges = slice_edges(window, _slice_ns(run))[0] if window.end_ns > window.start_ns else np.array([], np.int64)
-    slices = decompose_slices(ended_ns, ttft_ms, servers, edges_ns=[int(edge) for edge in edges]) if len(edges) else ()
+    reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
+    no_server = "; ".join(reasons) or run.manifest.get("server_missing") or NO_SERVER
+    whole = decompose(
+        ended_ns,
+        ttft_ms,
+        servers,
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        output_ms=output_ms,
+        no_server=no_server,
+    )
+    edges = slice_edges(window, _slice_ns(run))[0].tolist() if window.end_ns > window.start_ns else []
+    slices = decompose_slices(ended_ns, ttft_ms, servers, edges_ns=edges, no_server=no_server) if edges else ()
     return breakdown.correlation(whole, slices, _associations(run.endpoints, measured), ok=len(finished_ok))
 
 

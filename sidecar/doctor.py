@@ -100,8 +100,12 @@ def describe(look: Look, clock: Clock) -> Iterator[Line]:
     cost_ms = median(durations_ms)
     kind = _format(look.scrapes[-1].content_type)
     yield GOOD, f"{masked(look.url)}: {len(page.series)} series in {len(body) / 1024:.1f} KiB of {kind}"
-    yield GOOD, f"a scrape takes {cost_ms:.1f} ms (median of {SCRAPES}; {max(durations_ms):.1f} at most)"
-    yield NOTE, f"its moment is known to {cost_ms / 2:.1f} ms, the clock's anchor to {clock.error_ns / 1e3:.1f} us"
+    several = f" (median of {len(durations_ms)}; {max(durations_ms):.1f} at most)" if len(durations_ms) > 1 else ""
+    yield GOOD, f"a scrape takes {cost_ms:.1f} ms{several}"
+    yield (
+        NOTE,
+        f"the moment of a page is known to {cost_ms / 2:.1f} ms, the clock's anchor to {clock.error_ns / 1e3:.1f} us",
+    )
     engine = engines.detect(page.series)
     if engine is None:
         yield BAD, f"no engine is recognised among its series; known: {', '.join(engines.ENGINES)}"
@@ -117,7 +121,10 @@ def describe(look: Look, clock: Clock) -> Iterator[Line]:
 
 
 async def _look(url: str, access: Access, limits: Limits, clock: Clock) -> Look | str:
-    """Scrape a page several times, one after another; return what was wrong with the first one that failed."""
+    """Scrape a page several times, one after another; return what was wrong with the first one that failed.
+
+    A page that each reading empties is read once.
+    """
     reader = PageReader()
     scrapes: list[Scrape] = []
     pages: list[Page] = []
@@ -138,11 +145,15 @@ async def _look(url: str, access: Access, limits: Limits, clock: Clock) -> Look 
             except MalformedPage as bad:
                 return f"{masked(url)}: malformed page: {bad}"
             scrapes.append(taken)
+            if taken.body.lstrip()[:1] == b"[":
+                break
     return Look(url=url, scrapes=tuple(scrapes), pages=tuple(pages))
 
 
 def _updates(look: Look, known: Catalogue) -> str:
     """Say what moved from scrape to scrape; an engine without load moves nothing of its own."""
+    if len(look.pages) == 1:
+        return "each reading empties this page: it was read once, and no other reader gets what it held"
     moved: set[str] = set()
     for before, after in zip(look.pages, look.pages[1:], strict=False):
         earlier = dict(zip(_keys(before), before.values.tolist(), strict=True))
@@ -153,7 +164,7 @@ def _updates(look: Look, known: Catalogue) -> str:
     if not moved:
         return f"{SCRAPES} scrapes in a row brought the same page: nothing moves while the engine is idle"
     if not own:
-        return f"from scrape to scrape nothing of the engine's own moved: it is idle ({len(moved)} other names did)"
+        return f"from scrape to scrape nothing of the engine's own moved: it is idle (of other names {len(moved)} did)"
     return f"from scrape to scrape moved: {', '.join(own[:4])}{f' and {len(own) - 4} more' if len(own) > 4 else ''}"
 
 
@@ -172,7 +183,7 @@ def _quantities(page: Page, known: Catalogue) -> Iterator[Line]:
             lacking = BAD if name in NEEDED else NOTE
             yield lacking, f"{name:{wide}}  {source.reason}"
         else:
-            moment = f"at {source.quantity.observed}"
+            moment = f"at {source.quantity.observed.replace('_', ' ')}"
             yield GOOD, f"{name:{wide}}  {shown[name]:{value_wide}}  {moment:16}  {source.metric}"
 
 
@@ -187,6 +198,8 @@ def _now(source: CanonicalSource, values: npt.NDArray[np.float64]) -> str:
         total -= _total(values, (one.less for one in source.histograms if one.less >= 0))
         mean = f", mean {total / count:.4g} {unit}" if count > 0 and math.isfinite(total) else ""
         return f"{count:.10g} seen{mean}{several}"
+    if not source.columns and not source.histograms:
+        return f"0 {unit} (not shown before the first)"
     columns = values[list(source.columns)]
     if source.over:
         base = _total(values, source.over)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from correlator.decompose import FinishSums
-from correlator.finish import finish_sums
+from correlator.finish import sums_of
 from exporter.snapshot import Cumulative, EngineCounts, add
 from scraper import engines
 from scraper.aggregate import gauge_values
-from scraper.engines import CanonicalSource
+from scraper.engines import CanonicalSource, Engine
 from scraper.exposition import Series
 from scraper.log import FailureRecord, Row
 from scraper.missing import Missing
@@ -22,31 +23,63 @@ from scraper.resets import unrolled
 from scraper.series import build
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Whose page a layout is, and where its canonical quantities stand in the matrix; no engine, no sources."""
+
+    layout: tuple[Series, ...] = ()
+    engine: Engine | None = None
+    sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineView:
     """`counts` is what the live page shows; `sums` are (at_ns, count, queue s, prefill s), one a scrape, still as
-    exposed.
+    exposed. `known` is of the last page's layout: pages of one layout share the tuple of their series. `answered_ns` is
+    when the last page came (before the first: when it was asked for), `failure` why the scrape after it had none.
     """
 
     counts: EngineCounts
     outcomes: dict[str, int] = field(default_factory=lambda: {"ok": 0, "failed": 0})
     sums: deque[tuple[int, float, float, float]] = field(default_factory=deque)
+    known: Known = field(default_factory=Known)
+    answered_ns: int | None = None
+    failed_ns: int = 0
+    failure: str = ""
 
     def take(self, record: Row | FailureRecord, *, keep_s: float) -> None:
         """Take in one scrape; sums older than `keep_s`, but for one, are dropped."""
-        page = build([record])[0]
-        usable = len(page.at_ns) > 0
-        self.outcomes["ok" if usable else "failed"] += 1
-        if usable:
-            self.counts = _counts(record.url, page.series, page.values[0])
-            sums = finish_sums(page)
-            if isinstance(sums, FinishSums):
-                row = (sums.count, sums.queue_s, sums.prefill_s)
-                self.sums.append((int(sums.at_ns[0]), *(float(column[0]) for column in row)))  # type: ignore[arg-type]
+        if isinstance(record, Row):
+            self.outcomes["ok"] += 1
+            self.answered_ns, self.failure = record.response_ns, ""
+            self._take_page(record)
+        else:
+            self.outcomes["failed"] += 1
+            if self.answered_ns is None:
+                self.answered_ns = record.request_ns
+            self.failed_ns, self.failure = record.response_ns, record.error
         while len(self.sums) > 2 and self.sums[1][0] < record.response_ns - keep_s * 1e9:
             self.sums.popleft()
         duration_s = (record.response_ns - record.request_ns) / 1e9
         self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
+
+    def silence(self, stale_s: float) -> str:
+        """Return why there has been no page for longer than `stale_s`; empty while there are pages."""
+        if self.answered_ns is None or not self.failure:
+            return ""
+        return self.failure if self.failed_ns - self.answered_ns > stale_s * 1e9 else ""
+
+    def _take_page(self, record: Row) -> None:
+        page = build([record])[0]
+        if record.series is not self.known.layout:
+            self.known = _known(record.series, page.series)
+        self.counts = _counts(record.url, self.known, page.values[0])
+        if self.known.engine is None:
+            return
+        sums = sums_of(page, self.known.sources)
+        if isinstance(sums, FinishSums):
+            row = (sums.count, sums.queue_s, sums.prefill_s)
+            self.sums.append((int(sums.at_ns[0]), *(float(column[0]) for column in row)))  # type: ignore[arg-type]
 
     def finish_sums(self) -> FinishSums | None:
         """Return the sums of late, restarts counted up; None with fewer than two scrapes."""
@@ -59,14 +92,19 @@ class EngineView:
         return FinishSums(at_ns=at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
 
 
-def _counts(url: str, series: tuple[Series, ...], row: npt.NDArray[np.float64]) -> EngineCounts:
+def _known(layout: tuple[Series, ...], series: tuple[Series, ...]) -> Known:
     engine = engines.detect(series)
-    if engine is None:
+    sources = engines.canonical(series, engine.name) if engine else {}
+    return Known(layout=layout, engine=engine, sources=sources)
+
+
+def _counts(url: str, known: Known, row: npt.NDArray[np.float64]) -> EngineCounts:
+    if known.engine is None:
         return EngineCounts(endpoint=url)
     histograms: dict[str, Cumulative] = {}
     gauges: dict[str, float] = {}
     counters: dict[str, float] = {}
-    for name, source in engines.canonical(series, engine.name).items():
+    for name, source in known.sources.items():
         if isinstance(source, Missing):
             continue
         if source.quantity.kind == "histogram":
@@ -76,15 +114,15 @@ def _counts(url: str, series: tuple[Series, ...], row: npt.NDArray[np.float64]) 
             continue
         values = gauge_values(row[None, :], source)[0]
         values = values[np.isfinite(values)]
-        total = math.inf
+        total = math.inf if source.columns else 0.0
         if len(values):
             total = max(values.tolist()) if source.quantity.across == "max" else sum(values.tolist())
         if math.isfinite(total):
             (gauges if source.quantity.kind == "gauge" else counters)[name] = total
     return EngineCounts(
         endpoint=url,
-        engine=engine.name,
-        version=engine.version or "",
+        engine=known.engine.name,
+        version=known.engine.version or "",
         histograms=histograms,
         gauges=gauges,
         counters=counters,

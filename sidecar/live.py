@@ -32,13 +32,26 @@ RATE_S = 5.0
 
 
 class LiveRun:
-    """Owns the tails of a run's logs while it goes. A context manager."""
+    """Owns the tails of a run's logs while it goes. A context manager.
 
-    def __init__(self, path: Path, *, run_id: str, clock: Clock, planned_s: float | None, loaded: bool = True) -> None:
+    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        clock: Clock,
+        planned_s: float | None,
+        stale_s: float,
+        loaded: bool = True,
+    ) -> None:
         self._raw = path / RAW
         self._run_id = run_id
         self._clock = clock
         self._planned_s = planned_s
+        self._stale_s = stale_s
         self._loaded = loaded
         self._tails: dict[Path, FrameTail] = {}
         self._phase, self._phase_ns = "start", clock.now_ns()
@@ -108,6 +121,7 @@ class LiveRun:
             running=self._gauge("requests_running"),
             waiting=self._gauge("requests_waiting"),
             kv_cache_usage_ratio=self._gauge("kv_cache_usage"),
+            silent={url: why for url, engine in self._engines.items() if (why := engine.silence(self._stale_s))},
         )
 
     def snapshot(self) -> Snapshot:
@@ -152,7 +166,8 @@ class LiveRun:
             tally.forget_before(self._clock.now_ns() - int(SLIDING_S * 1e9))
 
     def _gauge(self, quantity: str) -> float | None:
-        gauges = [engine.counts.gauges for engine in self._engines.values() if quantity in engine.counts.gauges]
+        answering = [engine for engine in self._engines.values() if not engine.silence(self._stale_s)]
+        gauges = [engine.counts.gauges for engine in answering if quantity in engine.counts.gauges]
         values = [found[quantity] for found in gauges]
         return (max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
 

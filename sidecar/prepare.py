@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -61,8 +62,7 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
     version = await engine_version(served.url, headers)
     access = metrics_access(options, url=options.url, api_key=options.api_key)
     metrics = await _targets(options.metrics or (served.url,), access, options.scrape_timeout)
-    targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
-    notes = tuple(_lack(configured, found.reason) for configured, found in metrics if isinstance(found, Missing))
+    targets, notes = _scraped(metrics)
     tokenizer, unused = await _tokenizer(options, served, headers)
     limit = f", up to {served.max_model_len} tokens" if served.max_model_len else ""
     progress.stage(f"{served.model} at {served.url}{limit}; lengths in tokens of {tokenizer.name}")
@@ -88,15 +88,24 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
             await tokenizer.close()
 
 
-async def prepare_scrape(options: ScrapeOptions) -> tuple[tuple[str, ...], dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedScrape:
+    """What a scrape without load needs to know; as in Prepared."""
+
+    targets: tuple[str, ...]
+    about: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     """Find the pages of a scrape. Raises TargetUnreachable when there is none at all."""
     configured = options.metrics or (options.url or "",)
     metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
-    targets = tuple(found for _, found in metrics if not isinstance(found, Missing))
+    targets, notes = _scraped(metrics)
     if not targets:
         reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
         raise TargetUnreachable(f"no metrics page: {reasons}")
-    return targets, _about_metrics(metrics)
+    return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
 
 
 def warmup_plan(options: RunOptions, found: Prepared) -> AsyncGenerator[Planned, None]:
@@ -225,5 +234,19 @@ def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
     }
 
 
-def _lack(configured: str, reason: str) -> str:
-    return f"no server metrics from {masked(configured)}: {reason}; name the page with --metrics URL"
+def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the URLs to scrape, and what to say of those that are not.
+
+    Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
+    show it, and scrapes that fail are told. What speaks something else is left alone.
+    """
+    answers = any(isinstance(found, str) for _, found in metrics)
+    targets, notes = [], []
+    for configured, found in metrics:
+        if isinstance(found, str):
+            targets.append(found)
+        elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in found.reason:
+            targets.append(configured)
+        else:
+            notes.append(f"no server metrics: {found.reason}; name the page with --metrics URL")
+    return tuple(targets), tuple(notes)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
@@ -22,7 +23,10 @@ LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One moment of a run in numbers; None is shown as a dash. Without load of our own only the engine is shown."""
+    """One moment of a run in numbers; None is shown as a dash. Without load of our own only the engine is shown.
+
+    `silent` are the metrics pages that do not answer any more, each with the reason.
+    """
 
     phase: str
     loaded: bool
@@ -38,6 +42,7 @@ class View:
     running: float | None
     waiting: float | None
     kv_cache_usage_ratio: float | None
+    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
@@ -58,6 +63,7 @@ class Progress:
         self._live: Live | None = None
         self._last_line_s = -LINE_EVERY_S
         self._last_phase = ""
+        self._silent: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +94,8 @@ class Progress:
             self.console.print(Text(f"! {text}", style="yellow"), soft_wrap=True)
 
     def update(self, view: View) -> None:
-        """Show the latest numbers."""
+        """Show the latest numbers; say once of a page that it fell silent, and once that it is back."""
+        self._tell_silence(view.silent)
         if self.mode == "json":
             self._json({"event": "progress", **asdict(view)})
         elif self.mode == "panel":
@@ -102,6 +109,15 @@ class Progress:
             self._last_phase = view.phase
             self._last_line_s = view.elapsed_s
             self.console.print(f"  {line(view)}", soft_wrap=True)
+
+    def _tell_silence(self, silent: Mapping[str, str]) -> None:
+        for url, reason in silent.items():
+            if url not in self._silent:
+                self.warn(f"{url} does not answer: {reason}")
+        for url in self._silent:
+            if url not in silent:
+                self.warn(f"{url} answers again")
+        self._silent = silent
 
     def done(self, directory: str, status: str) -> None:
         """Tell a machine where the results are; people are shown the report."""

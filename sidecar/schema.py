@@ -13,20 +13,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
-from sidecar.config import RunOptions
+from sidecar.config import ALIASES, RunOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Path: "string"}
 
 
 def configuration() -> dict[str, Any]:
-    """Return the schema of a configuration file: every option of `sidelight run`, with its help and default."""
+    """Return the schema of a configuration file: every option of `sidelight run`, with its help and default, and its
+    other names.
+    """
     hints = get_type_hints(RunOptions, include_extras=True)
     properties = {
         field.name: _property(hints[field.name], field.default)
         for field in dataclasses.fields(RunOptions)
         if field.name != "config"
     }
+    properties |= {alias: properties[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
     return {
         "$schema": DIALECT,
         "title": "Sidelight configuration",

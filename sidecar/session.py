@@ -18,6 +18,7 @@ from typing import Any
 from exporter.metrics_server import serving
 from exporter.prometheus import LivePage
 from scraper.access import Access
+from scraper.target import STALE_TICKS
 from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.access import metrics_access
@@ -52,10 +53,11 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         config = as_recorded(replace(options, model=found.served.model, out=path))
         about = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
         await stack.enter_async_context(_recorded(path, about, clock, stop))
-        for text in found.notes:
-            progress.warn(text)
-            note(path, clock, text)
-        live = stack.enter_context(LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration))
+        _tell(found.notes, path, clock, progress)
+        stale_s = STALE_TICKS * options.scrape_interval
+        live = stack.enter_context(
+            LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s)
+        )
         worker = await stack.enter_async_context(_worker(path, run_id, found, options, clock))
         scraper = None
         if found.targets:
@@ -83,18 +85,21 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
     async with stop_on_signals() as stop:
         run_directory.require_free(options.out)
         clock = anchor()
-        targets, about = await unless_stopped(stop, prepare_scrape(options))
+        found = await unless_stopped(stop, prepare_scrape(options))
         run_id = manifests.new_run_id()
         path = run_directory.create(options.out or Path("runs") / run_id)
         config = as_recorded(replace(options, out=path))
-        started = manifests.begin(run_id, config=config, command=command, clock=clock, about=about)
+        started = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
         # Ctrl-C is how a scrape without a duration is meant to end.
         awaited = stop if options.duration is not None else asyncio.Event()
         async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
-            scraper = await stack.enter_async_context(_scraper(path, targets, options, clock, metrics_access(options)))
+            _tell(found.notes, path, clock, progress)
+            access = metrics_access(options)
+            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, access))
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+            stale_s = STALE_TICKS * options.scrape_interval
             live = stack.enter_context(
-                LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, loaded=False)
+                LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
             )
             await stack.enter_async_context(watching(live, progress, None))
             live.enter("measure")
@@ -106,6 +111,12 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
             record(path, clock, "phase_end", phase="measure")
             await settle(scraper, path, clock, seconds=options.scrape_interval)
     return path
+
+
+def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) -> None:
+    for text in notes:
+        progress.warn(text)
+        note(path, clock, text)
 
 
 @asynccontextmanager
@@ -133,18 +144,30 @@ async def _scraper(
     clock: Clock,
     access: Access,
 ) -> AsyncIterator[Child]:
-    spec = {
+    spec = scraper_spec(path, targets, options, clock, access)
+    stderr = path / run_directory.RAW / "scraper.stderr"
+    async with Child("scraper", ["scraper.worker"], spec=spec, stderr=stderr) as child:
+        yield child
+
+
+def scraper_spec(
+    path: Path,
+    targets: Sequence[str],
+    options: RunOptions | ScrapeOptions,
+    clock: Clock,
+    access: Access,
+) -> dict[str, Any]:
+    """Return what the scraper is told: `scraper.worker.Spec` as JSON. A scrape without load has no seed of its own."""
+    return {
         "targets": list(targets),
         "interval_s": options.scrape_interval,
         "timeout_s": options.scrape_timeout,
         "clock_offset_ns": clock.offset_ns,
         "out": str(path / run_directory.RAW / "scrapes-0.log"),
         "access": asdict(access),
+        "seed": options.seed if isinstance(options, RunOptions) else 0,
         "hardware_out": str(path / run_directory.RAW / "hardware.log"),
     }
-    stderr = path / run_directory.RAW / "scraper.stderr"
-    async with Child("scraper", ["scraper.worker"], spec=spec, stderr=stderr) as child:
-        yield child
 
 
 async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:

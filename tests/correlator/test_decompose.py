@@ -191,3 +191,13 @@ def test_the_parts_sum_to_the_whole_exactly(ttft_ms: list[float], queue_s: float
     assert whole.other_ms is not None
     assert whole.ttft_ms == whole.queue_ms + whole.prefill_ms + whole.other_ms
     assert whole.ttft_ms == whole.other_ms + whole.prefill_ms + whole.queue_ms
+
+
+def test_why_there_are_no_server_sums_is_said_for_the_run_and_each_slice():
+    """What the caller knows of it stands in place of the general reason."""
+    why = "x is observed at another moment"
+
+    whole = decompose(stamps(0.5), np.array([1.0]), [], start_ns=0, end_ns=SECOND, no_server=why)
+    slices = decompose_slices(stamps(0.5), np.array([1.0]), [], edges_ns=[0, SECOND, 2 * SECOND], no_server=why)
+
+    assert [why] * 3 == [whole.missing, *(piece.missing for piece in slices)]

@@ -98,3 +98,18 @@ def test_sums_beyond_the_largest_number_are_a_reason():
     pages = [histogram(QUEUE, n, n) + histogram(PREFILL, n, n) for n in (0.0, 1.5e308, 0.0, 1.5e308, 0.0)]
 
     assert Missing("the server's sums are too large to add up") == finish_sums(scraped(*pages))
+
+
+def test_histograms_of_another_moment_than_the_end_are_a_reason():
+    """SGLang observes a queue time at the first forward pass: in a window, of other requests than ended in it."""
+    families = ("sglang:queue_time_seconds", "sglang:per_stage_req_latency_seconds")
+    page = "".join(histogram(family, 2, 1) for family in families).replace(
+        "per_stage_req_latency_seconds_bucket{", 'per_stage_req_latency_seconds_bucket{stage="prefill_forward",'
+    )
+    for part in ("_sum", "_count"):
+        page = page.replace(f"req_latency_seconds{part}", f'req_latency_seconds{part}{{stage="prefill_forward"}}')
+
+    assert Missing(
+        "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it "
+        "speaks of other requests than those that ended"
+    ) == finish_sums(scraped(page))

@@ -2,11 +2,18 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from exporter.breakdown_text import answer
 from loadgen.log import assemble
 from loadgen.records import PlannedRequest, RequestPart
-from sidecar.derive import window_of
+from scraper.endpoint import Scrape
+from scraper.log import rows
+from scraper.series import build
+from sidecar.derive import summarise, window_of
 from sidecar.run import Event, Run
 
 SECOND = 10**9
@@ -49,6 +56,45 @@ def part(index: int, *, sent_s: float, ended_s: float, error: str = "") -> Reque
         body=zlib.compress(body) if body else b"",
         end_ns=ended_ns,
         error=error,
+    )
+
+
+SGLANG = """\
+# TYPE sglang:queue_time_seconds histogram
+sglang:queue_time_seconds_bucket{le="+Inf"} 1
+sglang:queue_time_seconds_sum 0.1
+sglang:queue_time_seconds_count 1
+# TYPE sglang:per_stage_req_latency_seconds histogram
+sglang:per_stage_req_latency_seconds_bucket{stage="prefill_forward",le="+Inf"} 1
+sglang:per_stage_req_latency_seconds_sum{stage="prefill_forward"} 0.1
+sglang:per_stage_req_latency_seconds_count{stage="prefill_forward"} 1
+# TYPE sglang:token_usage gauge
+sglang:token_usage 0.5
+"""
+OTHER_MOMENT = (
+    "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it speaks "
+    "of other requests than those that ended"
+)
+MANIFEST = {
+    "run_id": "r",
+    "tool": {"name": "sidelight", "version": "0"},
+    "status": "complete",
+    "started_ns": 0,
+    "started_at": "1970-01-01T00:00:00.000Z",
+    "config": {"slice_duration": 2.0, "concurrency": 1},
+}
+
+
+def scrape_at(second: int, page: str) -> Scrape:
+    return Scrape(
+        url="http://engine.test/metrics",
+        tick_ns=second * SECOND,
+        request_ns=second * SECOND,
+        response_ns=second * SECOND + 1,
+        status=200 if page else 0,
+        content_type="text/plain",
+        body=page.encode(),
+        error="" if page else "connect: Connection refused",
     )
 
 
@@ -101,3 +147,27 @@ def test_a_run_that_never_came_to_measuring_has_an_empty_window():
     )
 
     assert (5, 5) == (window_of(unmeasured).start_ns, window_of(unmeasured).end_ns)
+
+
+@pytest.mark.parametrize(
+    ("page", "server_missing", "why"),
+    [
+        (SGLANG, None, OTHER_MOMENT),
+        ("", None, "no scrape succeeded"),
+        ("x 1\n", None, "the page shows no engine that is known"),
+        (None, "no page anywhere", "no page anywhere"),
+        (None, None, "no server offers queue and prefill times"),
+    ],
+)
+def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
+    page: str | None, server_missing: str | None, why: str
+):
+    """In the summary, in each of its slices, and in the report's sentence."""
+    bare = run_of(part(0, sent_s=1, ended_s=3), part(1, sent_s=2, ended_s=4))
+    endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
+    run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
+
+    correlation = summarise(run, window_of(run))["correlation"]
+
+    assert [why] * 3 == [correlation["missing"], *(piece["missing"] for piece in correlation["timeslices"])]
+    assert f"Where the TTFT went is not known: {why}." == answer(correlation)

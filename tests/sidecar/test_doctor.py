@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from scraper.endpoint import Scrape
+from scraper.exposition import parse
 from sidecar import doctor
+from sidecar.clock import anchor
+from simulator.server import running
+from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -161,3 +166,30 @@ async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
     assert 3 == code
     assert said.startswith("lack  cannot connect to 127.0.0.1:9")
     assert "lack  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said
+
+
+async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.CaptureFixture[str]):
+    """TensorRT-LLM is known by its model list, so that nothing is read in advance; what the page held is described."""
+    settings = SimulatorSettings(engine="trtllm", engine_settings=EngineSettings(speed=PROFILES["fast"]))
+    async with running(settings) as url:
+        code = await doctor.examine(url, model=None, api_key=None, metrics=(f"{url}/metrics",))
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert 0 == code
+    engine = "ok engine trtllm (TensorRT-LLM, by metric trtllm_iteration_num_active_requests (iteration JSON))"
+    assert engine in lines
+    assert "note each reading empties this page: it was read once, and no other reader gets what it held" in lines
+
+
+def test_a_counter_that_is_not_created_yet_is_none_so_far():
+    """SGLang shows retractions from the first one on."""
+    text = (
+        '# TYPE sglang:prefill_effective_tokens_total counter\nsglang:prefill_effective_tokens_total{mode="input"} 9\n'
+    )
+    page = parse(text)
+    scrape = Scrape(
+        url="u", tick_ns=0, request_ns=0, response_ns=0, status=200, content_type=TEXT, body=text.encode(), error=""
+    )
+    look = doctor.Look(url="http://u/metrics", scrapes=(scrape,) * 5, pages=(page,) * 5)
+    said = [" ".join(line.split()) for _, line in doctor.describe(look, anchor())]
+    none_yet = "preemptions 0 preemptions (not shown before the first) at step sglang:num_retracted_requests_total"
+    assert none_yet in said

@@ -94,3 +94,52 @@ def test_a_ratio_of_two_gauges_is_shown_as_one():
     page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
 
     assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
+
+
+def scraped(second: int, page: str, *, error: str = "") -> Scrape:
+    return Scrape(
+        url="u",
+        tick_ns=second * 10**9,
+        request_ns=second * 10**9,
+        response_ns=second * 10**9,
+        status=0 if error else 200,
+        content_type="text/plain",
+        body=b"" if error else f"{page}# TYPE end gauge\nend 7\n".encode(),
+        error=error,
+    )
+
+
+def test_what_a_layout_means_is_found_out_once():
+    """Pages of one layout share what is known of it; another layout is looked at anew, and shown as it is."""
+    pages = [histogram(QUEUE, n, n) for n in (1, 2, 3)] + [histogram(PREFILL, 4, 1)]
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    known = []
+    for row in rows(scraped(second, page) for second, page in enumerate(pages)):
+        view.take(row, keep_s=60)
+        known.append(view.known)
+
+    assert known[0] is known[1] is known[2]
+    assert known[2] is not known[3]
+    assert {"prefill_time"} == set(view.counts.histograms)
+
+
+def test_series_twice_on_a_page_do_not_shift_what_is_read():
+    """Of duplicates the first counts; what a layout means is said of the columns that are left."""
+    twice = "# TYPE x gauge\nx 1\nx 2\n"
+
+    view = viewed(twice + histogram(QUEUE, 2, 1))
+
+    assert Cumulative(bounds_s=(1.0,), counts=(2.0, 0.0), sum_s=1.0) == view.counts.histograms["queue_time"]
+
+
+def test_a_page_is_silent_when_scrapes_have_failed_for_long():
+    """Not by a single failure; and it is back with its next page."""
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    said = []
+    for row in rows(
+        scraped(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
+    ):
+        view.take(row, keep_s=60)
+        said.append(view.silence(5.0))
+
+    assert [""] * 6 + ["gone"] * 3 + [""] == said

@@ -3,9 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from aiohttp import web
 
-from sidecar.config import RunOptions
-from sidecar.prepare import planned_requests
+from sidecar.config import RunOptions, ScrapeOptions
+from sidecar.prepare import planned_requests, prepare_scrape
 
 URL = "http://127.0.0.1:8000"
 
@@ -24,3 +25,28 @@ URL = "http://127.0.0.1:8000"
 def test_a_closed_loop_is_prepared_whole_before_the_load(load: dict[str, float], expected: int | None):
     """By its number of requests; else two a second and slot, at least ten a slot, and not without bound."""
     assert expected == planned_requests(dataclasses.replace(RunOptions(url=URL), **load))
+
+
+async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
+    """Beside one that answers: an engine may be starting. What speaks something else is left alone, and told."""
+    pages = {
+        "good": web.Response(text="# TYPE x counter\nx_total 1\n"),
+        "starting": web.Response(status=503),
+        "html": web.Response(text="<!doctype html>", content_type="text/html"),
+    }
+
+    async def page(request: web.Request) -> web.Response:
+        return pages[request.match_info["name"]]
+
+    app = web.Application()
+    app.router.add_get("/{name}/metrics", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        urls = {name: f"http://127.0.0.1:{runner.addresses[0][1]}/{name}/metrics" for name in pages}
+        found = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
+    finally:
+        await runner.cleanup()
+    assert (urls["good"], urls["starting"]) == found.targets
+    assert [urls["html"] in note for note in found.notes] == [True]

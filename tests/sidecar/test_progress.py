@@ -140,3 +140,17 @@ def test_a_new_phase_is_said_at_once(capsys: pytest.CaptureFixture[str]):
         progress.update(dataclasses.replace(VIEW, phase="warmup", elapsed_s=0.5))
         progress.update(dataclasses.replace(VIEW, phase="measure", elapsed_s=0.6))
     assert ["warmup", "measure"] == [row.split()[0] for row in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["lines", "panel", "quiet"])
+def test_a_page_that_falls_silent_is_said_once_and_so_is_its_return(capsys: pytest.CaptureFixture[str], mode: Mode):
+    """In a line each, whatever else is shown."""
+    down = dataclasses.replace(VIEW, silent={"http://e/metrics": "connect: Connection refused"})
+    with Progress(mode) as progress:
+        for view in (VIEW, down, down, VIEW, VIEW):
+            progress.update(view)
+    said = [row for row in capsys.readouterr().err.splitlines() if row.startswith("!")]
+    assert [
+        "! http://e/metrics does not answer: connect: Connection refused",
+        "! http://e/metrics answers again",
+    ] == said

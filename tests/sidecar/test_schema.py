@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from scraper.engines import QUANTITIES
 from sidecar import schema
-from sidecar.config import RunOptions, load_yaml
+from sidecar.config import ALIASES, RunOptions, load_yaml
 
 STATISTICS = ("mean", "std", "min", "max", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99_9")
 
@@ -71,6 +71,16 @@ def test_a_configuration_that_loads_fits(tmp_path: Path, text: str):
     assert [] == errors(schema.configuration(), load_yaml(path))
 
 
+def test_an_option_by_its_other_name_fits(tmp_path: Path):
+    """`metrics_timeout` is `scrape_timeout`: a file that loads is one that an editor does not mark."""
+    text = "url: http://127.0.0.1:8000\nmetrics_timeout: 2.5\n"
+    path = tmp_path / "sidelight.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert 2.5 == load_yaml(path)["scrape_timeout"]
+    assert [] == errors(schema.configuration(), yaml.safe_load(text))
+    assert errors(schema.configuration(), yaml.safe_load(text.replace("2.5", "soon")))
+
+
 @pytest.mark.parametrize(
     "text", ["rat: 1", "rate: fast", "endpoint: chatt", "metrics: [1]", "quiet: 1", "seed: 1.5", "tokenizer: gpt2"]
 )
@@ -80,9 +90,9 @@ def test_a_configuration_with_a_mistake_does_not(text: str):
 
 
 def test_every_option_is_described_with_its_default():
-    """The schema has every option but the name of the file itself, and its defaults fit it."""
+    """The schema has every option but the name of the file itself, also by its other name, and its defaults fit it."""
     described = schema.configuration()["properties"]
-    assert {field.name for field in dataclasses.fields(RunOptions)} - {"config"} == set(described)
+    assert {field.name for field in dataclasses.fields(RunOptions)} - {"config"} | set(ALIASES) == set(described)
     assert all(option["description"] for option in described.values())
     assert [] == errors(schema.configuration(), {name: option["default"] for name, option in described.items()})
 

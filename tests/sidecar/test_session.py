@@ -1,0 +1,36 @@
+"""What a session tells its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from scraper.access import Access
+from scraper.worker import Spec
+from sidecar.clock import anchor
+from sidecar.config import RunOptions, ScrapeOptions
+from sidecar.session import scraper_spec
+
+
+def spec(options: RunOptions | ScrapeOptions) -> Spec:
+    """Return the scraper's specification as the scraper reads it."""
+    told = scraper_spec(Path("run"), ["http://e/metrics"], options, anchor(), Access(headers={"X": "y"}))
+    return msgspec.json.decode(msgspec.json.encode(told), type=Spec)
+
+
+def test_the_scraper_is_told_the_seed():
+    """The same seed waits the same times after failures; a scrape without load has none to give."""
+    assert 7 == spec(RunOptions(seed=7)).seed
+    assert 0 == spec(ScrapeOptions()).seed
+
+
+def test_the_scraper_is_told_what_was_asked_for():
+    """Targets, interval, time-out and access."""
+    told = spec(ScrapeOptions(scrape_interval=0.5, scrape_timeout=2.0))
+    assert (["http://e/metrics"], 0.5, 2.0, Access(headers={"X": "y"})) == (
+        told.targets,
+        told.interval_s,
+        told.timeout_s,
+        told.access,
+    )
