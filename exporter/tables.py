@@ -18,6 +18,16 @@ from loadgen.log import RequestLog
 from loadgen.metrics import request_metrics
 
 SOURCES = ("trace", "response", "histogram", "none")
+SERVER_TIMINGS = (
+    "server_queue_ms",
+    "server_prefill_ms",
+    "server_decode_ms",
+    "server_ttft_ms",
+    "server_e2e_ms",
+    "server_load_ms",
+    "server_prompt_tps",
+    "server_generation_tps",
+)
 PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
 
 
@@ -64,10 +74,18 @@ def requests_table(log: RequestLog) -> pa.Table:
         },
         "input_tokens": _whole(log.input_tokens),
         "output_tokens": _whole(log.output_tokens),
+        "output_tokens_source": _words(log.output_tokens_source),
+        "cached_tokens": _whole(log.cached_tokens),
         "status": pa.array(log.status, pa.string()),
         "http_status": _whole(np.where(np.asarray(log.http_status) > 0, log.http_status, -1)),
         "error": _words(log.error),
         "finish_reason": _words(log.finish_reason),
+        "session": _whole(log.session),
+        "turn": _whole(log.turn),
+        "first_kind": _words(log.first_kind),
+        "response_id": _words(log.response_id),
+        "timings_source": _words(log.timings_source),
+        **{name: _real(getattr(log, name)) for name in SERVER_TIMINGS},
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),

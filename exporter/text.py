@@ -69,12 +69,16 @@ def render(summary: Mapping[str, Any]) -> Group:
 
 
 def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
+    if first_line := summary["self_check"].get("first_line"):
+        yield Text(f"! {first_line}", style="bold red")
     yield _heading(summary)
     yield from (Text(f"! {warning}", style="yellow") for warning in summary.get("warnings", ()))
     yield Text("")
     if summary["client"]["requests"]["sent"]:
         yield _client(summary["client"])
         yield _throughput(summary["client"])
+        yield from _objectives(summary["client"].get("slo"))
+        yield from _classes(summary["client"].get("classes", {}))
         yield Text("")
         correlation = summary["correlation"]
         if correlation.get("missing") is None:
@@ -91,7 +95,10 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from energy_section(summary.get("hardware"))
     if summary["client"]["requests"]["sent"]:
         yield Text(_generator(summary["self_check"]), style="dim")
-        yield Text(f"{summary['methodology']['draft']}: {summary['methodology']['missing']}.", style="dim")
+        warm_up = (summary["methodology"].get("warmup") or {}).get("sentence", "")
+        yield Text(
+            f"{summary['methodology']['draft']}: {summary['methodology']['missing']}. {warm_up}".rstrip(), style="dim"
+        )
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
@@ -103,7 +110,7 @@ def _heading(summary: Mapping[str, Any]) -> Text:
         (f"sidelight {summary['tool']['version']}", "bold"),
         f"  run {summary['run_id']}  ",
         (summary["status"], style),
-        f"\n{target} at {summary['config'].get('url') or ', '.join(summary['config'].get('metrics') or ())}",
+        f"\n{target} at {', '.join(urls_of(summary['config']) or summary['config'].get('metrics') or ())}",
         f"\nmeasured {window['start']} to {window['end']}, {window['duration_s']:.1f} s",
         f"\n{_load(summary['config'], summary['workload'])}\nrequests: {counts}" if requests["sent"] else "",
     )
@@ -111,17 +118,32 @@ def _heading(summary: Mapping[str, Any]) -> Text:
 
 def _load(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
     """Return what was asked for: the load and the workload."""
-    if config["rate"]:
-        loop = f"open loop, {config['rate']:g} requests/s {config['arrival']}"
-    else:
-        loop = f"closed loop, {config['concurrency']} in flight"
     limits = [f"{config['duration']:g} s"] if config["duration"] else []
     limits += [f"{config['requests']} requests"] if config["requests"] else []
     tokenizer = (workload["tokenizer"] or {}).get("name", "an unknown tokenizer")
+    parts = (_loop(config), " or ".join(limits), f"after a warm-up of {workload['warmup_requests']}")
     return (
-        f"load: {loop}, {' or '.join(limits)}, after a warm-up of {config['warmup']}; "
+        f"load: {', '.join(part for part in parts if part)}; "
         f"{workload['name']}, seed {workload['seed']}, tokens of {tokenizer}"
     )
+
+
+def _loop(config: Mapping[str, Any]) -> str:
+    """Return how requests were submitted."""
+    if config["concurrency"]:
+        return f"closed loop, {config['concurrency']} " + ("at one instant" if config.get("barrier") else "in flight")
+    if config.get("trace"):
+        return f"open loop, arrivals of {config['trace']}"
+    if not config["rate"]:
+        return f"open loop, arrivals of {config.get('replay_requests')}"
+    to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
+    return f"open loop, {config['rate']:g}{to} requests/s {config['arrival']}"
+
+
+def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the URLs of a recorded configuration: a run has several, a scrape one or none."""
+    urls = config.get("url") or ()
+    return (urls,) if isinstance(urls, str) else tuple(urls)
 
 
 def _client(client: Mapping[str, Any]) -> Table:
@@ -143,8 +165,35 @@ def _throughput(client: Mapping[str, Any]) -> Text:
         ("requests_per_s", "requests/s"),
         ("input_tokens_per_s", "input tokens/s"),
         ("output_tokens_per_s", "output tokens/s"),
+        *((("goodput_requests_per_s", "good requests/s"),) if client.get("slo") else ()),
     )
     return Text("throughput: " + ", ".join(f"{cell(flow.get(key))} {label}" for key, label in shown))
+
+
+def _objectives(slo: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+    """Say of each objective whether it was met, and by what value."""
+    for objective in (slo or {}).get("objectives", ()):
+        verdict = {True: "met", False: "MISSED", None: "cannot be told"}[objective["met"]]
+        value = (
+            f"{ms(objective['value_ms'])} ms" if objective["value_ms"] is not None else objective.get("missing", "-")
+        )
+        yield Text(
+            f"objective {objective['text']}: {verdict}, {value}", style="green" if objective["met"] else "bold red"
+        )
+
+
+def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Give a row a workload class, where there are several."""
+    if len(classes) < 2:
+        return
+    shown = table("Classes", "ok", "TTFT mean", "p50", "p99", "TPOT mean", "E2E p50", "p99", "tokens/s")
+    for name, found in classes.items():
+        ttft, e2e = found["ttft_ms"], found["e2e_ms"]
+        times = (ttft["mean"], ttft["p50"], ttft["p99"], found["tpot_ms"]["mean"], e2e["p50"], e2e["p99"])
+        flow = found["throughput"]["output_tokens_per_s"]
+        shown.add_row(name, f"{found['requests']['ok']:,}", *(ms(value) for value in times), cell(flow))
+    yield Text("")
+    yield shown
 
 
 def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -2,6 +2,9 @@
 
 The driver knows nothing of HTTP: it awaits `send` for each planned request. Its own lateness is not hidden: `send`
 gets the moment that was due and stamps for itself when it began.
+
+A session is driven from its first turn to its last: each later turn is due its think time after the previous one's end.
+In an open loop only the first turns are scheduled; in a closed loop a session holds its slot, think time included.
 """
 
 from __future__ import annotations
@@ -9,14 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadgen.clock import Clock, wait_until
 from loadgen.records import PlannedRequest
 
-# Sends one request that was due at the given moment (-1: nothing was scheduled) and returns when it has ended. A
-# failed request is no exception; a cancellation is recorded and raised again.
-Send = Callable[[PlannedRequest, int], Coroutine[None, None, None]]
+# Sends one request that was due at the given moment (-1: nothing was scheduled) and returns when it has ended: with the
+# session's next turn and the moment when that is due, or with None where nothing follows. A failed request is no
+# exception; a cancellation is recorded and raised again.
+Send = Callable[[PlannedRequest, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +29,18 @@ class Order:
 
     start_ns        when it begins; offsets count from here
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop
+    barrier         of a closed loop: not each slot by itself, but rounds. As many requests as there are slots, all of
+                    them due at one moment and released in one turn of the event loop; the next round when all have
+                    ended. The first round is due at start_ns, with every worker; later rounds are each worker's own,
+                    so that a barrier is exact with one worker only
     until_ns        nothing is submitted at or after this moment; None: to the plan's end
-    drain_s         what is still in flight so long after submitting was over (the plan's end or until_ns) is cancelled;
-                    None: waited for
+    drain_s         what is still in flight so long after submitting was over (the end of the plan and of its sessions'
+                    turns, or until_ns) is cancelled; None: waited for
     """
 
     start_ns: int
     concurrency: int | None = None
+    barrier: bool = False
     until_ns: int | None = None
     drain_s: float | None = None
 
@@ -59,6 +68,14 @@ def slots(concurrency: int, *, workers: int, worker: int) -> int:
     return concurrency // workers + (worker < concurrency % workers)
 
 
+def is_share(planned: PlannedRequest, *, workers: int, worker: int) -> bool:
+    """Whether a request is this worker's: by turns, each request, or each session as a whole, belongs to one of them.
+
+    The indices of first turns are as far apart as their sessions are long, so that sessions go by their own number.
+    """
+    return (planned.index if planned.session < 0 else planned.session) % workers == worker
+
+
 async def run_phase(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop) -> None:
     """Drive one phase until all that it sent has ended; a wish to stop, or the drain bound, cancels the rest.
 
@@ -76,15 +93,95 @@ async def run_phase(plan: AsyncIterator[PlannedRequest], order: Order, *, send: 
         raise error
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Phase:
+    """One phase while it is driven.
+
+    unfinished  sessions that were taken from the plan and have turns yet to submit
+    cut_short   a session's turn was due after the phase
+    """
+
+    plan: AsyncIterator[PlannedRequest]
+    order: Order
+    send: Send
+    clock: Clock
+    group: asyncio.TaskGroup
+    unfinished: int = 0
+    cut_short: bool = False
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def take(self) -> PlannedRequest | None:
+        """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
+        if self.is_over():
+            return None
+        try:
+            async with asyncio.timeout(self.left_s()):
+                planned = await anext(self.plan, None)
+        except TimeoutError:
+            return None
+        if planned is not None and planned.turns:
+            self.unfinished += 1
+        return planned
+
+    async def submit(self, planned: PlannedRequest, due_ns: int) -> None:
+        """Send a request and the turns that follow from it; those that would be due after the phase are not sent."""
+        until_ns, unfinished = self.order.until_ns, bool(planned.turns)
+        try:
+            while True:
+                if unfinished and not planned.turns:
+                    unfinished = False
+                    self._finish()
+                following = await self.send(planned, due_ns)
+                if following is None:
+                    return
+                planned, due_ns = following
+                if until_ns is not None and due_ns >= until_ns:
+                    self.cut_short = True
+                    return
+                await wait_until(self.clock, due_ns)
+                if self.is_over():
+                    return
+        finally:
+            if unfinished:
+                self._finish()
+
+    async def all_submitted(self) -> int:
+        """Wait until no session has turns left to submit, or the phase is over; return when submitting was over.
+
+        That is to come if the rest is due after the phase.
+        """
+        if self.unfinished:
+            self.finished.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.left_s()):
+                    await self.finished.wait()
+        until_ns = self.order.until_ns
+        return until_ns if self.cut_short and until_ns is not None else self.clock.now_ns()
+
+    def is_over(self) -> bool:
+        return self.order.until_ns is not None and self.clock.now_ns() >= self.order.until_ns
+
+    def left_s(self) -> float | None:
+        """How long requests may still be submitted, as a timeout; None: without end."""
+        return None if self.order.until_ns is None else (self.order.until_ns - self.clock.now_ns()) / 1e9
+
+    def _finish(self) -> None:
+        self.unfinished -= 1
+        if not self.unfinished:
+            self.finished.set()
+
+
 async def _drive(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     bound: asyncio.TimerHandle | None = None
     try:
         async with asyncio.TaskGroup() as group:
+            phase = _Phase(plan=plan, order=order, send=send, clock=clock, group=group)
             if order.concurrency is None:
-                over_ns = await _open_loop(plan, order, send=send, clock=clock, group=group)
+                over_ns = await _open_loop(phase)
             else:
-                over_ns = await _closed_loop(plan, order, send=send, clock=clock, group=group)
+                over_ns = await (_rounds(phase) if order.barrier else _closed_loop(phase))
+            over_ns = max(over_ns, await phase.all_submitted())
             if order.drain_s is not None:
                 left_s = order.drain_s - (clock.now_ns() - over_ns) / 1e9
                 bound = loop.call_later(max(0.0, left_s), stop.set, "the drain bound was reached")
@@ -93,25 +190,23 @@ async def _drive(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Sen
             bound.cancel()
 
 
-async def _open_loop(
-    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, group: asyncio.TaskGroup
-) -> int:
+async def _open_loop(phase: _Phase) -> int:
     """Submit each request at its moment; return when submitting was over, which is to come if the rest is due later."""
-    while (planned := await _next(plan, order, clock)) is not None:
+    order, clock = phase.order, phase.clock
+    while (planned := await phase.take()) is not None:
         due_ns = order.start_ns + planned.offset_ns
         if order.until_ns is not None and due_ns >= order.until_ns:
+            phase.unfinished -= bool(planned.turns)
             return order.until_ns
         await wait_until(clock, due_ns)
         # Behind schedule at the phase's end, as when the machine was suspended: what was due is not sent any more.
-        if _is_over(order, clock):
+        if phase.is_over():
             break
-        group.create_task(send(planned, due_ns))
+        phase.group.create_task(phase.submit(planned, due_ns))
     return clock.now_ns()
 
 
-async def _closed_loop(
-    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, group: asyncio.TaskGroup
-) -> int:
+async def _closed_loop(phase: _Phase) -> int:
     """Keep the slots full; return when submitting was over.
 
     A slot is started only for a request that is there, so a concurrency beyond the plan costs nothing. Once all have
@@ -124,45 +219,53 @@ async def _closed_loop(
     async def take() -> PlannedRequest | None:
         async with turn:
             if not ahead:
-                return await _next(plan, order, clock)
+                return await phase.take()
             taken.set()
-            return None if _is_over(order, clock) else ahead.pop()
+            return None if phase.is_over() else ahead.pop()
 
     async def slot(planned: PlannedRequest | None) -> None:
         while planned is not None:
-            await send(planned, -1)
+            await phase.submit(planned, -1)
             planned = await take()
 
-    await wait_until(clock, order.start_ns)
-    free = order.concurrency or 0
-    while order.concurrency and (planned := await take()) is not None:
+    await wait_until(phase.clock, phase.order.start_ns)
+    free = phase.order.concurrency or 0
+    while phase.order.concurrency and (planned := await take()) is not None:
         if free:
             free -= 1
-            group.create_task(slot(planned))
+            phase.group.create_task(slot(planned))
             continue
         ahead.append(planned)
         taken.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_left_s(order, clock)):
+            async with asyncio.timeout(phase.left_s()):
                 await taken.wait()
-    return clock.now_ns()
+    return phase.clock.now_ns()
 
 
-async def _next(plan: AsyncIterator[PlannedRequest], order: Order, clock: Clock) -> PlannedRequest | None:
-    """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
-    if _is_over(order, clock):
-        return None
-    try:
-        async with asyncio.timeout(_left_s(order, clock)):
-            return await anext(plan, None)
-    except TimeoutError:
-        return None
+async def _rounds(phase: _Phase) -> int:
+    """Release the slots' requests together, round after round; return when submitting was over.
+
+    A round is read from the plan while the one before it is in flight, and whole before its first request is released.
+    """
+    due_ns = phase.order.start_ns
+    together = await _round(phase)
+    await wait_until(phase.clock, due_ns)
+    while together and not phase.is_over():
+        # Made in one go, they begin in one turn of the event loop: no reply is read between the first and the last.
+        tasks = [phase.group.create_task(phase.submit(planned, due_ns)) for planned in together]
+        together = await _round(phase)
+        if together:
+            _, in_flight = await asyncio.wait(tasks, timeout=phase.left_s())
+            if in_flight:
+                break
+            due_ns = phase.clock.now_ns()
+    return phase.clock.now_ns()
 
 
-def _is_over(order: Order, clock: Clock) -> bool:
-    return order.until_ns is not None and clock.now_ns() >= order.until_ns
-
-
-def _left_s(order: Order, clock: Clock) -> float | None:
-    """How long requests may still be submitted, as a timeout; None: without end."""
-    return None if order.until_ns is None else (order.until_ns - clock.now_ns()) / 1e9
+async def _round(phase: _Phase) -> list[PlannedRequest]:
+    """As many requests as there are slots; fewer at the plan's end."""
+    together: list[PlannedRequest] = []
+    while len(together) < (phase.order.concurrency or 0) and (planned := await phase.take()) is not None:
+        together.append(planned)
+    return together

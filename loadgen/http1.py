@@ -7,6 +7,7 @@ Source: RFC 9112.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
@@ -101,43 +102,44 @@ class BodyEnd:
 
         Raises ProtocolError on a chunk size that is none.
         """
-        if self._chunked:
-            return self._walk(data, at)
-        if self.until_close:
-            return -1
-        have = len(data) - at
-        if have < self._left:
-            self._left -= have
-            return -1
-        return at + self._left
-
-    def _walk(self, data: bytes, at: int) -> int:
         size = len(data)
-        while True:
-            # Strictly less: at == size - left leaves nothing to read a line from, which find() below tells as well.
-            if self._left > size - at:
-                self._left -= size - at
-                return -1
-            at += self._left
-            self._left = 0
+        if not self._chunked:
+            return self._count(size, at)
+        at += self._left
+        # Strictly less: at == size leaves nothing to read a line from, which find() tells as well.
+        while at <= size:
             stop = data.find(b"\n", at)
             if stop < 0:
+                self._left = 0
                 self._line += data[at:]
                 if len(self._line) > _MAX_LINE_BYTES:
                     raise ProtocolError("a chunk-size line without end")
                 return -1
-            line = (self._line + data[at:stop]).rstrip(b"\r")
-            self._line = b""
+            line = data[at:stop]
+            if self._line:
+                line, self._line = self._line + line, b""
             at = stop + 1
             if self._trailer:
-                if not line:
-                    return at
-                continue
-            chunk = chunk_size(line)
+                if line.rstrip(b"\r"):
+                    continue
+                return at
+            # Most lines repeat the one before or are close to it.
+            chunk = _chunk_sizes(line)
             if chunk == 0:
                 self._trailer = True
             else:
-                self._left = chunk + 2
+                at += chunk + 2
+        self._left = at - size
+        return -1
+
+    def _count(self, size: int, at: int) -> int:
+        if self.until_close:
+            return -1
+        have = size - at
+        if have < self._left:
+            self._left -= have
+            return -1
+        return at + self._left
 
 
 def chunk_size(line: bytes) -> int:
@@ -147,6 +149,10 @@ def chunk_size(line: bytes) -> int:
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):
         raise ProtocolError(f"not a chunk size: {line[:40]!r}")
     return int(digits, 16)
+
+
+# The hot path meets few lines of different content, and would spend more on one than on all else about a chunk.
+_chunk_sizes = lru_cache(maxsize=4096)(chunk_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

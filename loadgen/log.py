@@ -5,16 +5,18 @@ Assembling is where replies are parsed, once, long after they were stamped.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loadgen import records
 from loadgen.frames import append_frame, append_record, open_log, read_frames, read_log, read_plan
-from loadgen.protocols.openai import Reply, read_reply
+from loadgen.packing import unpack
+from loadgen.protocols import PROTOCOLS, Protocol
+from loadgen.protocols.reply import Reply, ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, request_id, span_id, trace_id
 
 __all__ = [
@@ -36,9 +38,17 @@ __all__ = [
 ]
 
 Int64s = npt.NDArray[np.int64]
+Float64s = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.object_]
 
+# Columns whose length is that of the chunks; all others have one value a request, chunk_start one more.
+_BY_CHUNK = ("chunk_ns", "chunk_chars")
+
+CHARACTERS_A_TOKEN = 4
+
 STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
+
+_UNTIMED = ServerTimings(source="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,16 @@ class RequestLog:
 
     end_ns                 when the request ended; of a reply that was cut off behind its [DONE], when that was read
     chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
+    chunk_chars            characters of content in each of those chunks
     declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
+    output_tokens_source   usage, or estimate: a quarter of the characters of a whole reply whose server told no usage
+                           (asiai, M4); "" for neither
+    cached_tokens          prompt tokens that the server found in its prefix cache
+    session, turn          -1 and 0 of a request that belongs to no session
+    first_kind             what the first token was: content, reasoning or tool; "" when there was none
+    response_id            the id that the server gave its reply
+    timings_source         whose words the server_ columns are (see protocols.reply.ServerTimings); "" for no words
+    server_*               float64, NaN where the server said nothing; peak_memory_bytes is int64, -1
     status                 one of STATUSES
     error                  "kind: message"
     received_bytes         response bodies on the wire, framing included
@@ -74,6 +93,7 @@ class RequestLog:
     max_tokens: Int64s
     input_tokens: Int64s
     output_tokens: Int64s
+    output_tokens_source: Texts
     status: Texts
     http_status: Int64s
     error: Texts
@@ -85,21 +105,41 @@ class RequestLog:
     received_bytes: Int64s
     chunk_ns: Int64s
     chunk_start: Int64s
+    chunk_chars: Int64s
+    session: Int64s
+    turn: Int64s
+    first_kind: Texts
+    response_id: Texts
+    cached_tokens: Int64s
+    timings_source: Texts
+    server_queue_ms: Float64s
+    server_prefill_ms: Float64s
+    server_decode_ms: Float64s
+    server_ttft_ms: Float64s
+    server_e2e_ms: Float64s
+    server_load_ms: Float64s
+    server_prompt_tps: Float64s
+    server_generation_tps: Float64s
+    peak_memory_bytes: Int64s
 
     def __len__(self) -> int:
         return len(self.index)
 
 
-def assemble(plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str) -> RequestLog:
-    """Join what was planned with what happened.
+def assemble(
+    plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str, protocol: str = "chat"
+) -> RequestLog:
+    """Join what was planned with what happened. `protocol` is a name in PROTOCOLS; another raises KeyError.
 
     Parts may come in any order; a request is told by its parts from seq 0 up to the first that is missing.
+    A session is planned as its first turn, and each of its turns is a request.
 
     - planned, but without a part: not in the log, it was never dispatched
     - without its last part: status in_flight, and whatever its bytes tell
     - a part without its plan (a torn plan): phase "" and declared_input_tokens -1
     """
-    planned = {request.index: _without_body(request) for request in plan}
+    spoken = PROTOCOLS[protocol]
+    planned = {request.index: _without_body(request) for first in plan for request in (first, *first.turns)}
     waiting: dict[int, list[RequestPart]] = {}
     wholes: dict[int, int] = {}
     rows: list[_Row] = []
@@ -110,8 +150,8 @@ def assemble(plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, ru
             wholes[part.index] = 1 + part.seq
         # Parse as soon as a request is whole, so that only what is in flight is held as bytes.
         if len(mine) == wholes.get(part.index):
-            rows.append(_row(waiting.pop(part.index)))
-    rows.extend(_row(mine) for mine in waiting.values())
+            rows.append(_row(waiting.pop(part.index), spoken))
+    rows.extend(_row(mine, spoken) for mine in waiting.values())
     rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
     unknown = records.plan_end("")
     return _columns(rows, [planned.get(row.last.index, unknown) for row in rows], run_id)
@@ -127,9 +167,10 @@ def select(log: RequestLog, mask: npt.NDArray[np.bool_] | Int64s) -> RequestLog:
     columns = {
         column.name: getattr(log, column.name)[rows]
         for column in fields(log)
-        if column.name not in {"chunk_ns", "chunk_start"}
+        if column.name not in {*_BY_CHUNK, "chunk_start"}
     }
-    return RequestLog(**columns, chunk_ns=log.chunk_ns[at], chunk_start=chunk_start)
+    chunks = {name: getattr(log, name)[at] for name in _BY_CHUNK}
+    return RequestLog(**columns, **chunks, chunk_start=chunk_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,20 +193,23 @@ def _without_body(request: PlannedRequest) -> PlannedRequest:
         input_tokens=request.input_tokens,
         max_tokens=request.max_tokens,
         offset_ns=request.offset_ns,
+        session=request.session,
+        turn=request.turn,
     )
 
 
-def _row(parts: Sequence[RequestPart]) -> _Row:
+def _row(parts: Sequence[RequestPart], spoken: Protocol) -> _Row:
     """One request from its parts. Later parts repeat earlier stamps, so the last part holds them all."""
     ordered = sorted(parts, key=lambda part: part.seq)
     known = [part for seq, part in enumerate(ordered) if part.seq == seq]
     body = bytearray()
-    reads_ns, read_ends = bytearray(), []
+    reads_ns, read_ends = [], []
     for part in known:
-        read_ends.append(np.frombuffer(part.read_ends, "<i8") + len(body))
-        reads_ns += part.reads_ns
-        body += zlib.decompress(part.body) if part.body else b""
-    stamps = np.frombuffer(bytes(reads_ns), "<i8").astype(np.int64)
+        reads = unpack(part)
+        read_ends.append(np.frombuffer(reads.read_ends, np.int64) + len(body))
+        reads_ns.append(np.frombuffer(reads.reads_ns, np.int64))
+        body += reads.body
+    stamps = np.concatenate(reads_ns).astype(np.int64) if known else np.empty(0, np.int64)
     ends = np.concatenate(read_ends).astype(np.int64) if known else np.empty(0, np.int64)
     status = max((part.status for part in known), default=0)
     head = next((part.head for part in known if part.head), b"")
@@ -175,7 +219,7 @@ def _row(parts: Sequence[RequestPart]) -> _Row:
         status_code=status,
         first_read_ns=int(stamps[0]) if len(stamps) else -1,
         received_bytes=len(body),
-        reply=read_reply(status, head, bytes(body), stamps, ends),
+        reply=spoken.read_reply(status, head, bytes(body), stamps, ends),
     )
 
 
@@ -201,11 +245,22 @@ def _end_ns(row: _Row) -> int:
     return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
 
 
+def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
+    """Count a reply's tokens, and say who counted. The number of events is never taken: it is no number of tokens."""
+    if reply.output_tokens >= 0:
+        return reply.output_tokens, "usage"
+    chars = int(reply.chunk_chars.sum())
+    if status != "ok" or not chars:
+        return -1, ""
+    return max(1, chars // CHARACTERS_A_TOKEN), "estimate"
+
+
 def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
     last = [row.last for row in rows]
     replies = [row.reply for row in rows]
     told = [_status(row) for row in rows]
     counts = [len(reply.chunk_ns) for reply in replies]
+    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, told, strict=True)]
     return RequestLog(
         index=_ints(part.index for part in last),
         phase=_texts(request.phase for request in planned),
@@ -225,7 +280,8 @@ def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: st
         declared_input_tokens=_ints(request.input_tokens for request in planned),
         max_tokens=_ints(request.max_tokens for request in planned),
         input_tokens=_ints(reply.input_tokens for reply in replies),
-        output_tokens=_ints(reply.output_tokens for reply in replies),
+        output_tokens=_ints(count for count, _ in tokens),
+        output_tokens_source=_texts(source for _, source in tokens),
         status=_texts(status for status, _ in told),
         http_status=_ints(row.status_code for row in rows),
         error=_texts(error for _, error in told),
@@ -237,11 +293,33 @@ def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: st
         received_bytes=_ints(row.received_bytes for row in rows),
         chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
         chunk_start=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
+        chunk_chars=np.concatenate([np.empty(0, np.int64), *(reply.chunk_chars for reply in replies)]),
+        session=_ints(request.session for request in planned),
+        turn=_ints(request.turn for request in planned),
+        **reply_columns(replies),
     )
+
+
+def reply_columns(replies: Sequence[Reply]) -> dict[str, npt.NDArray[Any]]:
+    """What replies told beside tokens and their times, as columns of a RequestLog."""
+    timings = [reply.timings or _UNTIMED for reply in replies]
+    durations = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
+    return {
+        "first_kind": _texts(reply.first_kind for reply in replies),
+        "response_id": _texts(reply.response_id for reply in replies),
+        "cached_tokens": _ints(reply.cached_tokens for reply in replies),
+        "timings_source": _texts(told.source for told in timings),
+        "peak_memory_bytes": _ints(told.peak_memory_bytes for told in timings),
+        **{f"server_{name}": _floats(getattr(told, name) for told in timings) for name in durations},
+    }
 
 
 def _ints(values: Iterable[int]) -> Int64s:
     return np.fromiter(values, np.int64)
+
+
+def _floats(values: Iterable[float]) -> Float64s:
+    return np.fromiter(values, np.float64)
 
 
 def _texts(values: Iterable[str]) -> Texts:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.protocols.openai import Target, encode_request
+from loadgen.fitter import TEMPLATE_TOKENS, Fitted, FittedTurn, Fitter, clip
+from loadgen.protocols.prompt import Target
 from loadgen.records import PlannedRequest
-from loadgen.tokenizers import ReferenceTokenizer, Tokenizer
+from loadgen.tokenizers import Tokenizer
 from loadgen.workloads.request import WorkloadRequest
 
-# What a chat template and special tokens may add to a prompt.
-TEMPLATE_TOKENS = 64
+__all__ = ["TEMPLATE_TOKENS", "PlanOrder", "Planned", "clip", "plan"]
+
 _FITTED_AT_ONCE = 8
 
 
@@ -29,10 +30,13 @@ class PlanOrder:
     """What of a workload is planned, and as what.
 
     first_index    index of the first request; the others follow it
-    offsets_ns     int64[n] of an open loop, one a request; None: closed loop
-    count          how many requests; None: as many as there are offsets, or without end
+    offsets_ns     int64[n] of an open loop, one a request or session; None: closed loop
+    count          how many requests or sessions; None: as many as there are offsets, or without end
     max_model_len  the model's limit on input and output tokens together; None: not known
     ignore_eos     ask the engine to generate to max_tokens
+    urls           how many URLs the requests go to, one after the other; a session stays at its own
+    sessions       plan later turns too; false for a warm-up, whose indices must not depend on the workload
+    exact          verify input lengths after the chat template, and correct them by bisection
     """
 
     phase: str
@@ -41,96 +45,113 @@ class PlanOrder:
     count: int | None = None
     max_model_len: int | None = None
     ignore_eos: bool = True
+    urls: int = 1
+    sessions: bool = True
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One request of a plan, and whether the model's length made it shorter than the workload wanted."""
+    """One record of a plan, and in what it differs from what the workload wanted.
+
+    clipped_input, clipped_output  the model's length made it shorter
+    missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
+    dropped_turns  turns of a session that would not fit the model, or that the protocol cannot carry
+    """
 
     request: PlannedRequest
     clipped_input: bool
     clipped_output: bool
-
-
-def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
-    """Input and output lengths that fit the model together with 64 tokens for the template.
-
-    The input gives way first, down to one token; then the output, down to one.
-    """
-    if max_model_len is None:
-        return input_tokens, max_tokens
-    room = max_model_len - TEMPLATE_TOKENS
-    fitted_input = max(1, min(input_tokens, room - max_tokens))
-    return fitted_input, max(1, min(max_tokens, room - fitted_input))
+    missed_tokens: int = 0
+    dropped_turns: int = 0
 
 
 async def plan(
     workload: Iterable[WorkloadRequest], *, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
-    """The workload's requests, in order, fitted eight at a time.
+    """The workload's requests, in order, fitted eight at a time; see Fitter for what is fitted and declared.
 
-    With the reference tokenizer a prompt is the text of the drawn ids, and the declared length is how many were drawn,
-    as the draft's appendix has it; turning random ids into text loses something, so a server's usage may differ. With
-    a server's tokenizer the same text is fitted to the drawn length in that server's tokens, and the count that the
-    server verified is declared.
+    Each turn of a session has an index of its own, the later ones right behind the first's.
 
     Raises TokenizerError.
     """
-    reference = tokenizer if isinstance(tokenizer, ReferenceTokenizer) else ReferenceTokenizer()
-    pending: deque[asyncio.Task[Planned]] = deque()
-    numbered = _numbered(workload, order)
-    fitter = _Fitter(target=target, tokenizer=tokenizer, reference=reference, order=order)
+    fitter = Fitter(
+        target=target,
+        tokenizer=tokenizer,
+        max_model_len=order.max_model_len,
+        ignore_eos=order.ignore_eos,
+        sessions=order.sessions,
+        exact=order.exact,
+    )
+    pending: deque[tuple[int, asyncio.Task[Fitted]]] = deque()
+    wanted = _wanted(workload, order)
+    index = order.first_index
     try:
-        while True:
-            for index, offset_ns, request in itertools.islice(numbered, _FITTED_AT_ONCE - len(pending)):
-                pending.append(asyncio.create_task(_fitted(fitter, request, index, offset_ns)))
+        for ordinal in itertools.count():
+            for offset_ns, request in itertools.islice(wanted, _FITTED_AT_ONCE - len(pending)):
+                # What several requests share is fitted once, before the first of them.
+                await fitter.prepare(request)
+                pending.append((offset_ns, asyncio.create_task(fitter.fit(request))))
             if not pending:
                 return
-            yield await pending[0]
+            offset_ns, task = pending[0]
+            one = _numbered(await task, order, index, offset_ns, ordinal % order.urls)
             pending.popleft()
+            index += 1 + len(one.request.turns)
+            yield one
     finally:
-        for task in pending:
+        for _, task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fitter:
-    target: Target
-    tokenizer: Tokenizer
-    reference: ReferenceTokenizer
-    order: PlanOrder
-
-
-def _numbered(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[tuple[int, int, WorkloadRequest]]:
-    """Requests with their index and offset, as many as the order asks for."""
+def _wanted(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[tuple[int, WorkloadRequest]]:
+    """Requests with their offset, as many as the order asks for."""
     offsets = itertools.repeat(-1) if order.offsets_ns is None else iter(order.offsets_ns.tolist())
     # The offsets come first: where they end, nothing more is drawn from a workload that another phase may go on with.
-    for index, (offset_ns, request) in enumerate(zip(itertools.islice(offsets, order.count), workload, strict=False)):
-        yield order.first_index + index, offset_ns, request
+    return zip(itertools.islice(offsets, order.count), workload, strict=False)
 
 
-async def _fitted(fitter: _Fitter, request: WorkloadRequest, index: int, offset_ns: int) -> Planned:
-    input_tokens, max_tokens = clip(request.input_tokens, request.max_tokens, fitter.order.max_model_len)
-    if fitter.tokenizer is fitter.reference:
-        text, declared = fitter.reference.decode(request.token_ids[:input_tokens]), input_tokens
-    else:
-        prompt = await fitter.tokenizer.fit(fitter.reference.decode(request.token_ids), input_tokens)
-        text, declared = prompt.text, prompt.tokens
-    path, body = encode_request(
-        fitter.target, text, max_tokens, request.temperature, ignore_eos=fitter.order.ignore_eos
+def _numbered(fitted: Fitted, order: PlanOrder, index: int, offset_ns: int, url: int) -> Planned:
+    turns = tuple(
+        _record(turn, order, index + number, offset_ns=-1, url=url, session=index, turn=number)
+        for number, turn in enumerate(fitted.turns, 1)
+    )
+    first = _record(
+        fitted.first, order, index, offset_ns=offset_ns, url=url, session=index if turns else -1, turns=turns
     )
     return Planned(
-        request=PlannedRequest(
-            index=index,
-            phase=fitter.order.phase,
-            workload_class=request.workload_class,
-            path=path,
-            body=body,
-            input_tokens=declared,
-            max_tokens=max_tokens,
-            offset_ns=offset_ns,
-        ),
-        clipped_input=input_tokens < request.input_tokens,
-        clipped_output=max_tokens < request.max_tokens,
+        request=first,
+        clipped_input=fitted.clipped_input,
+        clipped_output=fitted.clipped_output,
+        missed_tokens=fitted.missed_tokens,
+        dropped_turns=fitted.dropped_turns,
+    )
+
+
+def _record(
+    one: FittedTurn,
+    order: PlanOrder,
+    index: int,
+    *,
+    offset_ns: int,
+    url: int,
+    session: int,
+    turn: int = 0,
+    turns: tuple[PlannedRequest, ...] = (),
+) -> PlannedRequest:
+    return PlannedRequest(
+        index=index,
+        phase=order.phase,
+        workload_class=one.workload_class,
+        path=one.path,
+        body=one.body,
+        input_tokens=one.input_tokens,
+        max_tokens=one.max_tokens,
+        offset_ns=offset_ns,
+        url=url,
+        session=session,
+        turn=turn,
+        think_ns=one.think_ns,
+        turns=turns,
     )

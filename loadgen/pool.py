@@ -10,7 +10,9 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from loadgen.clock import Clock
+from loadgen.lateness import ReceiveStamps
 from loadgen.transport import Connection, Exchange, one_line
+from loadgen.wires import Address, connect, connect_tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +45,29 @@ def origin_of(url: str) -> Origin:
 
 
 class Pool:
-    """Connections to one origin, kept alive between requests; owns them all.
+    """Connections to one origin, kept alive between requests unless told otherwise; owns them all.
 
     There is no limit to how many are open at once: an open loop never waits for one. The most recently used idle one
     is taken first, so that the rest grow old and are dropped.
     """
 
-    def __init__(self, origin: Origin, clock: Clock, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        clock: Clock,
+        *,
+        tls: ssl.SSLContext | None = None,
+        reuse: bool = True,
+        stamps: ReceiveStamps | None = None,
+    ) -> None:
         self._origin = origin
         self._clock = clock
         self._tls = (tls or ssl.create_default_context()) if origin.tls else None
+        self._reuse = reuse
+        self._stamps = stamps or ReceiveStamps(clock)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._addresses: tuple[str, ...] = ()
+        self._addresses: tuple[Address, ...] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,7 +121,7 @@ class Pool:
         return None
 
     def _put_back(self, connection: Connection) -> None:
-        if connection.usable:
+        if self._reuse and connection.usable:
             self._idle.append(connection)
         else:
             self._drop(connection)
@@ -124,19 +136,15 @@ class Pool:
         self._open.discard(connection)
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
         if not self._addresses:
             await self.resolve()
         failure = OSError(f"{self._origin.host} has no address")
         for address in self._addresses:
             try:
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._clock),
-                    address,
-                    self._origin.port,
-                    ssl=self._tls,
-                    server_hostname=self._origin.host if self._tls is not None else None,
-                )
+                if self._tls is None:
+                    connection = await connect(address, self._clock, self._stamps)
+                else:
+                    connection = await connect_tls(address, self._clock, tls=self._tls, host=self._origin.host)
             except TimeoutError as error:
                 # The kernel's own: asyncio.timeout cancels instead. With its errno it would be a TimeoutError again.
                 failure = OSError(one_line(error))
@@ -144,15 +152,14 @@ class Pool:
                 failure = error
             else:
                 self._addresses = (address,)
-                connection.idle_ns = self._clock.now_ns()
                 self._open.add(connection)
                 return connection
         raise failure
 
 
-async def _resolve(origin: Origin) -> tuple[str, ...]:
+async def _resolve(origin: Origin) -> tuple[Address, ...]:
     found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return tuple(dict.fromkeys((entry[0], entry[4]) for entry in found))
 
 
 def _waiting_for(exchange: Exchange) -> str:

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
-import sys
 import time
-import zlib
 from array import array
+from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from loadgen.clock import Clock, wait_until
 from loadgen.frames import append_record, open_log
+from loadgen.lateness import GcPauses, ReceiveStamps
+from loadgen.packing import pack
 from loadgen.records import RequestPart, WorkerStat
 from loadgen.transport import Exchange
 
-# Two rounds may pass before a request's turn comes: what it had received 0.8 s ago is on disk.
-FLUSH_NS = 400_000_000
+# A request in flight is written so long after it was written last, or half as long again when many are due at once.
+FLUSH_NS = 600_000_000
+TURN_NS = 50_000_000
 STAT_NS = 200_000_000
-TURN_NS = 10_000_000
+# Requests tend to end together, and the next ones are to leave at once: last parts wait for a quieter moment.
+_MAX_ENDED = 512
+_ENDED_AT_ONCE = 8
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What the worker knows of its own slowness: reads behind the kernel's stamps, pauses of the garbage collector."""
+
+    stamps: ReceiveStamps
+    pauses: GcPauses
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +45,7 @@ class _Open:
 
     url: str
     exchange: Exchange
+    looked_ns: int
     seq: int = 0
     told: tuple[int, int] | None = None
 
@@ -39,17 +56,23 @@ class Recorder:
     `in_flight` and `started` are the queue's statistics.
     """
 
-    def __init__(self, path: str | os.PathLike[str], clock: Clock, *, worker: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], clock: Clock, *, worker: int, watch: Watch) -> None:
         self._fd = open_log(path)
         self._clock = clock
         self._worker = worker
+        self._watch = watch
+        # Whose turn is next stands first: whoever was looked after goes to the end.
         self._open: dict[int, _Open] = {}
+        self._ended: deque[_Open] = deque()
         self.started = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Where writing fails here it has failed, and was told, before.
+        with contextlib.suppress(OSError):
+            self.settle()
         os.close(self._fd)
 
     @property
@@ -59,31 +82,46 @@ class Recorder:
 
     def begin(self, exchange: Exchange, url: str) -> None:
         """A request is under way; from now on the flush looks after it."""
-        self._open[exchange.index] = _Open(url, exchange)
+        self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
         self.started += 1
 
     def finish(self, exchange: Exchange) -> None:
-        """Write a request's last part."""
-        self._write(self._open.pop(exchange.index), last=True)
+        """A request has ended; its last part is written soon, or at once when many others wait for that.
+
+        At once as well where a session's next turn needs what came back.
+        """
+        record = self._open.pop(exchange.index)
+        if exchange.kept is None and len(self._ended) < _MAX_ENDED:
+            self._ended.append(record)
+        else:
+            self._write(record, last=True)
+
+    def settle(self) -> None:
+        """Write the last parts that are still to be written."""
+        while self._ended:
+            self._write(self._ended.popleft(), last=True)
 
     async def flush_forever(self) -> None:
-        """Write what is new of each request in flight, round after round.
+        """Write what is new of each request in flight when its turn comes, a few at a time.
 
-        They take turns in small groups, because compressing all at once would hold up the stamps of every one.
+        Compressing all at once would hold up every stamp that is ours and every submission that is due.
         """
         while True:
-            turn = list(self._open)
-            share = math.ceil(len(turn) * TURN_NS / FLUSH_NS)
-            began_ns = self._clock.now_ns()
-            while turn:
-                await asyncio.sleep(TURN_NS / 1e9)
-                for index in turn[-share:]:
-                    record = self._open.get(index)
-                    if record is not None and self._has_news(record):
-                        self._write(record, last=False)
-                del turn[-share:]
-            left_ns = began_ns + FLUSH_NS - self._clock.now_ns()
-            await asyncio.sleep(max(left_ns, TURN_NS) / 1e9)
+            await asyncio.sleep(TURN_NS / 1e9)
+            while self._ended:
+                for _ in range(min(len(self._ended), _ENDED_AT_ONCE)):
+                    self._write(self._ended.popleft(), last=True)
+                await asyncio.sleep(0)
+            now_ns = self._clock.now_ns()
+            for _ in range(math.ceil(2 * len(self._open) * TURN_NS / FLUSH_NS)):
+                index, record = next(iter(self._open.items()), (-1, None))
+                if record is None or now_ns - record.looked_ns < FLUSH_NS:
+                    break
+                self._open[index] = self._open.pop(index)
+                record.looked_ns = now_ns
+                if self._has_news(record):
+                    self._write(record, last=False)
+                    await asyncio.sleep(0)
 
     async def stat_forever(self) -> None:
         """Write the worker's CPU time and its timer's lateness five times a second."""
@@ -95,6 +133,7 @@ class Recorder:
 
     def stat(self, loop_delay_ns: int) -> None:
         """Write one WorkerStat."""
+        watch = self._watch
         stat = WorkerStat(
             worker=self._worker,
             at_ns=self._clock.now_ns(),
@@ -102,6 +141,12 @@ class Recorder:
             loop_delay_ns=loop_delay_ns,
             in_flight=self.in_flight,
             started=self.started,
+            read_late_counts=tuple(watch.stamps.counts) if watch.stamps.seen else (),
+            read_late_max_ns=watch.stamps.max_ns if watch.stamps.seen else -1,
+            gc_pause_max_ns=watch.pauses.max_ns,
+            gc_pause_total_ns=watch.pauses.total_ns,
+            rss_bytes=_rss_bytes(),
+            kernel_stamps=watch.stamps.seen,
         )
         append_record(self._fd, stat)
 
@@ -112,6 +157,7 @@ class Recorder:
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
+        packed = pack(exchange.reads_ns, exchange.read_ends, exchange.body)
         part = RequestPart(
             index=exchange.index,
             seq=record.seq,
@@ -125,23 +171,28 @@ class Recorder:
             reused=exchange.reused,
             status=exchange.status,
             head=exchange.head,
-            reads_ns=_little_endian(exchange.reads_ns),
-            read_ends=_little_endian(exchange.read_ends),
-            body=zlib.compress(exchange.body, 1) if exchange.body else b"",
+            reads_ns=packed.reads_ns,
+            read_ends=packed.read_ends,
+            body=packed.body,
             end_ns=exchange.end_ns if last else -1,
             error=exchange.error,
+            packing=packed.packing,
         )
         append_record(self._fd, part)
         record.seq += 1
         record.told = (exchange.connected_ns, exchange.submit_ns)
+        if exchange.kept is not None:
+            exchange.kept += exchange.body
+            exchange.kept_head = exchange.kept_head or exchange.head
         exchange.head = b""
         exchange.body_bytes += len(exchange.body)
         # New ones rather than cleared: a cleared bytearray keeps its size for as long as the request lives.
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
 
 
-def _little_endian(stamps: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        stamps = array("q", stamps)
-        stamps.byteswap()
-    return stamps.tobytes()
+def _rss_bytes() -> int:
+    """Resident memory; -1 where /proc does not tell."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return -1

@@ -6,6 +6,7 @@ that a load worker starts fast.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -14,11 +15,15 @@ PLAN_END = -1
 
 
 class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One request as the conductor wants it sent.
+    """One request as the conductor wants it sent, and the later turns of its session.
 
     index       unique in the run; warm-up and measurement share one numbering; PLAN_END closes a plan
     input_tokens in the declared tokenizer; -1 unknown
     offset_ns   from the phase's start; -1 in a closed loop
+    url         which of the worker's URLs, by position
+    session     the session it is a turn of; -1 none
+    turn        0 for the first turn; the others stand in the first one's `turns`, and hold only what they add
+    think_ns    how long after the previous turn's end it is sent; -1 for a first turn
     """
 
     index: int
@@ -29,6 +34,11 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     input_tokens: int
     max_tokens: int
     offset_ns: int
+    url: int = 0
+    session: int = -1
+    turn: int = 0
+    think_ns: int = -1
+    turns: tuple[PlannedRequest, ...] = ()
 
 
 class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):
@@ -37,9 +47,8 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     url         where it was sent, path included
     status      HTTP status, 0 until the response head is there
     head        the raw response head, in the first part written after it arrived, else empty
-    reads_ns    int64 little-endian stamps, one a read of the socket
-    read_ends   int64 little-endian, one a read: length of this part's body after it
-    body        zlib (level 1) of the part's body bytes as they came, chunk framing included
+    reads_ns    stamps, one a read of the socket; read_ends: length of this part's body after each; body: its bytes as
+                they came, chunk framing included; all three as `packing` says, see packing.unpack
     end_ns      -1 unless last
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol
     """
@@ -61,13 +70,19 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     body: bytes
     end_ns: int
     error: str
+    packing: int = 0
 
 
 class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):
     """A worker's own state, a few times a second.
 
-    cpu_ns        CPU time of the process so far
-    loop_delay_ns how late the worker's timer fired: what any stamp may be late by
+    cpu_ns            CPU time of the process so far
+    loop_delay_ns     how late the worker's timer fired: what a stamp without the kernel's may be late by
+    read_late_counts  histogram (lateness.bucket_bounds) of how late reads came behind the kernel's receive stamp, since
+                      the start; empty where the kernel gives none. read_late_max_ns: the latest
+    gc_pause_max_ns   longest pause of the garbage collector since the start; gc_pause_total_ns: all together
+    rss_bytes         resident memory; -1 unknown
+    kernel_stamps     whether reads bear the kernel's stamps, so that their lateness is not in the results
     """
 
     worker: int
@@ -76,6 +91,12 @@ class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=Fa
     loop_delay_ns: int
     in_flight: int
     started: int
+    read_late_counts: tuple[int, ...] = ()
+    read_late_max_ns: int = -1
+    gc_pause_max_ns: int = -1
+    gc_pause_total_ns: int = -1
+    rss_bytes: int = -1
+    kernel_stamps: bool = False
 
 
 LogRecord = RequestPart | WorkerStat
@@ -97,7 +118,12 @@ def plan_end(phase: str) -> PlannedRequest:
 
 def request_id(run_id: str, index: int) -> str:
     """The X-Request-Id of a request: the run told by eight hex digits, then its index, readable in a server's log."""
-    return f"sl-{blake2b(run_id.encode(), digest_size=4).hexdigest()}-{index:06d}"
+    return f"sl-{_short(run_id)}-{index:06d}"
+
+
+@lru_cache(maxsize=8)
+def _short(run_id: str) -> str:
+    return blake2b(run_id.encode(), digest_size=4).hexdigest()
 
 
 def trace_id(run_id: str, index: int) -> str:

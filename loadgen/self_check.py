@@ -1,7 +1,8 @@
 """The generator's own error: was it the server that was slow, or were we?
 
 A submission that leaves late, or a read that is stamped late because the process was busy, looks like latency of the
-server. Both are measured, and a verdict says whether the results can be trusted.
+server. Both are measured, a verdict says whether the results can be trusted, and `error_ms` by how much a single
+reported latency may be off.
 """
 
 from __future__ import annotations
@@ -10,16 +11,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from loadgen.lateness import add_counts, bucket_bounds, quantile_ns
 from loadgen.log import RequestLog
 from loadgen.records import WorkerStat
+from loadgen.request_metrics import request_metrics
+
+Float64s = npt.NDArray[np.float64]
 
 LATE_P99_MS = 10.0
 BUSY_DELAY_P99_MS = 1.0
 BUSY_CPU_RATIO = 0.85
+STALLED_RATIO = 0.01
 TRUSTED = "kept up"
 UNKNOWN = "did not report on itself"
-NOT_TRUSTED = "was slow, and its own delays may show in the results"
+NOT_TRUSTED = "was a bottleneck itself, and its own delays may show in the results"
+
+# What is left of a stamp's error where it is the kernel's: its move to the run's clock, anew every 50 ms, while the
+# wall clock may be slewed by 500 ppm; or, of a stamp of ours, the call that took it.
+STAMP_MS = 0.05
+# A difference of two stamps is off by more than x only when one of them is: at 99 % each may at 99.5 %.
+_EACH = 0.995
+# Above this share of gaps of 0, chunks that came apart may have been read, and hence stamped, together. Each such gap
+# makes up to two neighbours wrong as well, so that with fewer of them 99 of 100 gaps are not touched.
+_COALESCED_RATIO = 0.002
 
 
 def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool) -> dict[str, Any]:
@@ -27,48 +43,160 @@ def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool)
 
     `schedule_lateness_ms`: dispatch minus schedule, of an open loop (a closed loop schedules nothing).
     `loop_delay_ms`: how late the workers' timer ticks came, a bound on how late a read can have been stamped.
+    `read_lateness_ms`: how long bytes had been in the kernel when they were read; by the kernel's stamps, which then
+    stand in the results in place of ours.
     `cpu_ratio`: the workers' CPU time over wall time, between their first and last tick. A worker goes round its loop
     in the last millisecond before a submission is due, which is CPU time that delays nothing: a high ratio is a reason
     only when the loop was also late by more than BUSY_DELAY_P99_MS.
+    `error_ms`: see stated_error. `first_line`: what a report begins with; null when there is nothing to warn of.
     """
     lateness = (log.dispatch_ns - log.scheduled_ns)[(log.dispatch_ns >= 0) & (log.scheduled_ns >= 0)] / 1e6
     delays = np.array([stat.loop_delay_ns for stat in stats], dtype=np.float64) / 1e6
-    cpu = _cpu_ratios(stats)
-    reasons = []
-    if open_loop and len(lateness) and np.quantile(lateness, 0.99) > LATE_P99_MS:
-        reasons.append(f"submissions were late by p99 {np.quantile(lateness, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
-    delay_p99_ms = float(np.quantile(delays, 0.99)) if len(delays) else 0.0
-    if delay_p99_ms > LATE_P99_MS:
-        reasons.append(f"the event loop was late by p99 {delay_p99_ms:.1f} ms (limit {LATE_P99_MS:g})")
-    if cpu and max(cpu) > BUSY_CPU_RATIO and delay_p99_ms > BUSY_DELAY_P99_MS:
-        reasons.append(f"a load worker used {100 * max(cpu):.0f} % of a core (limit {100 * BUSY_CPU_RATIO:.0f} %)")
-    known = bool(len(delays))
+    reads, cpu = _read_lateness(stats), _cpu_ratios(stats)
+    reasons = [*_late(lateness, delays, reads, open_loop=open_loop), *_busy(delays, cpu)]
+    reasons = reasons or _stalled(stats)
+    told = bool(len(delays))
     return {
-        "verdict": NOT_TRUSTED if reasons else TRUSTED if known else UNKNOWN,
-        "trusted": not reasons if known else None,
+        "verdict": NOT_TRUSTED if reasons else TRUSTED if told else UNKNOWN,
+        "trusted": not reasons if told else None,
+        "first_line": f"The load generator {NOT_TRUSTED}: {'; '.join(reasons)}." if reasons else None,
         "reasons": reasons,
         "schedule_lateness_ms": _spread(lateness, "nothing was submitted")
         if open_loop
         else _absent("a closed loop has no schedule"),
         "loop_delay_ms": _spread(delays, "no worker reported"),
-        "read_lateness_ms": _absent("needs receive time stamps of the kernel; loop_delay_ms bounds it"),
+        "read_lateness_ms": reads,
+        "gc_pause_ms": _gc_pauses(stats),
+        "rss_bytes": max((stat.rss_bytes for stat in stats if stat.rss_bytes >= 0), default=None),
+        "kernel_stamps": all(stat.kernel_stamps for stat in _last(stats)) if told else None,
         "cpu_ratio": {"by_worker": cpu, "max": max(cpu)}
         if cpu
         else {"by_worker": [], "max": None, "missing": "no worker reported twice"},
+        "error_ms": stated_error(log, stats),
     }
 
 
-def _cpu_ratios(stats: Sequence[WorkerStat]) -> list[float]:
-    ratios = []
-    for worker in sorted({stat.worker for stat in stats}):
-        own = [stat for stat in stats if stat.worker == worker]
+def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> dict[str, Any]:
+    """By how much, in ms, 99 of 100 reported TTFT and ITL values are off at most, and what that is made of.
+
+    stamp    of two stamps, STAMP_MS each
+    read     stamps of ours: how late the loop came to its reads, of which its timer is a sample. The kernel's: nothing,
+             unless chunks that may have come apart were read together, and so bear one stamp
+    submit   TTFT only: how long it took from the dispatch, or the connection, to the stamp of the submission; the
+             request's last byte left somewhere in between
+    """
+    delays_ms = np.array([stat.loop_delay_ns for stat in stats], dtype=np.float64) / 1e6
+    if not len(delays_ms):
+        missing = {"p99": None, "made_of": None, "missing": "no worker reported"}
+        return {"ttft": missing, "itl": missing}
+    submit_ms = _submit_ms(log)
+    counts, most_ns = _read_counts(stats)
+    if sum(counts) and all(stat.kernel_stamps for stat in _last(stats)):
+        gaps = request_metrics(log).itl_ms
+        together = bool(len(gaps)) and float((gaps == 0).mean()) > _COALESCED_RATIO
+        read_ms = quantile_ns(counts, _EACH, max_ns=most_ns) / 1e6 if together else 0.0
+    else:
+        read_ms = float(np.quantile(delays_ms, _EACH))
+    stamp_ms = 2 * STAMP_MS
+    return {
+        # The two may not add up: a late read makes a TTFT longer, a late stamp of the submission makes it shorter.
+        "ttft": {
+            "p99": stamp_ms + max(read_ms, submit_ms),
+            "made_of": {"stamp": stamp_ms, "read": read_ms, "submit": submit_ms},
+        },
+        "itl": {"p99": stamp_ms + read_ms, "made_of": {"stamp": stamp_ms, "read": read_ms}},
+    }
+
+
+def _submit_ms(log: RequestLog) -> float:
+    """The 0.995 quantile of how late submissions can have been stamped; 0 where nothing was submitted."""
+    began_ns = np.maximum(log.dispatch_ns, log.connected_ns)
+    took_ms = (log.submit_ns - began_ns)[(log.submit_ns >= 0) & (began_ns >= 0)] / 1e6
+    return float(np.quantile(took_ms, _EACH)) if len(took_ms) else 0.0
+
+
+def _late(lateness: Float64s, delays: Float64s, reads: dict[str, Any], *, open_loop: bool) -> list[str]:
+    reasons = []
+    if open_loop and len(lateness) and np.quantile(lateness, 0.99) > LATE_P99_MS:
+        reasons.append(f"submissions were late by p99 {np.quantile(lateness, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
+    if len(delays) and np.quantile(delays, 0.99) > LATE_P99_MS:
+        reasons.append(f"the event loop was late by p99 {np.quantile(delays, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
+    if reads["p99"] is not None and reads["p99"] > LATE_P99_MS:
+        reasons.append(f"replies waited to be read by p99 {reads['p99']:.1f} ms (limit {LATE_P99_MS:g})")
+    return reasons
+
+
+def _busy(delays: Float64s, cpu: Sequence[float]) -> list[str]:
+    delay_p99_ms = float(np.quantile(delays, 0.99)) if len(delays) else 0.0
+    if cpu and max(cpu) > BUSY_CPU_RATIO and delay_p99_ms > BUSY_DELAY_P99_MS:
+        return [f"a load worker used {100 * max(cpu):.0f} % of a core (limit {100 * BUSY_CPU_RATIO:.0f} %)"]
+    return []
+
+
+def _stalled(stats: Sequence[WorkerStat]) -> list[str]:
+    """A worker that stood still: seldom enough for no quantile of its ticks to show it, but long."""
+    worst = 0.0
+    for own in _by_worker(stats):
         wall_ns = own[-1].at_ns - own[0].at_ns
-        if wall_ns > 0:
-            ratios.append((own[-1].cpu_ns - own[0].cpu_ns) / wall_ns)
-    return ratios
+        stood_ns = sum(stat.loop_delay_ns for stat in own[1:] if stat.loop_delay_ns > LATE_P99_MS * 1e6)
+        worst = max(worst, stood_ns / wall_ns if wall_ns > 0 else 0.0)
+    if worst <= STALLED_RATIO:
+        return []
+    return [f"a load worker stood still for {100 * worst:.1f} % of the time (limit {100 * STALLED_RATIO:g} %)"]
 
 
-def _spread(values: np.typing.NDArray[np.float64], why_empty: str) -> dict[str, Any]:
+def _cpu_ratios(stats: Sequence[WorkerStat]) -> list[float]:
+    spans = [(own[-1].cpu_ns - own[0].cpu_ns, own[-1].at_ns - own[0].at_ns) for own in _by_worker(stats)]
+    return [cpu_ns / wall_ns for cpu_ns, wall_ns in spans if wall_ns > 0]
+
+
+def _read_counts(stats: Sequence[WorkerStat]) -> tuple[list[int], int]:
+    """The histogram of read lateness between the first and the last tick of all workers, and a bound on its largest.
+
+    Workers count from their start on, so what they had counted at the first tick is taken off; with one tick nothing
+    is, and their warm-up is in it.
+    """
+    parts, most_ns = [], 0.0
+    for own in _by_worker(stats):
+        after, before = own[-1].read_late_counts, own[0].read_late_counts if len(own) > 1 else ()
+        before = before or (0,) * len(after)
+        new = [late - early for late, early in zip(after, before, strict=True)]
+        parts.append(new)
+        last = max((index for index, count in enumerate(new) if count), default=None)
+        if last is not None:
+            most_ns = max(most_ns, min(bucket_bounds(last)[1], own[-1].read_late_max_ns))
+    return add_counts(parts), int(most_ns)
+
+
+def _read_lateness(stats: Sequence[WorkerStat]) -> dict[str, Any]:
+    counts, most_ns = _read_counts(stats)
+    total = sum(counts)
+    if not total:
+        return _absent("no read bore a receive stamp of the kernel; loop_delay_ms bounds its lateness")
+    p50, p99 = (quantile_ns(counts, q, max_ns=most_ns) / 1e6 for q in (0.5, 0.99))
+    return {"count": total, "p50": p50, "p99": p99, "max": most_ns / 1e6}
+
+
+def _gc_pauses(stats: Sequence[WorkerStat]) -> dict[str, Any]:
+    """Since the workers started: the longest pause, and all pauses of the worker that paused most, together."""
+    told = [stat for stat in _last(stats) if stat.gc_pause_max_ns >= 0]
+    if not told:
+        return {"max": None, "total": None, "missing": "no worker reported"}
+    return {
+        "max": max(stat.gc_pause_max_ns for stat in told) / 1e6,
+        "total": max(stat.gc_pause_total_ns for stat in told) / 1e6,
+    }
+
+
+def _by_worker(stats: Sequence[WorkerStat]) -> list[list[WorkerStat]]:
+    return [[stat for stat in stats if stat.worker == worker] for worker in sorted({stat.worker for stat in stats})]
+
+
+def _last(stats: Sequence[WorkerStat]) -> list[WorkerStat]:
+    return [own[-1] for own in _by_worker(stats)]
+
+
+def _spread(values: Float64s, why_empty: str) -> dict[str, Any]:
     if not len(values):
         return _absent(why_empty)
     p50, p99 = np.quantile(values, [0.5, 0.99])

@@ -1,10 +1,10 @@
-"""The hot path: connections, bytes, time stamps.
+"""The hot path: one request on one connection, its bytes and their time stamps.
 
-A read costs one stamp, two appends and a walk over chunk sizes; nothing is decoded here. What goes wrong on the way is
-data (`Exchange.error`), never an exception, and nothing is tried twice.
+A read costs two appends and a walk over chunk sizes; nothing is decoded here. What goes wrong on the way is data
+(`Exchange.error`), never an exception, and nothing is tried twice. Where bytes come from is a wire's: wires.py.
 
-T_submit is the moment the request's last byte left the transport for the kernel. Under TLS it is the moment the last
-record was handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
+T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
+handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import asyncio
 import os
 import socket
 import ssl
-import time
 from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
 
 from loadgen.clock import Clock
 from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
@@ -23,6 +24,8 @@ from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end
 # Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
 MAX_IDLE_NS = 4_000_000_000
 _MESSAGE_CHARS = 200
+# Most servers' heads differ by their date alone, once a second.
+_parse_head = lru_cache(maxsize=64)(parse_head)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +33,7 @@ class Exchange:
     """One request and what came back so far; filled in place, since the hot path can afford no copy.
 
     Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise.
+    A session's next turn needs them: where `kept` is there, the log leaves body and head in `kept` and `kept_head`.
     """
 
     index: int
@@ -46,104 +50,117 @@ class Exchange:
     body: bytearray = field(default_factory=bytearray)
     body_bytes: int = 0
     error: str = ""
+    kept: bytearray | None = None
+    kept_head: bytes = b""
 
 
-class Connection(asyncio.Protocol):
-    """One connection and at most one exchange on it; owns the socket."""
+class Wire(Protocol):
+    """Bytes to and from a peer. It tells its connection: `received`, `sent`, `ended_by_peer`, `lost`."""
 
-    __slots__ = ("_clock", "_done", "_end", "_exchange", "_head", "_offset_ns", "_raw_head", "_transport", "idle_ns")
+    @property
+    def unsent(self) -> bool:
+        """Whether the kernel has not taken everything yet."""
+
+    def send(self, data: bytes) -> None:
+        """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
+
+    def abort(self) -> None:
+        """Close at once and tell nothing more; may be called again."""
+
+
+class Connection:
+    """One connection and at most one exchange on it; owns its wire."""
+
+    __slots__ = ("_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_raw_head", "_wire", "idle_ns")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._offset_ns = clock.offset_ns
-        self._transport: asyncio.Transport | None = None
+        self._wire: Wire | None = None
         self._exchange: Exchange | None = None
         self._done: asyncio.Future[None] | None = None
         self._head: Head | None = None
         self._end: BodyEnd | None = None
         self._raw_head = bytearray()
+        self._floor_ns = -1
         self.idle_ns = 0
 
     @property
     def usable(self) -> bool:
         """Whether another request may be sent: open, idle, and not idle for too long."""
-        return (
-            self._transport is not None
-            and not self._transport.is_closing()
-            and self._exchange is None
-            and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
-        )
+        return self._wire is not None and self._exchange is None and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
 
     def begin(self, exchange: Exchange, request: bytes) -> asyncio.Future[None]:
         """Send `request`; the future is done when the exchange has ended, well or not."""
-        transport = self._transport
-        if transport is None:
+        if self._wire is None:
             raise RuntimeError("a connection was used before it was made")
         self._exchange = exchange
         self._head = self._end = None
-        self._raw_head = bytearray()
-        self._done = asyncio.get_running_loop().create_future()
-        transport.write(request)
-        if transport.get_write_buffer_size() == 0:
-            exchange.submit_ns = self._clock.now_ns()
-        return self._done
+        self._raw_head.clear()
+        self._floor_ns = -1
+        self._done = done = asyncio.get_running_loop().create_future()
+        self._wire.send(request)
+        return done
 
     def abort(self) -> None:
         """Close at once; an exchange under way gets no more bytes and keeps what it has."""
         self._exchange = None
-        if self._transport is not None:
-            self._transport.abort()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abort()
 
-    # asyncio.Protocol
+    # What the wire tells
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("a stream transport is needed")
-        # Every unsent byte pauses writing, so resume_writing tells when the last one has left.
-        transport.set_write_buffer_limits(high=0)
-        self._transport = transport
+    def made(self, wire: Wire) -> None:
+        """There is a wire now."""
+        self._wire = wire
+        self.idle_ns = self._clock.now_ns()
 
-    def resume_writing(self) -> None:
-        if self._exchange is not None and self._exchange.submit_ns < 0:
-            self._exchange.submit_ns = self._clock.now_ns()
+    def sent(self) -> None:
+        """The kernel has taken all that there was to send."""
+        exchange = self._exchange
+        if exchange is not None and exchange.submit_ns < 0:
+            exchange.submit_ns = self._floor_ns = self._clock.now_ns()
 
-    def data_received(self, data: bytes) -> None:
-        now_ns = time.monotonic_ns() + self._offset_ns
+    def received(self, data: bytes, at_ns: int) -> None:
+        """Bytes came in at the given moment; it is moved behind the submission and the read before, if need be."""
         exchange = self._exchange
         if exchange is None:
             self.abort()  # bytes that nobody asked for
             return
-        exchange.reads_ns.append(now_ns)
+        if at_ns < self._floor_ns:
+            at_ns = self._floor_ns
+        else:
+            self._floor_ns = at_ns
+        exchange.reads_ns.append(at_ns)
+        body, end, begin = exchange.body, self._end, 0
         try:
-            end, begin = self._end, 0
             if end is None:
                 begin, end = self._take_head(exchange, data)
-            if end is None:
-                exchange.read_ends.append(len(exchange.body))
-                return
-            stop = end.feed(data, begin)
+            stop = end.feed(data, begin) if end is not None else 0
         except ProtocolError as error:
-            exchange.read_ends.append(len(exchange.body))
-            self._finish(now_ns, f"protocol: {error}")
+            exchange.read_ends.append(len(body))
+            self._finish(at_ns, f"protocol: {error}")
             return
-        if begin == 0 and stop < 0:
-            exchange.body += data
-        else:
-            exchange.body += data[begin : stop if stop >= 0 else len(data)]
-        exchange.read_ends.append(len(exchange.body))
-        if stop >= 0:
-            self._complete(now_ns, surplus=stop < len(data))
+        if stop < 0 and begin == 0:
+            body += data
+        elif end is not None:
+            body += data[begin : stop if stop >= 0 else len(data)]
+        exchange.read_ends.append(len(body))
+        if stop >= 0 and end is not None:
+            self._complete(at_ns, surplus=stop < len(data))
 
-    def eof_received(self) -> None:
-        # Returning None lets the transport close itself; connection_lost follows.
-        self._ended_by_peer("closed by the peer")
+    def ended_by_peer(self) -> None:
+        """The peer will send nothing more."""
+        self._closed("closed by the peer")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None:
-            self._ended_by_peer("closed")
+    def lost(self, error: Exception | None) -> None:
+        """The wire is no more; without an error somebody closed it."""
+        if error is None:
+            self._closed("closed")
         elif self._exchange is not None:
-            self._finish(self._clock.now_ns(), f"reset: {one_line(exc)}{self._progress()}")
-        self._transport = None
+            self._finish(self._now_ns(), f"reset: {one_line(error)}{self._progress()}")
+        else:
+            self.abort()
 
     # The exchange's ends
 
@@ -153,7 +170,7 @@ class Connection(asyncio.Protocol):
         self._raw_head += data
         while (stop := head_end(self._raw_head)) >= 0:
             raw = bytes(self._raw_head[:stop])
-            head = parse_head(raw)
+            head = _parse_head(raw)
             if head.status == 101 or head.status >= 200:
                 if head.status == 101:
                     raise ProtocolError("101 Switching Protocols was not asked for")
@@ -167,11 +184,12 @@ class Connection(asyncio.Protocol):
             raise ProtocolError("a response head longer than 64 KiB")
         return 0, None
 
-    def _ended_by_peer(self, what: str) -> None:
+    def _closed(self, what: str) -> None:
         if self._exchange is None:
+            self.abort()
             return
         error = "" if self._end is not None and self._end.until_close else f"reset: {what}{self._progress()}"
-        self._finish(self._clock.now_ns(), error)
+        self._finish(self._now_ns(), error)
 
     def _progress(self) -> str:
         exchange = self._exchange
@@ -179,15 +197,12 @@ class Connection(asyncio.Protocol):
             return " in the middle of the response head" if self._raw_head else " before any response"
         return f" after {exchange.body_bytes + len(exchange.body)} body bytes"
 
+    def _now_ns(self) -> int:
+        return max(self._clock.now_ns(), self._floor_ns)
+
     def _complete(self, end_ns: int, *, surplus: bool) -> None:
-        transport, head = self._transport, self._head
-        reusable = (
-            not surplus
-            and head is not None
-            and head.keep_alive
-            and transport is not None
-            and transport.get_write_buffer_size() == 0
-        )
+        wire, head = self._wire, self._head
+        reusable = not surplus and head is not None and head.keep_alive and wire is not None and not wire.unsent
         exchange, done = self._exchange, self._done
         self._exchange = None
         self.idle_ns = end_ns

@@ -15,42 +15,28 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
-from urllib.parse import urlsplit
 
 import msgspec
+import uvloop
 
+from loadgen.alarm import Alarm
 from loadgen.clock import Clock
-from loadgen.driver import Order, Stop, run_phase, slots
+from loadgen.descriptors import raise_limit
+from loadgen.driver import Order, Stop, is_share, run_phase, slots
 from loadgen.frames import FrameTail, decode_planned
-from loadgen.pool import Origin, Pool, origin_of
-from loadgen.recorder import Recorder
-from loadgen.records import PLAN_END, PlannedRequest, request_id, traceparent
+from loadgen.lateness import GcPauses, ReceiveStamps
+from loadgen.link import Link, WorkerSpec
+from loadgen.links import link_of
+from loadgen.recorder import Recorder, Watch
+from loadgen.records import PLAN_END, PlannedRequest
 from loadgen.transport import Exchange
 
 _PLAN_POLL_S = 0.005
-_RESOLVE_S = 2.0
 _MAX_LINE_BYTES = 1 << 20
 _SIGTERM = "SIGTERM"
 _TERMINATED_CODE = 128 + signal.SIGTERM
-
-
-class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is told once. `url` is the server's root, with or without /v1; the plan's paths go behind it."""
-
-    worker: int
-    workers: int
-    run_id: str
-    clock_offset_ns: int
-    url: str
-    headers: dict[str, str]
-    out: str
-    request_timeout_s: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.worker < self.workers:
-            raise ValueError(f"there is no worker {self.worker} of {self.workers}")
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
@@ -59,6 +45,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="run",
     plan: str
     start_ns: int
     concurrency: int | None = None
+    barrier: bool = False
     until_ns: int | None = None
     drain_s: float | None = None
 
@@ -70,6 +57,9 @@ class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop"):
 class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit"):
     """Stop and leave."""
 
+
+# A session's next turn and when it is due, from the turn that has ended and what came back; None at the session's end.
+Follow = Callable[[PlannedRequest, Exchange], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 _decode_spec = msgspec.json.Decoder(WorkerSpec).decode
 _decode_command = msgspec.json.Decoder(Run | StopNow | Exit).decode
@@ -89,17 +79,16 @@ class _Sender:
     """Everything that sending takes; the same for the worker's whole life but for the stop and the tally."""
 
     spec: WorkerSpec
-    origin: Origin
-    prefix: str
-    head: str
+    roots: list[str]
     clock: Clock
-    pool: Pool
+    link: Link
     recorder: Recorder
+    follow: Follow | None
     stop: Stop = field(default_factory=Stop)
     tally: _Tally = field(default_factory=_Tally)
 
-    async def send(self, planned: PlannedRequest, scheduled_ns: int) -> None:
-        """Send one request and record it to its end, a cancellation included."""
+    async def send(self, planned: PlannedRequest, scheduled_ns: int) -> tuple[PlannedRequest, int] | None:
+        """Send one request and record it to its end, a cancellation included; return its session's next turn."""
         now_ns = self.clock.now_ns()
         tally = self.tally
         tally.started += 1
@@ -107,9 +96,12 @@ class _Sender:
         exchange = Exchange(
             index=planned.index, scheduled_ns=now_ns if scheduled_ns < 0 else scheduled_ns, dispatch_ns=now_ns
         )
-        self.recorder.begin(exchange, self.origin.url + self.prefix + planned.path)
+        follow = self.follow if planned.turns else None
+        if follow is not None:
+            exchange.kept = bytearray()
+        self.recorder.begin(exchange, self.roots[planned.url] + planned.path)
         try:
-            await self.pool.perform(exchange, self._request(planned), timeout_s=self.spec.request_timeout_s)
+            await self.link.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)
         except asyncio.CancelledError:
             exchange.error = f"cancelled: {self.stop.reason or 'the phase was ended'}"
             raise
@@ -117,79 +109,60 @@ class _Sender:
             self.recorder.finish(exchange)
             tally.finished += 1
             tally.last_ns = max(tally.last_ns, exchange.end_ns)
-
-    def _request(self, planned: PlannedRequest) -> bytes:
-        run_id, index = self.spec.run_id, planned.index
-        head = (
-            f"POST {self.prefix}{planned.path} HTTP/1.1\r\n{self.head}X-Request-Id: {request_id(run_id, index)}\r\n"
-            f"traceparent: {traceparent(run_id, index)}\r\nContent-Length: {len(planned.body)}\r\n\r\n"
-        )
-        return head.encode() + planned.body
+        return None if follow is None else await follow(planned, exchange)
 
 
 def main() -> int:
     """Run a worker to its end; 2 when the spec is unusable, 1 when it cannot go on, 143 after SIGTERM, else 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return asyncio.run(_main())
+    raise_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main())
 
 
 async def _main() -> int:
     lines = await _standard_input()
-    try:
-        spec = _decode_spec(await lines.readline())
-        origin, head = origin_of(spec.url), _fixed_head(spec)
-        clock = Clock(offset_ns=spec.clock_offset_ns)
-        recorder = Recorder(spec.out, clock, worker=spec.worker)
-    except (ValueError, OSError) as error:
-        _say({"event": "error", "message": f"worker specification: {error}"})
-        return 2
-    with recorder:
-        async with Pool(origin, clock) as pool:
-            prefix = urlsplit(spec.url).path.rstrip("/").removesuffix("/v1")
-            sender = _Sender(
-                spec=spec, origin=origin, prefix=prefix, head=head, clock=clock, pool=pool, recorder=recorder
-            )
-            code = 0
-            # A name that does not resolve is every request's own error.
-            with contextlib.suppress(OSError):
-                async with asyncio.timeout(_RESOLVE_S):
-                    await pool.resolve()
-            gc.collect()
-            gc.freeze()
-            try:
-                if await _obey(lines, sender) == _SIGTERM:
-                    _say({"event": "error", "message": "terminated by SIGTERM"})
-                    code = _TERMINATED_CODE
-            except* OSError as errors:
-                # The log cannot be written: going on would send what nobody records.
-                _say({"event": "error", "message": f"{spec.out}: {_innermost(errors)}"})
-                code = 1
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            spec = _decode_spec(await lines.readline())
+            clock = Clock(offset_ns=spec.clock_offset_ns, alarm=stack.enter_context(Alarm()))
+            watch = Watch(stamps=ReceiveStamps(clock), pauses=GcPauses())
+            link = link_of(spec, clock, watch.stamps)
+            follow = _follow(spec)
+            recorder = stack.enter_context(Recorder(spec.out, clock, worker=spec.worker, watch=watch))
+        except (ValueError, OSError) as error:
+            _say({"event": "error", "message": f"worker specification: {error}"})
+            return 2
+        await stack.enter_async_context(link)
+        sender = _Sender(spec=spec, roots=spec.roots, clock=clock, link=link, recorder=recorder, follow=follow)
+        gc.collect()
+        gc.freeze()
+        stack.enter_context(watch.pauses)
+        code = 0
+        try:
+            if await _obey(lines, sender) == _SIGTERM:
+                _say({"event": "error", "message": "terminated by SIGTERM"})
+                code = _TERMINATED_CODE
+        except* OSError as errors:
+            # The log cannot be written: going on would send what nobody records.
+            _say({"event": "error", "message": f"{spec.out}: {_innermost(errors)}"})
+            code = 1
     return code
+
+
+def _follow(spec: WorkerSpec) -> Follow | None:
+    """What finds a session's next turn; it reads replies, which takes numpy."""
+    if not spec.sessions:
+        return None
+    from loadgen.session import follower  # noqa: PLC0415
+
+    return follower(spec.protocol)
 
 
 def _innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _fixed_head(spec: WorkerSpec) -> str:
-    headers = {
-        "Host": origin_of(spec.url).authority,
-        "User-Agent": "sidelight",
-        "Accept": "text/event-stream, application/json",
-        "Accept-Encoding": "identity",
-        "Connection": "keep-alive",
-        "Content-Type": "application/json",
-    }
-    given = {name.lower() for name in spec.headers}
-    lines = {name: value for name, value in headers.items() if name.lower() not in given} | spec.headers
-    for name, value in lines.items():
-        if not name or any(character in name + value for character in "\r\n\0"):
-            raise ValueError(f"header {name!r} is empty or holds a line break")
-        if not (name + value).isascii():
-            raise ValueError(f"header {name!r} is not ASCII")
-    return "".join(f"{name}: {value}\r\n" for name, value in lines.items())
 
 
 class _TerminatedError(Exception):
@@ -252,6 +225,7 @@ async def _run(command: Run, sender: _Sender) -> None:
     order = Order(
         start_ns=command.start_ns,
         concurrency=concurrency,
+        barrier=command.barrier,
         until_ns=command.until_ns,
         drain_s=command.drain_s,
     )
@@ -263,6 +237,7 @@ async def _run(command: Run, sender: _Sender) -> None:
         with tail:
             async with contextlib.aclosing(_shard(tail, spec, sender.tally)) as plan:
                 await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop)
+    sender.recorder.settle()
     # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
     if sender.stop.reason != _SIGTERM:
         _say_drained(sender.tally)
@@ -277,7 +252,7 @@ async def _shard(tail: FrameTail, spec: WorkerSpec, tally: _Tally) -> AsyncGener
             tally.phase = planned.phase
             if planned.index == PLAN_END:
                 return
-            if planned.index % spec.workers == spec.worker:
+            if is_share(planned, workers=spec.workers, worker=spec.worker):
                 yield planned
         if not payloads:
             await asyncio.sleep(_PLAN_POLL_S)

@@ -2,6 +2,7 @@
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -73,58 +74,65 @@ class AccessOptions:
 
 def check_access(options: AccessOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used; no secret is shown."""
-    _headers(options)
+    require_headers("--metrics-header", options.metrics_header)
     _exclude_each_other(options)
-    if options.metrics_key and not options.metrics_cert:
-        raise ConfigurationError(f"--metrics-key {options.metrics_key}: needs --metrics-cert, the certificate it is of")
-    try:
-        tls_context(_tls(options))
-    except UnusableFile as error:
-        path = getattr(options, f"metrics_{error.which}") or options.metrics_cert
-        raise ConfigurationError(f"--metrics-{error.which} {path}: {error.reason}; {_PEM}") from error
+    require_tls("--metrics-", ca=options.metrics_ca, cert=options.metrics_cert, key=options.metrics_key)
 
 
-def metrics_access(options: AccessOptions, *, url: str | None = None, api_key: str | None = None) -> Access:
-    """Return the access of checked options. The API key goes to the host of `url` alone, whose key it is, and only
+def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key: str | None = None) -> Access:
+    """Return the access of checked options. The API key goes to the hosts of `urls` alone, whose key it is, and only
     where nothing else was said of credentials.
     """
-    headers = _headers(options)
+    headers = require_headers("--metrics-header", options.metrics_header)
     if options.metrics_token:
         headers["Authorization"] = f"Bearer {options.metrics_token}"
     if options.metrics_user:
         headers["Authorization"] = basic(options.metrics_user)
     own = {}
-    if url and api_key and not any(name.lower() == "authorization" for name in headers):
-        own = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"}}
-    tls = _tls(options)
+    if api_key and not any(name.lower() == "authorization" for name in headers):
+        own = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"} for url in urls}
     return Access(
-        headers=headers, host_headers=own, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=options.metrics_insecure
+        headers=headers,
+        host_headers=own,
+        ca=_text(options.metrics_ca),
+        cert=_text(options.metrics_cert),
+        key=_text(options.metrics_key),
+        insecure=options.metrics_insecure,
     )
 
 
 def header_names(headers: tuple[str, ...]) -> list[str]:
-    """Return `--metrics-header` options as they may be recorded: the names alone."""
+    """Return headers as they may be recorded: the names alone."""
     return [f"{header.partition(':')[0]}: {MASK}" if ":" in header else MASK for header in headers]
 
 
-def _tls(options: AccessOptions) -> Access:
-    paths = (options.metrics_ca, options.metrics_cert, options.metrics_key)
-    ca, cert, key = (str(path) if path else "" for path in paths)
-    return Access(ca=ca, cert=cert, key=key, insecure=options.metrics_insecure)
+def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> None:
+    """Raise ConfigurationError where a file cannot be used; `flags` begins the options' names."""
+    if key and not cert:
+        raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate it is of")
+    try:
+        tls_context(Access(ca=_text(ca), cert=_text(cert), key=_text(key)))
+    except UnusableFile as error:
+        path = {"ca": ca, "cert": cert, "key": key}[error.which] or cert
+        raise ConfigurationError(f"{flags}{error.which} {path}: {error.reason}; {_PEM}") from error
 
 
-def _headers(options: AccessOptions) -> dict[str, str]:
+def _text(path: Path | None) -> str:
+    return str(path) if path else ""
+
+
+def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
     """Take headers apart. Raises ConfigurationError; of a line without a name nothing is shown, it may be a secret."""
     headers: dict[str, str] = {}
-    for number, line in enumerate(options.metrics_header, 1):
+    for number, line in enumerate(lines, 1):
         match = _HEADER.fullmatch(line)
         if match is None:
             shown = line.partition(":")[0] if ":" in line else f"number {number}"
             raise ConfigurationError(
-                f"--metrics-header {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
+                f"{flag} {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
             )
         if match["name"].lower() in {name.lower() for name in headers}:
-            raise ConfigurationError(f"--metrics-header {match['name']}: stands there twice; give it once")
+            raise ConfigurationError(f"{flag} {match['name']}: stands there twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
     return headers
 
@@ -141,7 +149,7 @@ def _exclude_each_other(options: AccessOptions) -> None:
         for name, value in (
             ("--metrics-token (or SIDELIGHT_METRICS_TOKEN)", options.metrics_token),
             ("--metrics-user (or SIDELIGHT_METRICS_USER)", options.metrics_user),
-            ("--metrics-header Authorization", "authorization" in {name.lower() for name in _headers(options)}),
+            ("--metrics-header Authorization", _authorizes(options.metrics_header)),
         )
         if value
     ]
@@ -152,3 +160,7 @@ def _exclude_each_other(options: AccessOptions) -> None:
             f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts everybody; "
             "leave out --metrics-insecure"
         )
+
+
+def _authorizes(lines: tuple[str, ...]) -> bool:
+    return any(line.partition(":")[0].strip().lower() == "authorization" for line in lines)

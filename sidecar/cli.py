@@ -19,8 +19,22 @@ from cyclopts.config import Dict
 from scraper.access import masked
 from sidecar import config
 from sidecar.access import AccessOptions, check_access, metrics_access
-from sidecar.config import RunOptions, ScrapeOptions, Verbose
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from sidecar.load_options import RunOptions
+from sidecar.options import (
+    DEFAULT_FORMATS,
+    ApiKey,
+    Formats,
+    JsonProgress,
+    Listen,
+    Metrics,
+    Model,
+    Out,
+    Quiet,
+    ScrapeOptions,
+    Url,
+    Verbose,
+)
 from sidecar.progress import Progress, mode_for
 from sidecar.version import VERSION
 
@@ -37,7 +51,9 @@ EPILOGUE = (
     "or measured; 130 interrupted (results up to then are written)."
 )
 
-SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header")
+MISSED = 1
+
+SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header", "--header")
 
 MEASURE = Group("Measure", sort_key=1)
 LOOK = Group("Look", sort_key=2)
@@ -54,11 +70,11 @@ def demo(  # noqa: PLR0913  an argument is an option
     engine: Annotated[
         Literal["vllm", "sglang", "trtllm"], Parameter(help="Which engine's pages the simulator shows.")
     ] = "vllm",
-    out: config.Out = None,
-    formats: config.Formats = config.DEFAULT_FORMATS,
-    listen: config.Listen = None,
-    quiet: config.Quiet = False,
-    json: config.JsonProgress = False,
+    out: Out = None,
+    formats: Formats = DEFAULT_FORMATS,
+    listen: Listen = None,
+    quiet: Quiet = False,
+    json: JsonProgress = False,
     verbose: Verbose = False,
 ) -> int:
     """Simulated engine, load, scrape, correlation and report, in about 15 s. No arguments needed."""
@@ -125,7 +141,7 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
 def report(
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
     *,
-    formats: config.Formats = (),
+    formats: Formats = (),
     verbose: Verbose = False,
 ) -> int:
     """Derive everything again from a run directory, also from one that was cut short.
@@ -143,10 +159,10 @@ def report(
 @app.command(group=LOOK)
 def doctor(
     *,
-    url: config.Url = None,
-    model: config.Model = None,
-    api_key: config.ApiKey = None,
-    metrics: config.Metrics = (),
+    url: Url = None,
+    model: Model = None,
+    api_key: ApiKey = None,
+    metrics: Metrics = (),
     access: AccessOptions = AccessOptions(),  # noqa: B008  as above
     verbose: Verbose = False,
 ) -> int:
@@ -167,7 +183,7 @@ def doctor(
             model=model,
             api_key=api_key,
             metrics=metrics,
-            access=metrics_access(access, url=url, api_key=api_key),
+            access=metrics_access(access, urls=(url,), api_key=api_key),
             timeout_s=access.scrape_timeout,
         )
     )
@@ -205,7 +221,9 @@ def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet
     requests = summary["client"]["requests"]
     if summary["workload"]["name"] and not requests["ok"]:
         raise TargetNotMeasured(f"none of {requests['sent']} requests succeeded; {path} says what came instead")
-    return 0
+    slo = summary["client"]["slo"]
+    # An objective that cannot be told was not shown to be met.
+    return 0 if slo is None or slo["met"] else MISSED
 
 
 def main(argv: Sequence[str] | None = None) -> None:

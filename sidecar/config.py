@@ -1,6 +1,5 @@
-"""One definition of what can be configured: it serves YAML, the command line, the environment and `sidelight schema`.
-
-`RunOptions` is what a user says; `resolve` checks it as a whole and fills in what depends on something else.
+"""From what a user says to what is run: options read from YAML, checked as a whole, defaults filled in that depend on
+something else.
 """
 
 from __future__ import annotations
@@ -8,31 +7,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from cyclopts import Group, Parameter
 
-from loadgen import workloads
 from scraper.access import masked
 from sidecar.access import AccessOptions, check_access, header_names
 from sidecar.errors import ConfigurationError
+from sidecar.load_options import DEFAULT_RATE_PER_S, RunOptions
+from sidecar.options import ScrapeOptions
 
-TARGET = Group("Target", sort_key=1)
-LOAD = Group("Load", sort_key=2)
-WORKLOAD = Group("Workload", sort_key=3)
-SCRAPING = Group("Scraping", sort_key=4)
-OUTPUT = Group("Output", sort_key=5)
-
-DEFAULT_RATE_PER_S = 1.0
 DEFAULT_DURATION_S = 30.0
 SECRETS = ("api_key", "metrics_token", "metrics_user")
 ALIASES = {"metrics_timeout": "scrape_timeout"}
 FORMATS = ("json", "csv", "jsonl", "parquet", "text")
-DEFAULT_FORMATS = ("json", "csv", "text")
 
 LONGEST_S = 1e7  # four months
 MOST_REQUESTS = 10_000_000
@@ -51,163 +41,17 @@ RUN_BOUNDS = {
     "concurrency": (1, 100_000),
     "requests": (1, MOST_REQUESTS),
     "warmup": (0, MOST_REQUESTS),
+    "deadline": (1e-3, LONGEST_S),
+    "workers": (0, 256),
+    "burstiness": (1e-3, 1e6),
+    "burst_on": (1e-6, LONGEST_S),
+    "burst_off": (0.0, LONGEST_S),
+    "ramp_to": (1e-6, 1e6),
+    "ramp_duration": (1e-3, LONGEST_S),
+    "replay_speed": (1e-6, 1e6),
+    "think_time": (0.0, LONGEST_S),
     "seed": (0, 2**63 - 1),
 }
-
-
-def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
-    """Convert a,b and several tokens alike; which names are valid is `check_formats`' business."""
-    return tuple(name.strip() for token in tokens for name in token.value.split(",") if name.strip())
-
-
-# Each option is written once and shared by the commands that take it.
-Url = Annotated[str | None, Parameter(group=TARGET, help="OpenAI-compatible base URL, with or without /v1. Required.")]
-Model = Annotated[str | None, Parameter(group=TARGET, help="Model to ask for. Default: the only one the server lists.")]
-Endpoint = Annotated[Literal["chat", "completions"], Parameter(group=TARGET, help="Which API to load.")]
-ApiKey = Annotated[
-    str | None,
-    Parameter(group=TARGET, env_var="SIDELIGHT_API_KEY", help="Bearer token. Prefer the environment variable."),
-]
-Metrics = Annotated[
-    tuple[str, ...],
-    Parameter(
-        group=SCRAPING,
-        negative="",
-        show_default=False,
-        help="Prometheus URL (repeatable). Default: discovered from --url.",
-    ),
-]
-ScrapeInterval = Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")]
-SliceDuration = Annotated[float, Parameter(group=SCRAPING, help="Length of a time slice, in seconds.")]
-Out = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="Run directory; must not hold a run. Default: a new one under runs/.")
-]
-Listen = Annotated[
-    str | None,
-    Parameter(
-        group=OUTPUT,
-        help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
-        "127.0.0.1:9464, or a free port where that is taken.",
-    ),
-]
-Formats = Annotated[
-    tuple[str, ...],
-    Parameter(
-        group=OUTPUT,
-        negative="",
-        converter=_split,
-        show_default=False,
-        help="Files to write besides summary.json, separated by commas: json, csv, jsonl, parquet (the export of "
-        "server metrics; the last two hold every scrape), text (report.txt). Default: json,csv,text.",
-    ),
-]
-Quiet = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="No live panel, only the result.")
-]
-JsonProgress = Annotated[
-    bool,
-    Parameter(
-        group=OUTPUT,
-        negative="",
-        show_default=False,
-        help="Machine-readable progress: a JSON line an event, on stderr.",
-    ),
-]
-Verbose = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="Show the traceback behind an error line.")
-]
-ConfigFile = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="YAML file with any of these options; the command line wins.")
-]
-
-
-def _whole(_hint: Any, tokens: Any) -> int:
-    """Convert to int without rounding. Raises ValueError."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(AccessOptions):
-    """All of `sidelight run`."""
-
-    url: Url = None
-    model: Model = None
-    endpoint: Endpoint = "chat"
-    api_key: ApiKey = None
-    request_timeout: Annotated[float, Parameter(group=TARGET, help="Seconds until one request is given up.")] = 600.0
-    rate: Annotated[
-        float | None,
-        Parameter(group=LOAD, help="Open loop: requests per second, whatever the server does. Default: 1."),
-    ] = None
-    arrival: Annotated[Literal["poisson", "uniform"], Parameter(group=LOAD, help="Spacing of an open loop.")] = (
-        "poisson"
-    )
-    concurrency: Annotated[
-        int | None, Parameter(converter=_whole, group=LOAD, help="Closed loop: requests in flight. Excludes --rate.")
-    ] = None
-    requests: Annotated[int | None, Parameter(converter=_whole, group=LOAD, help="Stop after so many requests.")] = None
-    duration: Annotated[
-        float | None,
-        Parameter(group=LOAD, help="Stop submitting after so many seconds. Default: 30 unless --requests."),
-    ] = None
-    warmup: Annotated[
-        int, Parameter(converter=_whole, group=LOAD, help="Requests sent and drained before the measurement.")
-    ] = 10
-    drain_timeout: Annotated[
-        float, Parameter(group=LOAD, help="Seconds to wait for open responses after the last submission.")
-    ] = 120.0
-    workload: Annotated[str, Parameter(group=WORKLOAD, help=f"What to send. One of: {', '.join(workloads.NAMES)}.")] = (
-        "synthetic-uniform"
-    )
-    seed: Annotated[
-        int,
-        Parameter(converter=_whole, group=WORKLOAD, help="The same seed sends the same requests at the same times."),
-    ] = 42
-    tokenizer: Annotated[
-        Literal["auto", "server", "cl100k_base"],
-        Parameter(
-            group=WORKLOAD,
-            help="Whose tokens the workload's lengths are: the server's (/tokenize) or cl100k_base, the draft's "
-            "reference. auto: the server's where it offers one.",
-        ),
-    ] = "auto"
-    ignore_eos: Annotated[
-        bool, Parameter(group=WORKLOAD, help="Ask the engine to generate to the workload's output length.")
-    ] = True
-    metrics: Metrics = ()
-    scrape_interval: ScrapeInterval = 0.25
-    slice_duration: SliceDuration = 2.0
-    out: Out = None
-    formats: Formats = DEFAULT_FORMATS
-    listen: Listen = None
-    quiet: Quiet = False
-    json: JsonProgress = False
-    verbose: Verbose = False
-    config: ConfigFile = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScrapeOptions(AccessOptions):
-    """All of `sidelight scrape`."""
-
-    url: Url = None
-    metrics: Metrics = ()
-    duration: Annotated[float | None, Parameter(group=SCRAPING, help="Seconds to scrape. Default: until Ctrl-C.")] = (
-        None
-    )
-    scrape_interval: ScrapeInterval = 0.25
-    slice_duration: SliceDuration = 2.0
-    out: Out = None
-    formats: Formats = DEFAULT_FORMATS
-    quiet: Quiet = False
-    json: JsonProgress = False
-    verbose: Verbose = False
-    config: ConfigFile = None
 
 
 def load_yaml(path: Path, options: type = RunOptions) -> dict[str, Any]:
@@ -250,31 +94,30 @@ def check(options: RunOptions) -> RunOptions:
 
     Raises ConfigurationError naming the option, its value and what would be valid.
     """
-    if options.url is None:
+    from sidecar.load_check import check_load  # noqa: PLC0415  numpy, which --help and --version need not wait for
+
+    if not options.url:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
-    http_url("--url", options.url)
+    for url in options.url:
+        http_url("--url", url)
     for url in options.metrics:
         http_url("--metrics", url, user=True)
     check_access(options)
-    if options.rate is not None and options.concurrency is not None:
-        raise ConfigurationError("--rate and --concurrency exclude each other: one is open loop, the other closed loop")
     require_bounds(options, RUN_BOUNDS)
+    check_load(options)
     check_formats(options.formats)
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
         )
-    try:
-        workloads.requests(options.workload, seed=options.seed)
-    except ValueError as error:
-        raise ConfigurationError(f"--workload {options.workload}: {error}") from error
     if options.listen is not None:
         listen_address(options.listen)
-    open_loop = options.concurrency is None
+    scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
+    ends = options.requests is not None or options.trace is not None or options.replay_requests is not None
     return dataclasses.replace(
         options,
-        rate=(options.rate or DEFAULT_RATE_PER_S) if open_loop else None,
-        duration=DEFAULT_DURATION_S if options.duration is None and options.requests is None else options.duration,
+        rate=options.rate if options.rate is not None or scheduled else DEFAULT_RATE_PER_S,
+        duration=DEFAULT_DURATION_S if options.duration is None and not ends else options.duration,
     )
 
 
@@ -333,7 +176,7 @@ def require_bounds(options: AccessOptions, bounds: Mapping[str, tuple[float, flo
     """Raise ConfigurationError naming the first option that is out of its bounds, and the bound."""
     for name, (least, most) in bounds.items():
         value = getattr(options, name)
-        if value is None or least <= value <= most:
+        if value is None or isinstance(value, str) or least <= value <= most:
             continue
         if value > most:
             raise ConfigurationError(f"{_flag(name)} {value:g}: must be at most {most:g}")
@@ -356,7 +199,7 @@ def _plain(name: str, value: object) -> object:
         return "***"
     if isinstance(value, Path):
         return str(value)
-    if name == "metrics_header" and isinstance(value, tuple):
+    if name in {"metrics_header", "header"} and isinstance(value, tuple):
         return header_names(value)
     if name == "metrics" and isinstance(value, tuple):
         return [masked(url) for url in value]

@@ -18,9 +18,12 @@ from correlator.finish import finish_sums
 from exporter import breakdown, tables, text
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics_source import Source
+from loadgen.client_details import NO_POWER, client_details
 from loadgen.log import RequestLog, select
 from loadgen.metrics import client_summary, request_metrics
 from loadgen.self_check import self_check
+from loadgen.slo import parse_slo
+from loadgen.stats import Missing as NotKnown
 from scraper import engines
 from scraper.hardware_summary import hardware_summary
 from scraper.missing import Missing
@@ -29,12 +32,12 @@ from scraper.series import EndpointSeries
 from scraper.server_summary import server_summary
 from sidecar import manifest as manifests
 from sidecar.clock import iso_ms
-from sidecar.config import DEFAULT_FORMATS
+from sidecar.options import DEFAULT_FORMATS
 from sidecar.run import Run, open_run, write_json, write_whole
 from sidecar.warnings import warnings
 
 SUMMARY = "summary.json"
-DRAFT_WARMUP_REQUESTS = 100
+UNTESTED = "none of the draft's tests, a plain measurement"
 
 
 def derive(path: Path, formats: Sequence[str] = ()) -> dict[str, Any]:
@@ -86,7 +89,24 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
     manifest = run.manifest
     measured = select(run.requests, run.requests.phase == "measure")
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
-    client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns)
+    slo = parse_slo(manifest["config"]["slo"]) if manifest["config"].get("slo") else None
+    client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns, slo=slo)
+    hardware = hardware_summary(
+        run.hardware,
+        run.endpoints,
+        window=window,
+        output_tokens=_output_tokens(client["throughput"]),
+        engine_here=_engine_here(run),
+    )
+    client |= client_details(
+        measured,
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        slo=slo,
+        power_watts=_gpu_watts(hardware),
+        concurrency=manifest["config"].get("concurrency"),
+        barrier=bool(manifest["config"].get("barrier")),
+    )
     server = server_summary(
         run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
     )
@@ -94,7 +114,7 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
         server = {**server, "reason": manifest["server_missing"]}
     correlation = _correlation(run, measured, window)
     sent = workload(run)
-    check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None)
+    check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
     return {
         "schema_version": manifests.SCHEMA_VERSION,
         "run_id": manifest["run_id"],
@@ -115,15 +135,9 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
         "client": client,
         "server": server,
         "correlation": correlation,
-        "hardware": hardware_summary(
-            run.hardware,
-            run.endpoints,
-            window=window,
-            output_tokens=_output_tokens(client["throughput"]),
-            engine_here=_engine_here(run),
-        ),
+        "hardware": hardware,
         "self_check": check,
-        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": _untested(manifest["config"].get("warmup"))},
+        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": UNTESTED, "warmup": _warm_up(run)},
     }
 
 
@@ -147,8 +161,7 @@ def _output_tokens(throughput: Mapping[str, Any]) -> float | None:
 def _engine_here(run: Run) -> bool:
     """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
     config = run.manifest["config"]
-    asked = [config.get("url"), *(config.get("metrics") or ())]
-    host = next((urlsplit(url).hostname or "" for url in asked if url), "")
+    host = next((urlsplit(url).hostname or "" for url in (*text.urls_of(config), *(config.get("metrics") or ()))), "")
     return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")
 
 
@@ -219,7 +232,7 @@ def workload(run: Run) -> dict[str, Any]:
     planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
     measure = planned.get("measure", {})
     return {
-        "name": run.manifest["config"].get("workload"),
+        "name": run.manifest.get("workload", {}).get("label") or run.manifest["config"].get("workload"),
         "seed": run.manifest["config"].get("seed"),
         "tokenizer": run.manifest.get("tokenizer"),
         "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
@@ -227,15 +240,33 @@ def workload(run: Run) -> dict[str, Any]:
         "clipped_inputs": measure.get("clipped_inputs"),
         "clipped_outputs": measure.get("clipped_outputs"),
         "requests_sha256": measure.get("sha256"),
-        "warmup_requests": run.manifest["config"].get("warmup"),
+        "dropped_turns": measure.get("dropped_turns"),
+        "missed_lengths": measure.get("missed_lengths"),
+        "saved_sha256": measure.get("saved_sha256"),
+        "stated": run.manifest.get("workload"),
+        "warmup_requests": int((run.requests.phase == "warmup").sum()),
     }
 
 
-def _untested(warmup: int | None) -> str:
-    short = warmup is not None and warmup < DRAFT_WARMUP_REQUESTS
-    asked = f"{DRAFT_WARMUP_REQUESTS} requests or 10,000 output tokens, whichever is greater"
-    less = f"; its warm-up is {asked}, not {warmup} requests" if short else ""
-    return f"none of the draft's tests, a plain measurement{less}"
+def _warm_up(run: Run) -> dict[str, Any] | None:
+    """Return what was recorded of the warm-up, None where the run never came to its end."""
+    return next((event.data for event in run.events if event.name == "warmup"), None)
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    """Return what stands beside the generator's own error: the clock, the network, and what else the machine did."""
+    ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
+    ended: dict[str, Any] = next(ends, {})
+    return {
+        "clock": run.manifest.get("clock_state"),
+        "network_rtt_ms": run.manifest.get("network_rtt_ms", []),
+        "machine": ended.get("machine"),
+    }
+
+
+def _gpu_watts(hardware: Mapping[str, Any]) -> float | NotKnown:
+    watts = hardware["gpu"]["mean_power_w"]
+    return NO_POWER if watts is None else float(watts)
 
 
 def _finite_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

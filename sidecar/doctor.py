@@ -22,7 +22,7 @@ from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.missing import Missing
 from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
-from sidecar.target import Served, auth_headers, engine_version, preflight, probe
+from sidecar.target import Contact, Served, auth_headers, engine_version, preflight, probe
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -52,14 +52,15 @@ async def examine(
     """Print what an endpoint offers and lacks. Returns 0, or 3 where no run would be possible."""
     console = Console(highlight=False)
     headers = auth_headers(api_key)
+    contact = Contact(headers=headers)
     usable = True
     try:
-        served = await probe(url, model=model, api_key=api_key)
+        served = await probe(url, model=model, contact=contact)
         _say(console, GOOD, f"{served.url} serves {served.model}{_limit(served)}")
-        version = await engine_version(served.url, headers)
+        version = await engine_version(served.url, contact)
         if version:
             _say(console, GOOD, f"server version {version}")
-        await preflight(served, endpoint="chat", headers=headers)
+        await preflight(served, contact=contact)
         _say(console, GOOD, "chat completions stream")
     except SidelightError as error:
         _say(console, BAD, str(error))

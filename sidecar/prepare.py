@@ -1,51 +1,64 @@
-"""What is found out and made before any load: the target, its metrics pages, the tokenizer, and the exact requests."""
+"""What is found out before any load: the target, its metrics pages, the tokenizer, and the machine that loads it."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from loadgen import workloads
-from loadgen.arrivals import offsets_ns
-from loadgen.frames import append_record, open_log
-from loadgen.plan import Planned, PlanOrder, plan
-from loadgen.protocols.openai import Target
-from loadgen.records import plan_end
-from loadgen.tokenizers import ReferenceTokenizer, ServerTokenizer, Tokenizer, TokenizerError, probe_server
+from loadgen import tokenizers
+from loadgen.clock_state import clock_json, clock_state
+from loadgen.descriptors import outlasting, shortage
+from loadgen.link import TlsSpec, tls_context
+from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.prompt import Target
+from loadgen.rtt import measure_rtt, rtt_json
+from loadgen.tokenizers import (
+    LocalTokenizer,
+    ReferenceTokenizer,
+    ServerTokenizer,
+    Tokenizer,
+    TokenizerError,
+    probe_server,
+)
 from scraper.access import Access, masked
 from scraper.endpoint import Limits, discover
 from scraper.missing import Missing
-from sidecar.access import metrics_access
-from sidecar.config import RunOptions, ScrapeOptions
-from sidecar.errors import ConfigurationError, TargetSpeaksElse, TargetUnreachable
+from sidecar.access import metrics_access, require_headers
+from sidecar.errors import ConfigurationError, TargetUnreachable
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
+from sidecar.planning import Load, read_load
 from sidecar.progress import Progress
-from sidecar.target import Served, auth_headers, engine_version, preflight, probe
-
-PER_SLOT_PER_S = 2.0
-LEAST_PER_SLOT = 10
-MOST_PREPARED = 20_000
-SAY_EVERY = 200
+from sidecar.target import Contact, Served, auth_headers, engine_version, preflight, probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run needs to know of its target. `targets` are metrics URLs; `notes` what the reader must be told once."""
+    """What a run needs to know. `targets` are metrics URLs; `notes` what the reader must be told once."""
 
-    served: Served
+    served: tuple[Served, ...]
+    contact: Contact
     tokenizer: Tokenizer
+    load: Load
     targets: tuple[str, ...]
     about: Mapping[str, Any]
     notes: tuple[str, ...]
+
+    @property
+    def target(self) -> Target:
+        """Return what requests are written for: all URLs serve the same model."""
+        first = self.served[0]
+        return Target(base_url=first.url, model=first.model, endpoint=self.contact.endpoint, extra=self.contact.extra)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the least of the lengths that the URLs told, None where none told one."""
+        return min((one.max_model_len for one in self.served if one.max_model_len is not None), default=None)
 
 
 @asynccontextmanager
@@ -54,38 +67,100 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
 
     Raises TargetUnreachable, TargetSpeaksElse, ConfigurationError.
     """
-    if options.url is None:
-        raise AssertionError("checked options have a URL")
-    headers = auth_headers(options.api_key)
-    served = await probe(options.url, model=options.model, api_key=options.api_key)
-    await preflight(served, endpoint=options.endpoint, headers=headers, ignore_eos=options.ignore_eos)
-    version = await engine_version(served.url, headers)
-    access = metrics_access(options, url=options.url, api_key=options.api_key)
-    metrics = await _targets(options.metrics or (served.url,), access, options.scrape_timeout)
+    load = read_load(options)
+    contact = contact_of(options)
+    served = await _served(options, contact)
+    first = served[0]
+    version = await engine_version(first.url, contact) if PROTOCOLS[contact.endpoint].models is not None else None
+    access = pages_access(options)
+    metrics = await _targets(options.metrics or _pages_of(served, contact), access, options.scrape_timeout)
     targets, notes = _scraped(metrics)
-    tokenizer, unused = await _tokenizer(options, served, headers)
-    limit = f", up to {served.max_model_len} tokens" if served.max_model_len else ""
-    progress.stage(f"{served.model} at {served.url}{limit}; lengths in tokens of {tokenizer.name}")
+    round_trips = await asyncio.gather(*(measure_rtt(one.url) for one in served))
+    tokenizer, unused = await _tokenizer(options, first, contact)
+    limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
+    where = ", ".join(one.url for one in served)
+    progress.stage(f"{first.model} at {where}{limit}; lengths in tokens of {tokenizer.name}")
+    lacking = _shortage(options)
     try:
         yield Prepared(
             served=served,
+            contact=contact,
             tokenizer=tokenizer,
+            load=load,
             targets=targets,
-            notes=notes,
+            notes=(*load.notes, *notes, *([lacking] if lacking else [])),
             about={
                 "target": {
-                    "url": served.url,
-                    "model": served.model,
-                    "max_model_len": served.max_model_len,
+                    "url": first.url,
+                    **({"urls": [one.url for one in served]} if len(served) > 1 else {}),
+                    "model": first.model,
+                    "max_model_len": first.max_model_len,
                     "version": version,
                 },
-                "tokenizer": _declared(tokenizer, unused),
+                "tokenizer": {
+                    **tokenizers.about(tokenizer, exact=options.exact_tokens),
+                    **({"why_not_the_servers": unused} if unused else {}),
+                },
+                "workload": load.about,
+                "clock_state": clock_json(clock_state()),
+                "network_rtt_ms": [
+                    {"url": one.url, **rtt_json(found)} for one, found in zip(served, round_trips, strict=True)
+                ],
                 **_about_metrics(metrics),
             },
         )
     finally:
         if isinstance(tokenizer, ServerTokenizer):
             await tokenizer.close()
+
+
+def contact_of(options: RunOptions) -> Contact:
+    """Return how the target is spoken to."""
+    paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
+    return Contact(
+        endpoint=options.endpoint,
+        headers={**auth_headers(options.api_key), **require_headers("--header", options.header)},
+        extra=options.extra,
+        tls=TlsSpec(**paths, insecure=options.insecure),
+    )
+
+
+def pages_access(options: RunOptions) -> Access:
+    """Return how the metrics pages of a run are asked: at the API's own hosts with its TLS, unless theirs was given."""
+    access = metrics_access(options, urls=options.url, api_key=options.api_key)
+    hosts = {urlsplit(url).netloc for url in options.url}
+    if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
+        return access
+    tls = contact_of(options).tls
+    return replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
+
+
+async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
+    """Ask each URL for its model, and for one token. Raises ConfigurationError where they serve different ones."""
+    found = [await probe(url, model=options.model, contact=contact) for url in options.url]
+    for one in found:
+        if one.model != found[0].model:
+            raise ConfigurationError(
+                f"--url {one.url}: serves {one.model}, and {found[0].url} {found[0].model}; name one with --model"
+            )
+        await preflight(one, contact=contact, ignore_eos=options.ignore_eos)
+    return tuple(found)
+
+
+def _pages_of(served: tuple[Served, ...], contact: Contact) -> tuple[str, ...]:
+    """Return where metrics pages are looked for: beside the API, but for gRPC, whose port speaks no HTTP/1."""
+    return tuple(one.url for one in served) if contact.endpoint != "grpc" else ()
+
+
+def _shortage(options: RunOptions) -> str | None:
+    """Say what an open loop may run out of; what a closed loop will run out of raises ConfigurationError."""
+    workers, targets = options.worker_count, len(options.url)
+    if options.concurrency is not None:
+        lacking = shortage(options.concurrency, workers=workers, targets=targets)
+        if lacking is not None:
+            raise ConfigurationError(f"--concurrency {options.concurrency}: {lacking}")
+        return None
+    return outlasting(options.rate or 0.0, workers=workers, targets=targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,116 +183,40 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
 
 
-def warmup_plan(options: RunOptions, found: Prepared) -> AsyncGenerator[Planned, None]:
-    """Return the warm-up's requests: the same workload from another seed, so that no measured prompt is cached."""
-    seed = int(np.random.SeedSequence(options.seed, spawn_key=(1,)).generate_state(1)[0])
-    order = PlanOrder(phase="warmup", count=options.warmup, **_limits(options, found))
-    return _plan(options, found, order, seed)
-
-
-def measure_plan(options: RunOptions, found: Prepared) -> AsyncGenerator[Planned, None]:
-    """Return the measured requests, in order. Raises ConfigurationError when the schedule has none."""
-    offsets = None
-    if options.rate is not None:
-        offsets = offsets_ns(
-            options.arrival, options.rate, seed=options.seed, count=options.requests, duration_s=options.duration
-        )
-        if not len(offsets):
-            raise ConfigurationError(
-                f"--rate {options.rate:g} --duration {options.duration:g}: no request falls into it; raise one of them"
-            )
-    order = PlanOrder(
-        phase="measure",
-        first_index=options.warmup,
-        offsets_ns=offsets,
-        count=planned_requests(options),
-        **_limits(options, found),
-    )
-    return _plan(options, found, order, options.seed)
-
-
-def _limits(options: RunOptions, found: Prepared) -> dict[str, Any]:
-    return {"max_model_len": found.served.max_model_len, "ignore_eos": options.ignore_eos}
-
-
-def planned_requests(options: RunOptions) -> int | None:
-    """Return how many requests to prepare; None: as many as the open loop's schedule has.
-
-    A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
-    made before the load, so that nothing but the load reaches the engine while it is measured.
-    """
-    if options.requests is not None or options.concurrency is None or options.duration is None:
-        return options.requests
-    per_slot = max(LEAST_PER_SLOT, math.ceil(PER_SLOT_PER_S * options.duration))
-    return min(MOST_PREPARED, options.concurrency * per_slot)
-
-
-async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
-    """Write requests to a plan. Returns what to record of them.
-
-    Raises TargetSpeaksElse when the server's tokenizer stops answering.
-    """
-    digest = hashlib.sha256()
-    count = clipped_inputs = clipped_outputs = 0
-    phase = path.stem.removeprefix("plan-")
-    log = open_log(path)
-    try:
-        async with aclosing(requests):
-            async for one in requests:
-                append_record(log, one.request)
-                digest.update(one.request.body)
-                count += 1
-                clipped_inputs += one.clipped_input
-                clipped_outputs += one.clipped_output
-                if count % SAY_EVERY == 0:
-                    progress.stage(f"prepared {count} requests")
-        append_record(log, plan_end(phase))
-    except TokenizerError as error:
-        raise TargetSpeaksElse(f"the server's tokenizer: {error}; try --tokenizer cl100k_base") from error
-    finally:
-        os.close(log)
-    return {
-        "phase": phase,
-        "count": count,
-        "clipped_inputs": clipped_inputs,
-        "clipped_outputs": clipped_outputs,
-        "sha256": digest.hexdigest(),
-    }
-
-
-def _plan(options: RunOptions, found: Prepared, order: PlanOrder, seed: int) -> AsyncGenerator[Planned, None]:
-    target = Target(base_url=found.served.url, model=found.served.model, endpoint=options.endpoint)
-    return plan(workloads.requests(options.workload, seed=seed), target=target, tokenizer=found.tokenizer, order=order)
-
-
 async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
     limits = Limits(timeout_s=timeout_s)
     found = await asyncio.gather(*(discover(url, access=access, limits=limits) for url in configured))
     return list(zip(configured, found, strict=True))
 
 
-async def _tokenizer(options: RunOptions, served: Served, headers: Mapping[str, str]) -> tuple[Tokenizer, str | None]:
+async def _tokenizer(options: RunOptions, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
     """Return the declared tokenizer and, where the server's was wanted but there is none, why."""
-    if options.tokenizer == "cl100k_base":
+    found, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
+    chats = contact.endpoint not in {"completions", "sglang", "tgi", "grpc"}
+    if options.exact_tokens and chats and not found.template:
+        raise ConfigurationError(
+            f"--exact-tokens: {found.name} does not count a chat template; name a --tokenizer that does (a server "
+            "with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
+        )
+    return found, unused
+
+
+async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
+    if name == "cl100k_base":
         return ReferenceTokenizer(), None
-    probed = await probe_server(served.url, served.model, headers)
+    if name not in {"auto", "server"}:
+        try:
+            return LocalTokenizer(Path(name)), None
+        except TokenizerError as error:
+            raise ConfigurationError(
+                f"--tokenizer {name}: {error}; give auto, server, cl100k_base or the path of a tokenizer.json"
+            ) from error
+    probed = await probe_server(served.url, served.model, contact.headers, tls=tls_context(contact.tls))
     if isinstance(probed, ServerTokenizer):
         return probed, None
-    if options.tokenizer == "server":
+    if name == "server":
         raise ConfigurationError(f"--tokenizer server: {probed}; use --tokenizer cl100k_base")
     return ReferenceTokenizer(), probed
-
-
-def _declared(tokenizer: Tokenizer, unused: str | None) -> dict[str, Any]:
-    native = isinstance(tokenizer, ServerTokenizer)
-    return {
-        "name": tokenizer.name,
-        "version": tokenizer.version,
-        "vocab_size": tokenizer.vocab_size,
-        "source": tokenizer.source,
-        "option": "A, native" if native else "B, reference",
-        **({"why_not_the_servers": unused} if unused else {}),
-    }
 
 
 def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:

@@ -119,6 +119,20 @@ def append_event(path: Path, event: Event) -> None:
 
 def open_run(path: Path) -> Run:
     """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
+    manifest = _manifest(path)
+    requests, stats = _requests(path, manifest)
+    return Run(
+        path=path,
+        manifest=manifest,
+        requests=requests,
+        worker_stats=stats,
+        endpoints=series.build(_scrapes(path)),
+        hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
+        events=tuple(_events(path)),
+    )
+
+
+def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,18 +141,29 @@ def open_run(path: Path) -> Run:
         raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
     if not isinstance(manifest, dict) or "run_id" not in manifest:
         raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the directory that --out named")
-    logged = [record for name in _logs(path, "requests-*.log") for record in read_log(name)]
-    parts = [record for record in logged if isinstance(record, RequestPart)]
+    return manifest
+
+
+def read_requests(path: Path) -> RequestLog:
+    """Read what a run's workers have logged so far. Raises ConfigurationError as `open_run` does."""
+    return _requests(path, _manifest(path))[0]
+
+
+def _requests(path: Path, manifest: Mapping[str, Any]) -> tuple[RequestLog, tuple[WorkerStat, ...]]:
+    """Read the workers' logs in one pass: a request is parsed when it is whole, so its bytes are not kept."""
+    stats: list[WorkerStat] = []
+
+    def parts() -> Iterator[RequestPart]:
+        for name in _logs(path, "requests-*.log"):
+            for record in read_log(name):
+                if isinstance(record, RequestPart):
+                    yield record
+                else:
+                    stats.append(record)
+
     planned = (record for name in _logs(path, "plan-*.log") for record in read_plan(name))
-    return Run(
-        path=path,
-        manifest=manifest,
-        requests=assemble(planned, parts, run_id=str(manifest["run_id"])),
-        worker_stats=tuple(record for record in logged if isinstance(record, WorkerStat)),
-        endpoints=series.build(_scrapes(path)),
-        hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
-        events=tuple(_events(path)),
-    )
+    protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
+    return assemble(planned, parts(), run_id=str(manifest["run_id"]), protocol=protocol), tuple(stats)
 
 
 def _logs(path: Path, pattern: str) -> list[Path]:

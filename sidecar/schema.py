@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
-from sidecar.config import ALIASES, RunOptions
+from sidecar.config import ALIASES
+from sidecar.load_options import RunOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Path: "string"}
@@ -64,7 +65,12 @@ def _type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"enum": list(get_args(hint))}
     if get_origin(hint) is tuple:
-        return {"type": "array", "items": _type(get_args(hint)[0])}
+        # YAML may give one value without brackets.
+        item = _type(get_args(hint)[0])
+        return {"anyOf": [item, {"type": "array", "items": item}]}
     if hint in NAMES:
         return {"type": NAMES[hint]}
-    return {"type": [NAMES[part] for part in get_args(hint)]}
+    parts = get_args(hint)
+    if all(part in NAMES for part in parts):
+        return {"type": [NAMES[part] for part in parts]}
+    return {"anyOf": [_type(part) for part in parts]}

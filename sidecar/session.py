@@ -15,22 +15,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from exporter.metrics_server import serving
 from exporter.prometheus import LivePage
+from loadgen.protocols import PROTOCOLS
 from scraper.access import Access
 from scraper.target import STALE_TICKS
 from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
-from sidecar.config import RunOptions, ScrapeOptions, as_recorded, listen_address
+from sidecar.config import as_recorded, listen_address
 from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.live import LiveRun
-from sidecar.phases import Session, load, note, record, settle, unless_stopped, unless_stopped_for, watching
-from sidecar.prepare import Prepared, prepare_scrape, prepared
+from sidecar.load import load
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
+from sidecar.phases import Session, note, record, settle, unless_stopped, unless_stopped_for, watching
+from sidecar.prepare import Prepared, pages_access, prepare_scrape, prepared
 from sidecar.processes import Child
 from sidecar.progress import Progress
-from sidecar.target import auth_headers, reason_of
+from sidecar.target import reason_of
 
 START_TIMEOUT_S = 30.0
 DEFAULT_LISTEN = "127.0.0.1:9464"
@@ -50,32 +56,34 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         page = await _serve(stack, options.listen, progress)
         run_id = manifests.new_run_id()
         path = run_directory.create(options.out or Path("runs") / run_id)
-        config = as_recorded(replace(options, model=found.served.model, out=path))
+        config = as_recorded(replace(options, model=found.target.model, out=path))
         about = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
         await stack.enter_async_context(_recorded(path, about, clock, stop))
         _tell(found.notes, path, clock, progress)
         stale_s = STALE_TICKS * options.scrape_interval
         live = stack.enter_context(
-            LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s)
+            LiveRun(
+                path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
+            )
         )
-        worker = await stack.enter_async_context(_worker(path, run_id, found, options, clock))
+        workers = await _workers(stack, path, run_id, found, options, clock)
         scraper = None
         if found.targets:
-            access = metrics_access(options, url=options.url, api_key=options.api_key)
+            access = pages_access(options)
             scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, access))
         session = Session(
             path=path,
             clock=clock,
             progress=progress,
             stop=stop,
-            workers=(worker,),
+            workers=workers,
+            drain_s=options.drain_timeout,
             scraper=scraper,
             live=live,
             page=page,
         )
-        for child in (worker, scraper):
-            if child is not None:
-                await child.expect("ready", timeout_s=START_TIMEOUT_S)
+        children = (*workers, scraper) if scraper is not None else workers
+        await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
         await load(session, options, found)
     return path
 
@@ -119,21 +127,41 @@ def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) ->
         note(path, clock, text)
 
 
-@asynccontextmanager
-async def _worker(path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock) -> AsyncIterator[Child]:
-    spec = {
-        "worker": 0,
-        "workers": 1,
+async def _workers(
+    stack: AsyncExitStack, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
+) -> tuple[Child, ...]:
+    """Start all load workers at once; the stack ends them."""
+    children = (
+        Child(
+            f"load worker {number}",
+            ["loadgen.worker"],
+            spec=worker_spec(number, path, run_id, found, options, clock),
+            stderr=path / run_directory.RAW / f"worker-{number}.stderr",
+        )
+        for number in range(options.worker_count)
+    )
+    return tuple([await stack.enter_async_context(child) for child in children])
+
+
+def worker_spec(
+    number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
+) -> dict[str, Any]:
+    """Return what a load worker is told: `loadgen.link.WorkerSpec` as JSON."""
+    return {
+        "worker": number,
+        "workers": options.worker_count,
         "run_id": run_id,
         "clock_offset_ns": clock.offset_ns,
-        "url": found.served.url,
-        "headers": auth_headers(options.api_key),
-        "out": str(path / run_directory.RAW / "requests-0.log"),
+        "urls": [one.url for one in found.served],
+        "headers": dict(found.contact.headers),
+        "tls": msgspec.structs.asdict(found.contact.tls),
+        "transport": PROTOCOLS[options.endpoint].transport,
+        "protocol": options.endpoint,
+        "reuse": options.reuse,
+        "sessions": True,
+        "out": str(path / run_directory.RAW / f"requests-{number}.log"),
         "request_timeout_s": options.request_timeout,
     }
-    stderr = path / run_directory.RAW / "worker-0.stderr"
-    async with Child("load worker 0", ["loadgen.worker"], spec=spec, stderr=stderr) as child:
-        yield child
 
 
 @asynccontextmanager

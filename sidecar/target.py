@@ -7,13 +7,24 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
+import numpy as np
 
-from loadgen.protocols.openai import Target, encode_request, root_url
+from loadgen.clock import Clock
+from loadgen.http1 import ProtocolError, parse_head
+from loadgen.link import TlsSpec, WorkerSpec, tls_context
+from loadgen.links import link_of
+from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.failures import UNREADABLE
+from loadgen.protocols.models import OPENAI, Listing
+from loadgen.protocols.prompt import Endpoint, Target, root_url
+from loadgen.records import plan_end
+from loadgen.transport import Exchange
 from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
@@ -22,6 +33,22 @@ BODY_EXCERPT = 120
 
 
 VERSION_PATHS = ("/version", "/server_info", "/get_server_info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """How a target is spoken to: which API, and what goes with every request."""
+
+    endpoint: Endpoint = "chat"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
+    tls: TlsSpec = field(default_factory=TlsSpec)
+
+    def session(self, timeout_s: float) -> aiohttp.ClientSession:
+        """Open what questions are asked with; the caller's to close. Raises OSError when a certificate is unusable."""
+        connector = aiohttp.TCPConnector(ssl=tls_context(self.tls))
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        return aiohttp.ClientSession(timeout=timeout, headers=dict(self.headers), connector=connector)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +64,30 @@ def auth_headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-async def probe(url: str, *, model: str | None, api_key: str | None) -> Served:
-    """Ask `/v1/models` and choose the model.
+async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
+    """Ask which models there are, where the protocol says they are listed, and choose one.
 
     Raises TargetUnreachable (nothing listens, no answer), TargetSpeaksElse (a web page, no model list) and
     ConfigurationError (the model is not served, or none was named and there are several).
     """
-    listing = f"{root_url(url)}/v1/models"
-    body = await _get_json(listing, auth_headers(api_key))
-    entries = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
-        raise TargetSpeaksElse(f"{listing}: JSON, but not a list of models; is this an OpenAI-compatible endpoint?")
-    limits = {str(entry["id"]): entry.get("max_model_len") for entry in entries}
-    chosen = _choose(model, tuple(limits), listing)
-    limit = limits.get(chosen)
-    return Served(url=root_url(url), model=chosen, max_model_len=limit if isinstance(limit, int) else None)
+    listing = PROTOCOLS[contact.endpoint].models
+    if listing is None:
+        if model is None:
+            raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} has no list to choose from")
+        return Served(url=root_url(url), model=model, max_model_len=None)
+    address = f"{root_url(url)}{listing.path}"
+    limits = await _models(address, listing, contact)
+    chosen = _choose(model, tuple(limits), address)
+    return Served(url=root_url(url), model=chosen, max_model_len=limits.get(chosen))
+
+
+async def _models(url: str, listing: Listing, contact: Contact) -> dict[str, int | None]:
+    raw = await _get(url, contact)
+    try:
+        return listing.read(raw)
+    except UNREADABLE:
+        what = "JSON, but not a list of models" if _is_json(raw) else f"no list of models but {_excerpt(raw)!r}"
+        raise TargetSpeaksElse(f"{url}: {what}; is this {_what(contact)}?") from None
 
 
 def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
@@ -65,41 +101,55 @@ def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
     raise ConfigurationError(f"--model {model}: not served; {listing} serves: {names}")
 
 
-async def _get_json(url: str, headers: Mapping[str, str]) -> Any:
+async def _get(url: str, contact: Contact) -> bytes:
     host = urlsplit(url).netloc
-    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session, session.get(url) as response:
+        async with contact.session(PROBE_TIMEOUT_S) as session, session.get(url) as response:
             raw = await response.read()
     except TimeoutError as error:
         raise TargetUnreachable(f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?") from error
     except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
-        raise TargetUnreachable(
-            f"cannot connect to {host}: {reason_of(error)}; is the server up, and --url right?"
-        ) from error
+        raise TargetUnreachable(f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}") from error
     except aiohttp.ClientError as error:
-        raise TargetSpeaksElse(f"{url}: does not speak HTTP ({type(error).__name__}); check --url") from error
+        cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
+        raise TargetSpeaksElse(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
     if response.status in {401, 403}:
         raise TargetSpeaksElse(
             f"{url}: HTTP {response.status}; set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
         )
     if response.status != 200:
-        raise TargetSpeaksElse(f"{url}: HTTP {response.status}; this is not an OpenAI-compatible endpoint, check --url")
-    try:
-        return json.loads(raw)
-    except ValueError:
-        excerpt = " ".join(raw[:BODY_EXCERPT].decode(errors="replace").split())
+        raise TargetSpeaksElse(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
+    if not _is_json(raw):
         raise TargetSpeaksElse(
-            f"{url}: not JSON but {response.content_type} ({excerpt!r}); "
-            "this is a web page, not an OpenAI-compatible endpoint"
-        ) from None
+            f"{url}: not JSON but {response.content_type} ({_excerpt(raw)!r}); this is a web page, not {_what(contact)}"
+        )
+    return raw
+
+
+def _what(contact: Contact) -> str:
+    """Name what was expected."""
+    if PROTOCOLS[contact.endpoint].models is OPENAI:
+        return "an OpenAI-compatible endpoint"
+    return f"what --endpoint {contact.endpoint} says"
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        msgspec.json.decode(raw)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _excerpt(raw: bytes) -> str:
+    return " ".join(raw[:BODY_EXCERPT].decode(errors="replace").split())
 
 
 def reason_of(error: Exception) -> str:
     """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, ssl.SSLError):
-        return f"TLS failed ({cause.reason or cause}); is it an http:// server?"
+        return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or cause})"
     if isinstance(cause, socket.gaierror):
         return "no such host"
     if isinstance(cause, OSError) and cause.errno:
@@ -107,11 +157,24 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def engine_version(url: str, headers: Mapping[str, str]) -> str | None:
+def _cure(url: str, error: Exception) -> str:
+    """Return what to look at when a connection failed."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "name its authority with --ca FILE, or take any certificate with --insecure"
+    if isinstance(cause, ssl.SSLError):
+        return "is it an http:// server?"
+    # A server of TLS hangs up on what is no TLS.
+    if isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
+        return "is it an https:// server?"
+    return "is the server up, and --url right?"
+
+
+async def engine_version(url: str, contact: Contact) -> str | None:
     """Return what `/version` (vLLM, TensorRT-LLM) or `/server_info` (SGLang) says, None where there is none of them."""
     for path in VERSION_PATHS:
         try:
-            body = await _get_json(f"{url}{path}", headers)
+            body: Any = json.loads(await _get(f"{url}{path}", contact))
         except SidelightError:
             continue
         found = body.get("version") if isinstance(body, dict) else None
@@ -120,31 +183,60 @@ async def engine_version(url: str, headers: Mapping[str, str]) -> str | None:
     return None
 
 
-async def preflight(
-    served: Served, *, endpoint: Literal["chat", "completions"], headers: Mapping[str, str], ignore_eos: bool = False
-) -> None:
-    """Send one request for one token and require a stream. Raises TargetUnreachable or TargetSpeaksElse with what came
-    instead.
+async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> None:
+    """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
+
+    Raises TargetUnreachable, or TargetSpeaksElse with what came instead.
     """
-    target = Target(base_url=served.url, model=served.model, endpoint=endpoint)
-    path, body = encode_request(target, "Hello", max_tokens=1, temperature=0.0, ignore_eos=ignore_eos)
+    protocol = PROTOCOLS[contact.endpoint]
+    target = Target(base_url=served.url, model=served.model, endpoint=contact.endpoint, extra=contact.extra)
+    path, body = protocol.encode(target, "Hello", 1, 0.0, ignore_eos=ignore_eos)
+    exchange = await _exchanged(served.url, path, body, contact)
     url = f"{served.url}{path}"
-    timeout = aiohttp.ClientTimeout(total=PREFLIGHT_TIMEOUT_S)
-    sent = {"Content-Type": "application/json", **headers}
+    if exchange.error.startswith("timeout"):
+        raise TargetUnreachable(f"{url}: one token took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?")
+    reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
+    reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
+    if exchange.status == 0:
+        said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
+        raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
+    excerpt = _excerpt(bytes(exchange.body))
+    if exchange.status != 200:
+        said = reply.error.partition(": ")[2] or excerpt
+        raise TargetSpeaksElse(f"{url}: HTTP {exchange.status} to a request for one token: {said}")
+    kind = _content_type(exchange.head)
+    if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
+        raise TargetSpeaksElse(f"{url}: answers {kind}, not a stream: {excerpt}")
+    if reply.error or not reply.complete:
+        why = reply.error or f"the reply has no end: {excerpt}"
+        raise TargetSpeaksElse(f"{url}: a request for one token failed: {why}")
+
+
+async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exchange:
+    """Exchange one request over the load's own transport."""
+    spec = WorkerSpec(
+        worker=0,
+        workers=1,
+        run_id="preflight",
+        clock_offset_ns=0,
+        headers=dict(contact.headers),
+        out="",
+        request_timeout_s=PREFLIGHT_TIMEOUT_S,
+        urls=[url],
+        transport=PROTOCOLS[contact.endpoint].transport,
+        protocol=contact.endpoint,
+        tls=contact.tls,
+    )
+    clock = Clock(offset_ns=0)
+    exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())
+    planned = msgspec.structs.replace(plan_end("preflight"), index=0, path=path, body=body)
+    async with link_of(spec, clock) as link:
+        await link.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S)
+    return exchange
+
+
+def _content_type(head: bytes) -> str:
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=sent) as session,
-            session.post(url, data=body) as response,
-        ):
-            raw = await response.read()
-    except TimeoutError as error:
-        raise TargetUnreachable(
-            f"{url}: one token took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
-        ) from error
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise TargetUnreachable(f"{url}: {reason_of(error)}; the model list answered, a completion did not") from error
-    excerpt = " ".join(raw[:BODY_EXCERPT].decode(errors="replace").split())
-    if response.status != 200:
-        raise TargetSpeaksElse(f"{url}: HTTP {response.status} to a request for one token: {excerpt}")
-    if response.content_type != "text/event-stream":
-        raise TargetSpeaksElse(f"{url}: answers {response.content_type}, not a stream of server-sent events: {excerpt}")
+        return parse_head(head).headers.get("content-type", "").partition(";")[0].strip().lower()
+    except ProtocolError:
+        return ""

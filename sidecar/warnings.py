@@ -38,7 +38,8 @@ def warnings(
     if check["trusted"] is False:
         yield f"the load generator {check['verdict']}: {'; '.join(check['reasons'])}"
     yield from _comparability(client, correlation)
-    yield from _blanks(client, correlation)
+    yield from _estimates(run)
+    yield from _blanks(run, client, correlation)
     yield from _cache(server)
     yield from _clipping(workload)
 
@@ -86,10 +87,25 @@ def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) ->
         )
 
 
-def _blanks(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+def _estimates(run: Run) -> Iterator[str]:
+    measured = (run.requests.phase == "measure") & (run.requests.status == "ok")
+    estimated = int((run.requests.output_tokens_source[measured] == "estimate").sum())
+    if estimated:
+        yield (
+            f"{estimated} of {int(measured.sum())} replies told no usage: their output tokens are estimated from the "
+            "length of the text (a quarter of its characters)"
+        )
+
+
+def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
     ok, timed = client["requests"]["ok"], client["ttft_ms"]["count"]
-    if timed < ok:
-        yield f"{ok - timed} of {ok} replies held nothing but blanks and so have no TTFT" + (
+    log = run.requests
+    # A reply that was not streamed has no first output either; it is no blank one.
+    whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())
+    if whole:
+        yield f"{whole} of {ok} replies came in one piece and so have no TTFT"
+    if timed + whole < ok:
+        yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT" + (
             "; the engine's sums include them, the client's mean does not" if correlation.get("missing") is None else ""
         )
     blank_ms = correlation["breakdown"]["other_of_which"]["blank_output_ms"] or 0.0

@@ -1,7 +1,8 @@
 """`python -m simulator`: the simulated engine as a process.
 
-It prints one JSON line, {"event":"ready","url":...}, once it listens, and runs until SIGINT or SIGTERM (exit 0) or,
-with --exit-on-eof, until its standard input ends. Exit 2: unusable options; exit 3: the address cannot be had.
+It prints one JSON line, {"event":"ready","url":...}, once it listens (with --grpc-port also grpc_url), and runs until
+SIGINT or SIGTERM (exit 0) or, with --exit-on-eof, until its standard input ends. Exit 2: unusable options; exit 3: the
+address cannot be had.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--engine", default=server.engine, help=f"whose page and streams to imitate: {', '.join(ENGINES)}")
     add("--host", default=server.host, help="address to listen on")
     add("--port", type=int, default=server.port, help="port to listen on; 0 takes any")
+    add("--grpc-port", type=int, default=None, help="port for KServe v2 over gRPC; 0 takes any; none without")
+    add("--per-request-metrics", action="store_true", help="say a request's own times in its usage, as vLLM can")
     add("--model", default=server.model, help="the model's name")
     add("--seed", type=int, default=limits.seed, help="of the texts, their lengths and the jitter of steps")
     add("--truth", type=Path, default=None, help="file to append every request's true times to, as JSON lines")
@@ -77,6 +80,8 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         model=options.model,
         truth=options.truth,
         tokenize=not options.no_tokenize,
+        grpc_port=options.grpc_port,
+        per_request_metrics=options.per_request_metrics,
         engine_settings=EngineSettings(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -100,10 +105,11 @@ async def _run(settings: SimulatorSettings, *, exit_on_eof: bool) -> None:
         await serving
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, grpc_url: str) -> None:
     # What is alive now lives to the end: the collector need not look at it between steps.
     gc.freeze()
-    print(msgspec.json.encode({"event": "ready", "url": url}).decode(), flush=True)
+    ready = {"event": "ready", "url": url} | ({"grpc_url": grpc_url} if grpc_url else {})
+    print(msgspec.json.encode(ready).decode(), flush=True)
 
 
 def _cancel_at_eof(loop: asyncio.AbstractEventLoop, serving: asyncio.Task[None]) -> None:

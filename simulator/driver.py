@@ -24,14 +24,15 @@ class EngineStoppedError(Exception):
 class TokenStream:
     """The tokens of one request on their way to its reader, which may lag behind.
 
-    It holds at most the request's max_tokens.
+    It holds at most the request's max_tokens. `record` is the request's history, as soon as it has finished.
     """
 
-    __slots__ = ("_arrival", "_closed", "_pending", "number")
+    __slots__ = ("_arrival", "_closed", "_pending", "number", "record")
 
     def __init__(self, number: int) -> None:
         """Start empty."""
         self.number = number
+        self.record: RequestRecord | None = None
         self._pending: list[TokenOutput] = []
         self._closed = False
         self._arrival = asyncio.Event()
@@ -126,10 +127,14 @@ class EngineDriver:
         await asyncio.sleep(duration_s - (self._clock() - begin_ns) / 1e9)
         outcome = self._engine.finish_step(self._clock())
         self._on_step(outcome)
+        # A last token and its request's record stand in the same order.
+        records = iter(outcome.finished)
         for output in outcome.tokens:
+            record = None if output.finish_reason is None else next(records)
             stream = self._streams.get(output.number)
             if stream is None:
                 continue
-            if output.finish_reason is not None:
+            if record is not None:
+                stream.record = record
                 del self._streams[output.number]
             stream.put(output)

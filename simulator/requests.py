@@ -98,13 +98,13 @@ class DetokenizeRequest(msgspec.Struct):
 class Generation:
     """A request that can be run: its tokens and how its reply is wanted."""
 
-    chat: bool
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     ignore_eos: bool
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
+    chat: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
 
 
 def read(body: bytes, shape: type[_Model]) -> _Model:
@@ -139,7 +139,7 @@ def read_generation(body: bytes, *, chat: bool, model: str, max_model_len: int) 
     return Generation(
         chat=chat,
         prompt_token_ids=tuple(token_ids),
-        max_tokens=_fitting_max_tokens(len(token_ids), limit, max_model_len),
+        max_tokens=fitting_max_tokens(len(token_ids), limit, max_model_len),
         ignore_eos=bool(request.ignore_eos),
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
@@ -188,8 +188,11 @@ def _prompt_token_ids(request: CompletionRequest) -> list[int]:
     return token_ids
 
 
-def _fitting_max_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
-    """Return how many tokens the reply may have: what was asked for, or else all that there is room for."""
+def fitting_max_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
+    """Return how many tokens the reply may have: what was asked for, or else all that there is room for.
+
+    Raises RefusedError (400) when the model is too short for it.
+    """
     if prompt_tokens >= max_model_len:
         raise RefusedError(
             400,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from simulator.history import TokenOutput
+from simulator.history import RequestRecord, TokenOutput
 from simulator.replies import TOKEN_IDS, WORDS
 from simulator.tokenizer import END_OF_SEQUENCE
 
@@ -79,38 +79,65 @@ def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
     return b"".join(parts)
 
 
-def usage_event(template: EventTemplate, output_tokens: int) -> bytes:
-    """Return the event without choices that states the usage."""
-    return template.head + b'],"usage":' + usage(template.prompt_tokens, output_tokens) + b"}\n\n"
+def usage_event(template: EventTemplate, output_tokens: int, record: RequestRecord | None = None) -> bytes:
+    """Return the event without choices that states the usage, and the request's own times where they are wanted."""
+    stated = usage(template.prompt_tokens, output_tokens, record)
+    return template.head + b'],"usage":' + stated + _metrics(record) + b"}\n\n"
 
 
-def usage(prompt_tokens: int, output_tokens: int) -> bytes:
-    """Return the usage object."""
-    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None = None) -> bytes:
+    """Return the usage object, with the cached tokens of a record."""
+    details = b"" if record is None else b',"prompt_tokens_details":{"cached_tokens":%d}' % record.cached_tokens
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}' % (
         prompt_tokens,
         prompt_tokens + output_tokens,
         output_tokens,
+        details,
     )
 
 
+def _metrics(record: RequestRecord | None) -> bytes:
+    """Return vLLM's per-request metrics: what it calls time to first token begins with the scheduling."""
+    if record is None or record.queued_ns is None or record.scheduled_ns is None or record.first_token_ns is None:
+        return b""
+    decode_ms = (record.finished_ns - record.first_token_ns) / 1e6
+    inference_s = (record.finished_ns - record.scheduled_ns) / 1e9
+    fields = {
+        "time_to_first_token_ms": (record.first_token_ns - record.scheduled_ns) / 1e6,
+        "queue_time_ms": (record.scheduled_ns - record.queued_ns) / 1e6,
+        "generation_time_ms": decode_ms,
+        "mean_itl_ms": decode_ms / (record.output_tokens - 1) if record.output_tokens > 1 else None,
+        "tokens_per_second": record.output_tokens / inference_s if inference_s > 0 else None,
+    }
+    return b',"metrics":' + msgspec.json.encode(fields)
+
+
 def whole_reply(
-    outputs: Sequence[TokenOutput], *, response_id: str, model: str, created_s: int, chat: bool, prompt_tokens: int
+    outputs: Sequence[TokenOutput],
+    *,
+    response_id: str,
+    model: str,
+    created_s: int,
+    chat: bool,
+    prompt_tokens: int,
+    record: RequestRecord | None = None,
 ) -> bytes:
-    """Return the body of a reply that is not streamed."""
+    """Return the body of a reply that is not streamed, with a record's times where they are wanted."""
     text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
     choice: dict[str, object] = {"index": 0}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
-    return msgspec.json.encode(
+    reply = msgspec.json.encode(
         {
             "id": response_id,
             "object": "chat.completion" if chat else "text_completion",
             "created": created_s,
             "model": model,
             "choices": [choice],
-            "usage": msgspec.Raw(usage(prompt_tokens, len(outputs))),
+            "usage": msgspec.Raw(usage(prompt_tokens, len(outputs), record)),
         }
     )
+    return reply[:-1] + _metrics(record) + b"}"
 
 
 def error_reply(status: int, message: str, *, kind: str, param: str | None) -> bytes:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 from aiohttp import web
 
+from simulator import native, websocket
 from simulator.driver import EngineDriver, EngineStoppedError, TokenStream, anchored_clock
 from simulator.engine import Engine
 from simulator.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.pages import EnginePage, page_of, sglang, trtllm, vllm
+from simulator.pages import page_of, sglang, trtllm, vllm
 from simulator.requests import (
     DetokenizeRequest,
     Generation,
@@ -33,6 +33,7 @@ from simulator.requests import (
     read_generation,
 )
 from simulator.responses import DONE, error_reply, event_template, token_event, usage_event, whole_reply
+from simulator.service import SERVICE, Service
 from simulator.settings import SimulatorSettings
 from simulator.tokenizer import UnknownTokenError, decode, encode
 from simulator.truth import TruthLog
@@ -48,35 +49,26 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024
 _SHUTDOWN_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What the request handlers work with."""
-
-    settings: SimulatorSettings
-    driver: EngineDriver
-    page: EnginePage
-    clock: Callable[[], int]
-
-
-SERVICE = web.AppKey("service", Service)
-
-
-async def serve(settings: SimulatorSettings, on_ready: Callable[[str], None]) -> None:
-    """Run a simulator until this task is cancelled; `on_ready` gets its URL once it listens.
+async def serve(settings: SimulatorSettings, on_ready: Callable[[str, str], None]) -> None:
+    """Run a simulator until this task is cancelled; `on_ready` gets its URLs, of HTTP and of gRPC, once it listens.
 
     Raises OSError when it cannot listen or cannot write the truth file.
     """
-    async with running(settings) as url:
-        on_ready(url)
+    grpc_urls: list[str] = []
+    async with running(settings, on_grpc=grpc_urls.append) as url:
+        on_ready(url, "".join(grpc_urls))
         await asyncio.Event().wait()
 
 
 @asynccontextmanager
-async def running(settings: SimulatorSettings, *, truth: TruthLog | None = None) -> AsyncIterator[str]:
+async def running(
+    settings: SimulatorSettings, *, truth: TruthLog | None = None, on_grpc: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[str]:
     """Run a simulator in this event loop for as long as the context lasts, and give its URL (no slash at the end).
 
     Whoever wants to read the true records in this process passes a TruthLog; it then stands for `settings.truth`.
-    Requests in flight at the end are aborted. Raises OSError as `serve`.
+    `on_grpc` gets the URL of gRPC where the settings want one. Requests in flight at the end are aborted. Raises
+    OSError as `serve`.
     """
     clock = anchored_clock()
     page = page_of(settings, clock)
@@ -93,20 +85,26 @@ async def running(settings: SimulatorSettings, *, truth: TruthLog | None = None)
 
         driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=on_abort)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        app[SERVICE] = Service(settings=settings, driver=driver, page=page, clock=clock)
+        service = app[SERVICE] = Service(settings=settings, driver=driver, page=page, clock=clock)
         app.add_routes(_routes(settings))
         # A client that goes away cancels its handler, and so aborts its request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         stepping = asyncio.create_task(driver.run())
-        try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
-            yield _url(settings.host, runner.addresses[0][1])
-        finally:
-            # The engine first: that ends the streams, so that there is nothing to wait for.
-            stepping.cancel()
-            await asyncio.wait([stepping])
-            await runner.cleanup()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(runner.cleanup)
+            # The engine ends first: that ends the streams, so that there is nothing to wait for.
+            try:
+                await web.TCPSite(runner, settings.host, settings.port).start()
+                if settings.grpc_port is not None:
+                    from simulator import grpc_server  # noqa: PLC0415  # heavy, and seldom wanted
+
+                    served = grpc_server.serving(service, settings.host, settings.grpc_port)
+                    on_grpc(_url(settings.host, await stack.enter_async_context(served)))
+                yield _url(settings.host, runner.addresses[0][1])
+            finally:
+                stepping.cancel()
+                await asyncio.wait([stepping])
         if not stepping.cancelled():
             stepping.result()
 
@@ -122,6 +120,8 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
         web.post("/v1/completions", _completions),
         web.get("/v1/models", _models),
         web.get("/health", _health),
+        *native.ROUTES,
+        web.get(websocket.PATH, websocket.stream),
     ]
     if settings.engine == "sglang":
         routes += [web.get("/metrics", _metrics)]
@@ -206,6 +206,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
             created_s=created_s,
             chat=chat,
             prompt_tokens=len(generation.prompt_token_ids),
+            record=stream.record if settings.per_request_metrics else None,
         )
     )
 
@@ -242,7 +243,8 @@ async def _stream(
         ended = outputs[-1].finish_reason is not None
         if ended:
             if generation.include_usage:
-                events.append(usage_event(template, outputs[-1].output_tokens))
+                told = stream.record if request.app[SERVICE].settings.per_request_metrics else None
+                events.append(usage_event(template, outputs[-1].output_tokens, told))
             events.append(DONE)
         await response.write(b"".join(events))
     await response.write_eof()

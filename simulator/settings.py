@@ -104,7 +104,9 @@ class SimulatorSettings:
     """A simulated engine behind an HTTP server.
 
     `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, or None.
-    `tokenize` false leaves /tokenize and /detokenize out, as some engines do.
+    `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
+    any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
+    does with --enable-per-request-metrics and --enable-prompt-tokens-details.
     """
 
     engine: str = "vllm"
@@ -113,14 +115,18 @@ class SimulatorSettings:
     model: str = "sim-llama"
     truth: Path | None = None
     tokenize: bool = True
+    grpc_port: int | None = None
+    per_request_metrics: bool = False
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         """Raise SettingsError for an engine that is not simulated, an impossible port or an empty name."""
         if self.engine not in ENGINES:
             raise SettingsError(f"engine: {_unknown(self.engine, ENGINES)}")
-        if not 0 <= self.port <= 65535:
-            raise SettingsError(f"port: must be from 0 to 65535, not {self.port}")
+        for name in ("port", "grpc_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise SettingsError(f"{name}: must be from 0 to 65535, not {port}")
         if not self.model:
             raise SettingsError("model: must not be empty")
 

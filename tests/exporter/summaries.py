@@ -100,7 +100,12 @@ def summary(correlated_as: dict[str, Any], server_as: dict[str, Any] | None = No
             "warmup": 10,
             "metrics": [],
         },
-        "workload": {"name": "synthetic-uniform", "seed": 1, "tokenizer": {"name": "tiny-llama (the server's)"}},
+        "workload": {
+            "name": "synthetic-uniform",
+            "seed": 1,
+            "tokenizer": {"name": "tiny-llama (the server's)"},
+            "warmup_requests": 10,
+        },
         "client": {
             "requests": {"sent": 100, "ok": 100, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
             "ttft_ms": BLOCK,

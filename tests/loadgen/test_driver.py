@@ -4,22 +4,63 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from loadgen.arrivals import offsets_ns
+from loadgen.arrivals import Arrival, offsets_ns, schedule
 from loadgen.clock import Clock
-from loadgen.driver import Order, Stop, run_phase, slots
+from loadgen.driver import Order, Stop, is_share, run_phase, slots
 from loadgen.records import PlannedRequest
 
 MS = 1_000_000
 
 
-def _virtual() -> Clock:
+def _virtual(look_ns: int = 1000) -> Clock:
     """The event loop's virtual time; each look at it costs a microsecond, so that waiting for it comes to an end."""
     loop, looks = asyncio.get_running_loop(), itertools.count()
-    return Clock(offset_ns=0, monotonic_ns=lambda: round(loop.time() * 1e9) + 1000 * next(looks))
+    return Clock(offset_ns=0, monotonic_ns=lambda: round(loop.time() * 1e9) + look_ns * next(looks))
+
+
+def _request(index: int, offset_ns: int = -1, think_ns: int = -1, *turns: PlannedRequest) -> PlannedRequest:
+    return PlannedRequest(
+        index=index, phase="p", workload_class="", path="/", body=b"", input_tokens=-1, max_tokens=1,
+        offset_ns=offset_ns, think_ns=think_ns, turns=turns,
+    )  # fmt: skip
+
+
+async def _planned(*requests: PlannedRequest) -> AsyncGenerator[PlannedRequest, None]:
+    for request in requests:
+        yield request
+
+
+class _Server:
+    """Answers each request after a time of its own, and goes on with the session; tells what was sent when."""
+
+    def __init__(self, clock: Clock, *, took_s: Callable[[PlannedRequest], float]) -> None:
+        self._clock, self._took_s = clock, took_s
+        self.start_ns = clock.now_ns()
+        self.sent: list[tuple[int, int, int]] = []
+
+    def at_ms(self, moment_ns: int) -> int:
+        """Milliseconds of virtual time; looking at it costs microseconds, and waiting for it a thousand looks."""
+        return moment_ns if moment_ns < 0 else round((moment_ns - self.start_ns) / MS)
+
+    async def send(self, planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
+        self.sent.append((planned.index, self.at_ms(due_ns), self.at_ms(self._clock.now_ns())))
+        await asyncio.sleep(self._took_s(planned))
+        if not planned.turns:
+            return None
+        following = msgspec.structs.replace(planned.turns[0], turns=planned.turns[1:])
+        return following, self._clock.now_ns() + following.think_ns
+
+
+def _near(*sent: tuple[int, int, int]) -> list[object]:
+    """What was sent, times to within 3 ms; -1 is no time."""
+    return [(index, due if due < 0 else pytest.approx(due, abs=3), pytest.approx(at, abs=3)) for index, due, at in sent]
 
 
 async def _plan(*offsets: int, then: Callable[[], object] | None = None) -> AsyncGenerator[PlannedRequest, None]:
@@ -249,3 +290,186 @@ def test_slots_are_shared_evenly(concurrency: int, workers: int):
     shares = [slots(concurrency, workers=workers, worker=worker) for worker in range(workers)]
     assert concurrency == sum(shares)
     assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        Arrival(kind="poisson", rate_per_s=50),
+        Arrival(kind="gamma", rate_per_s=50, burstiness=0.3),
+        Arrival(kind="burst", rate_per_s=50, on_s=0.5, off_s=0.5),
+        Arrival(kind="uniform", rate_per_s=0, ramp="linear", ramp_to_per_s=100),
+    ],
+    ids=lambda arrival: arrival.kind,
+)
+async def test_a_server_that_hangs_for_three_seconds_moves_no_submission(arrival: Arrival):
+    """Whoever asks between 1 s and 4 s is answered at 4 s; every request goes out at its moment all the same."""
+    clock = _virtual(look_ns=10_000)
+    offsets = schedule(arrival, seed=3, duration_s=5).tolist()
+    late_ns: list[int] = []
+    start_ns = clock.now_ns()
+
+    async def send(_planned: PlannedRequest, due_ns: int) -> None:
+        late_ns.append(clock.now_ns() - due_ns)
+        into_s = (clock.now_ns() - start_ns) / 1e9
+        await asyncio.sleep(4 - into_s if 1 <= into_s < 4 else 0.01)
+
+    await run_phase(_plan(*offsets), Order(start_ns=start_ns), send=send, clock=clock, stop=Stop())
+    assert len(offsets) == len(late_ns)
+    assert all(0 <= late < 2 * MS for late in late_ns)
+
+
+@pytest.mark.looptime
+async def test_submissions_at_500_a_second_are_accepted_as_poisson():
+    """By Kolmogorov and Smirnov, from the moments at which they were made and not from those at which they were due."""
+    clock, sent = _virtual(look_ns=10_000), []
+
+    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
+        sent.append(clock.now_ns())
+        await asyncio.sleep(0.1)
+
+    offsets = offsets_ns("poisson", 500, seed=42, count=2000).tolist()
+    await run_phase(_plan(*offsets), Order(start_ns=clock.now_ns()), send=send, clock=clock, stop=Stop())
+    assert stats.kstest(np.diff(sent) / 1e9, stats.expon(scale=1 / 500).cdf).pvalue > 0.01
+
+
+@pytest.mark.looptime
+async def test_an_open_loop_schedules_first_turns_and_the_others_follow_their_think_time():
+    """A session's second turn is due 200 ms after its first has ended, whatever else is scheduled."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda planned: 0.1 if planned.index < 10 else 0.5)
+    sessions = _planned(
+        _request(0, 0, -1, _request(1, think_ns=200 * MS), _request(2, think_ns=0)),
+        _request(10, 50 * MS, -1, _request(11, think_ns=200 * MS)),
+        _request(20, 250 * MS),
+    )
+    await run_phase(sessions, Order(start_ns=server.start_ns), send=server.send, clock=clock, stop=Stop())
+    expected = _near((0, 0, 0), (10, 50, 50), (20, 250, 250), (1, 300, 300), (2, 400, 400), (11, 750, 750))
+    assert expected == server.sent
+
+
+@pytest.mark.looptime
+async def test_a_closed_loop_holds_the_slot_until_the_session_is_over():
+    """With one slot the next request waits for the last turn of the session before it, think time included."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda _: 0.1)
+    sessions = _planned(_request(0, -1, -1, _request(1, think_ns=300 * MS)), _request(2))
+    order = Order(start_ns=server.start_ns, concurrency=1)
+    await run_phase(sessions, order, send=server.send, clock=clock, stop=Stop())
+    assert _near((0, -1, 0), (1, 400, 400), (2, -1, 500)) == server.sent
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("concurrency", [None, 2])
+async def test_turns_that_would_be_due_after_the_end_are_not_sent(concurrency: int | None):
+    """Submitting ends at 250 ms: the second turn at 200 ms goes out, the third would be due at 400 ms."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda _: 0.1)
+    later = [_request(index, think_ns=100 * MS) for index in (1, 2)]
+    order = Order(start_ns=server.start_ns, concurrency=concurrency, until_ns=server.start_ns + 250 * MS)
+    await run_phase(_planned(_request(0, 0, -1, *later)), order, send=server.send, clock=clock, stop=Stop())
+    assert [0, 1] == [index for index, _, _ in server.sent]
+    assert clock.now_ns() - server.start_ns < 400 * MS
+
+
+@pytest.mark.looptime
+async def test_a_session_whose_turn_failed_is_over():
+    """Nothing follows where `send` names nothing; the slot is free for the next."""
+    clock, sent = _virtual(), []
+
+    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+        sent.append(planned.index)
+
+    plan = _planned(_request(0, -1, -1, _request(1, think_ns=0)), _request(2))
+    order = Order(start_ns=clock.now_ns(), concurrency=1, drain_s=1.0)
+    await run_phase(plan, order, send=send, clock=clock, stop=Stop())
+    assert [0, 2] == sent
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("concurrency", "barrier"), [(None, False), (3, False), (3, True)])
+@pytest.mark.parametrize(("until_ms", "expected_ms"), [(None, 1500), (700, 1200)])
+async def test_the_drain_bound_counts_from_the_last_turn(
+    concurrency: int | None, barrier: bool, until_ms: int | None, expected_ms: int
+):
+    """A session's last turn is sent at 1 s; it, and a stream that never ends, are cut off half a second later.
+
+    Where submitting ends at 700 ms, that turn is not sent any more, and the stream is cut off at 1.2 s.
+    """
+    clock, stop, cut = _virtual(), Stop(), []
+    server = _Server(clock, took_s=lambda planned: 0.1 if planned.turns else 1e9)
+
+    async def send(planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
+        try:
+            return await server.send(planned, due_ns)
+        except asyncio.CancelledError:
+            cut.append((planned.index, stop.reason, server.at_ms(clock.now_ns())))
+            raise
+
+    plan = _planned(_request(0, 0), _request(1, 0, -1, _request(2, think_ns=900 * MS)))
+    until_ns = None if until_ms is None else server.start_ns + until_ms * MS
+    order = Order(
+        start_ns=server.start_ns, concurrency=concurrency, barrier=barrier, until_ns=until_ns, drain_s=0.5
+    )  # fmt: skip
+    await run_phase(plan, order, send=send, clock=clock, stop=stop)
+    about = pytest.approx(expected_ms, abs=5)
+    reason = "the drain bound was reached"
+    assert [(index, reason, about) for index in ([0, 2] if until_ms is None else [0])] == sorted(cut)
+
+
+@pytest.mark.looptime
+async def test_a_barrier_releases_its_requests_together_round_by_round():
+    """Three at a time, all due at one moment; the next three when the slowest has ended, then what is left."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda planned: 0.1 * (1 + planned.index % 3))
+    start_ns = server.start_ns + 50 * MS
+    dues: dict[int, set[int]] = {}
+
+    async def send(planned: PlannedRequest, due_ns: int) -> None:
+        dues.setdefault(planned.index // 3, set()).add(due_ns)
+        await server.send(planned, due_ns)
+
+    order = Order(start_ns=start_ns, concurrency=3, barrier=True)
+    await run_phase(_plan(*[-1] * 8), order, send=send, clock=clock, stop=Stop())
+    rounds = [(index, *[50 + 300 * (index // 3)] * 2) for index in range(8)]
+    assert _near(*rounds) == server.sent
+    assert [1, 1, 1] == [len(round_dues) for round_dues in dues.values()]
+    assert {start_ns} == dues[0]
+
+
+@pytest.mark.looptime
+async def test_a_barrier_waits_until_a_round_is_complete():
+    """A plan that is still growing holds up its round, not half of it."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda _: 0.01)
+
+    async def growing() -> AsyncGenerator[PlannedRequest, None]:
+        for index in range(4):
+            await asyncio.sleep(0.1)
+            yield _request(index)
+
+    order = Order(start_ns=server.start_ns, concurrency=2, barrier=True)
+    await run_phase(growing(), order, send=server.send, clock=clock, stop=Stop())
+    assert [200, 200, 400, 400] == pytest.approx([at for _, _, at in server.sent], abs=3)
+
+
+@pytest.mark.looptime
+async def test_a_barrier_starts_no_round_at_the_end():
+    """A round of 100 ms, and 250 ms in all: three rounds, and no more is waited for than they take."""
+    clock = _virtual()
+    server = _Server(clock, took_s=lambda _: 0.1)
+    order = Order(start_ns=server.start_ns, concurrency=2, barrier=True, until_ns=server.start_ns + 250 * MS)
+    await run_phase(_plan(*[-1] * 100), order, send=server.send, clock=clock, stop=Stop())
+    assert list(range(6)) == [index for index, _, _ in server.sent]
+
+
+@given(st.lists(st.integers(1, 5), max_size=60), st.integers(1, 9))
+def test_every_session_is_one_workers_and_they_are_shared_evenly(lengths: list[int], workers: int):
+    """Whatever their lengths; likewise requests that belong to no session."""
+    first = list(itertools.accumulate(lengths, initial=0))
+    sessions = [msgspec.structs.replace(_request(at), session=number) for number, at in enumerate(first[:-1])]
+    for plan in (sessions, [_request(index) for index in range(len(lengths))]):
+        shares = [[one for one in plan if is_share(one, workers=workers, worker=worker)] for worker in range(workers)]
+        assert sorted(one.index for one in plan) == sorted(one.index for share in shares for one in share)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1

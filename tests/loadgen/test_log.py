@@ -50,7 +50,7 @@ def _parts(
 
 def _same(first: log.RequestLog, second: log.RequestLog) -> None:
     for name in log.RequestLog.__slots__:
-        assert getattr(first, name).tolist() == getattr(second, name).tolist(), name
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), name)
 
 
 def test_parts_join_to_the_reply_they_came_from(wire: type[Wire]):
@@ -171,3 +171,37 @@ def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
     assert expected == actual
     assert whole.index[mask].tolist() == some.index.tolist()
     assert len(log.select(whole, np.zeros(12, np.bool_))) == 0
+
+
+def test_a_sessions_turns_are_requests(wire: type[Wire]):
+    """Planned as its first turn, told as each of them; what belongs to no session says so."""
+    later = (_planned(4, session=2, turn=1, think_ns=5), _planned(5, session=2, turn=2, think_ns=5))
+    plan = [_planned(3, session=2, turns=later), _planned(9)]
+    parts = [part for index in (3, 4, 9) for part in _parts(index, wire.answer(1))]
+    got = log.assemble(plan, parts, run_id="r")
+    assert ([3, 4, 9], [2, 2, -1], [0, 1, 0]) == (got.index.tolist(), got.session.tolist(), got.turn.tolist())
+    assert ["measure"] * 3 == got.phase.tolist()
+
+
+def test_a_log_is_read_by_its_protocol(wire: type[Wire]):
+    """The bytes of one are nothing in another; what the server told of its own times stands in columns."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
+    lines = (
+        b'{"message":{"content":"a"},"done":false}\n{"message":{"content":"bc"},"done":false}\n'
+        b'{"message":{"content":""},"done":true,"done_reason":"stop","eval_count":2,"eval_duration":3000000}\n'
+    )
+    got = log.assemble([], _parts(0, head + lines), run_id="r", protocol="ollama")
+    assert ("ok", "stop", 2, "content") == (
+        got.status[0],
+        got.finish_reason[0],
+        got.output_tokens[0],
+        got.first_kind[0],
+    )
+    assert [1, 2] == got.chunk_chars.tolist()
+    assert ("ollama", 3.0) == (got.timings_source[0], got.server_decode_ms[0])
+    assert np.isnan(got.server_queue_ms[0])
+    assert ["failed"] == log.assemble([], _parts(0, head + lines), run_id="r").status.tolist()
+    chat = log.assemble([], _parts(0, wire.answer(2)), run_id="r")
+    assert ("", -1, -1) == (chat.timings_source[0], chat.cached_tokens[0], chat.peak_memory_bytes[0])
+    with pytest.raises(KeyError):
+        log.assemble([], [], run_id="r", protocol="gopher")

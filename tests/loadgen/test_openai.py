@@ -246,6 +246,24 @@ def test_http_errors_carry_the_servers_words(status: int, body: bytes, error: st
     assert (error, False) == (reply.error, reply.complete)
 
 
+def test_how_long_a_server_wants_to_be_left_alone_is_told():
+    """Retry-After is part of the error; a failure is data, and nothing is tried again."""
+    head = b"HTTP/1.1 429 X\r\nRetry-After: 3\r\n\r\n"
+    assert _read(b'{"error":"busy"}', status=429, head=head).error == "http_429: busy (Retry-After: 3)"
+
+
+@given(st.data(), line_ends)
+def test_an_event_may_spread_over_data_lines(data: st.DataObject, end: str):
+    """JSON cut at any of its spaces into data lines is the same event, complete with the last of them."""
+    words = _delta(content="hé").split(" ")
+    cuts = data.draw(st.lists(st.booleans(), min_size=len(words) - 1, max_size=len(words) - 1))
+    text = words[0] + "".join(
+        (f"{end}data: " if cut else " ") + word for cut, word in zip(cuts, words[1:], strict=True)
+    )
+    reply = _read(f"data: {text}".encode(), f"{end}".encode(), f"{end}data: [DONE]{end}{end}".encode())
+    assert ("", True, [2]) == (reply.error, reply.complete, reply.chunk_ns.tolist()[:1])
+
+
 def test_a_web_page_is_not_a_stream():
     """HTML under 200, said or not."""
     html = b"<html></html>"

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,8 @@ import pytest
 
 from loadgen import transport
 from loadgen.clock import Clock
+from loadgen.lateness import ReceiveStamps
+from loadgen.link import TlsSpec, tls_context
 from loadgen.pool import Pool, origin_of
 from loadgen.transport import Exchange
 
@@ -324,19 +325,6 @@ async def test_a_cancelled_exchange_closes_its_connection(serve: Serve, anchored
     assert exchange.end_ns > 0
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("openssl is not here to make a certificate")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return key, cert
-
-
 async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]):
     """With its authority trusted a server answers over TLS; without, the error says so."""
 
@@ -353,6 +341,79 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
     assert all(one.submit_ns >= one.connected_ns > 0 for one in got)
     async with Pool(origin_of(server.url), anchored) as pool:
         assert (await _exchange(pool, anchored)).error.startswith("connect: tls: ")
+
+
+async def test_tls_as_a_specification_says(
+    serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]
+):
+    """A server that wants a certificate of us answers whoever shows one; its own is trusted by its authority, or by
+    anybody who does not care."""
+    key, cert = map(str, certificate)
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(1))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = await serve(script, ssl=context)
+    url = server.url.replace("127.0.0.1", "localhost")
+    for spec in (TlsSpec(ca=cert, cert=cert, key=key), TlsSpec(insecure=True, cert=cert, key=key)):
+        there = url if spec.insecure else server.url
+        async with Pool(origin_of(there), anchored, tls=tls_context(spec)) as pool:
+            assert ("", 200) == ((got := await _exchange(pool, anchored)).error, got.status)
+    async with Pool(origin_of(server.url), anchored, tls=tls_context(TlsSpec(ca=cert))) as pool:
+        # TLS 1.3 refuses a client only after its handshake.
+        assert (await _exchange(pool, anchored)).error
+
+
+@pytest.mark.parametrize("spec", [TlsSpec(ca="/nowhere"), TlsSpec(cert="/nowhere")])
+def test_a_certificate_that_is_not_there(spec: TlsSpec):
+    """An OSError, told before anything is sent."""
+    with pytest.raises(OSError, match="No such file"):
+        tls_context(spec)
+
+
+async def test_a_read_bears_the_kernels_stamp(serve: Serve, anchored: Clock, wire: type[Wire]):
+    """A process that is held up reads late, but the stamp tells when the bytes came; the lateness is counted."""
+    held_ns = 60_000_000
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD)
+        await head_read.wait()
+        peer.writer.write(wire.answer(1).removeprefix(wire.SSE_HEAD))
+        time.sleep(held_ns / 1e9)  # noqa: ASYNC251  # server and client share this loop: it is the client that is held up
+
+    head_read = asyncio.Event()
+    server = await serve(script)
+    stamps = ReceiveStamps(anchored)
+    async with Pool(origin_of(server.url), anchored, stamps=stamps) as pool:
+        exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+        performing = asyncio.create_task(pool.perform(exchange, REQUEST, timeout_s=BOUND_S))
+        await _turn_until(lambda: exchange.status)
+        head_read.set()
+        await performing
+        now_ns = anchored.now_ns()
+    if not stamps.seen:
+        pytest.skip("this kernel gives no receive stamps")
+    assert now_ns - exchange.reads_ns[-1] >= held_ns
+    assert stamps.max_ns >= held_ns
+    assert exchange.submit_ns <= exchange.reads_ns[0] <= exchange.reads_ns[-1] == exchange.end_ns
+
+
+async def test_without_reuse_each_request_has_a_connection(serve: Serve, anchored: Clock):
+    """Though the server would keep it open."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), anchored, reuse=False) as pool:
+        reused = [(await _exchange(pool, anchored)).reused for _ in range(3)]
+        assert not pool._open
+    assert [False] * 3 == reused
+    assert server.connections == 3
 
 
 async def test_tls_to_a_server_without_it(anchored: Clock):

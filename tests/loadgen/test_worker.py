@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -54,7 +55,7 @@ class Worker:
         return assembled(self.directory)
 
 
-def plan(path: Path, *offsets: int, close: bool = True) -> None:
+def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
     fd = log.open_log(path)
     for index, offset_ns in enumerate(offsets):
         log.append_record(
@@ -62,6 +63,7 @@ def plan(path: Path, *offsets: int, close: bool = True) -> None:
             log.PlannedRequest(
                 index=index, phase="measure", workload_class="test", path=PATH, body=b'{"n":%d}' % index,
                 input_tokens=10, max_tokens=5, offset_ns=offset_ns,
+                url=index % urls,
             ),
         )  # fmt: skip
     if close:
@@ -93,15 +95,16 @@ async def _killed(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def begin(url: str, **changes: object) -> Worker:
+        async def begin(url: str, *, prelude: str = "", **changes: object) -> Worker:
             offset_ns = time.time_ns() - time.monotonic_ns()
             spec = {
-                "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "url": url, "headers": {},
+                "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
                 "out": str(tmp_path / f"requests-{changes.get('worker', 0)}.log"), "request_timeout_s": BOUND_S,
             } | changes  # fmt: skip
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
+                sys.executable, "-c", f"{prelude}\nimport sys\nfrom loadgen.worker import main\nsys.exit(main())",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
             await stack.enter_async_context(_killed(process))
             worker = Worker(process, tmp_path, offset_ns)
             await worker.send(**spec)
@@ -347,7 +350,10 @@ async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: t
     ("changes", "says"),
     [
         ({"worker": 2}, "there is no worker 2 of 1"),
-        ({"url": "ftp://h"}, "is not an http"),
+        ({"urls": ["ftp://h"]}, "is not an http"),
+        ({"urls": []}, "no URL"),
+        ({"transport": "pigeon"}, "none of http"),
+        ({"urls": ["https://h"], "tls": {"ca": "/nowhere.pem"}}, "No such file"),
         ({"headers": {"X": "a\r\nY: b"}}, "line break"),
         ({"out": "/nowhere/requests-0.log"}, "No such file"),
         ({"run_id": 7}, "run_id"),
@@ -356,7 +362,7 @@ async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: t
 )
 async def test_an_unusable_specification_is_one_error(start: Start, changes: dict[str, object], says: str):
     """The event names what is wrong, and the exit code is 2."""
-    worker = await start(**({"url": "http://127.0.0.1:1"} | changes))
+    worker = await start("http://127.0.0.1:1", **changes)
     event = await worker.hear()
     assert event["event"] == "error"
     assert says in str(event["message"])
@@ -383,6 +389,124 @@ def test_a_worker_starts_without_what_it_does_not_need():
     """Neither numpy nor aiohttp is imported by the process that stamps."""
     code = "import loadgen.worker, sys; print(sorted({'numpy', 'aiohttp', 'tiktoken'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+async def test_one_schedule_whatever_the_workers(serve: Serve, wire: type[Wire], start: Start, workers: int):
+    """All workers' logs together hold each planned request once, at the planned moment, by the worker of its index."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(2))
+
+    server = await serve(script)
+    several = [await start(server.url, worker=number, workers=workers) for number in range(workers)]
+    for worker in several:
+        await worker.hear()
+    offsets_ns = [3_000_000 * (index * 7 % 11) for index in range(30)]
+    plan(several[0].directory / "plan", *sorted(offsets_ns))
+    start_ns = several[0].clock.now_ns()
+    for worker in several:
+        await worker.send(cmd="run", plan=str(several[0].directory / "plan"), start_ns=start_ns)
+    assert sum([(await worker.hear())["finished"] for worker in several]) == 30
+    got = several[0].log()
+    assert list(range(30)) == got.index.tolist()
+    assert sorted(offsets_ns) == (got.scheduled_ns - start_ns).tolist()
+    assert [index % workers for index in range(30)] == got.worker.tolist()
+    assert (["ok"] * 30, [2] * 30) == (got.status.tolist(), got.output_tokens.tolist())
+
+
+async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
+    """Two servers and a proxy's path on the second take turns, each over connections of its own."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(1))
+
+    servers = [await serve(script) for _ in range(2)]
+    urls = [servers[0].url + "/v1", servers[1].url, servers[1].url + "/proxy/v1/"]
+    worker = await start("", urls=urls)
+    await worker.hear()
+    plan(tmp_path / "plan", *[-1] * 6, urls=3)
+    await worker.send(cmd="run", plan=str(tmp_path / "plan"), start_ns=0, concurrency=1)
+    await worker.hear()
+    got = worker.log()
+    roots = [servers[0].url, servers[1].url, servers[1].url + "/proxy"]
+    assert [roots[index % 3] + PATH for index in range(6)] == got.endpoint_url.tolist()
+    assert [2, 4] == [len(server.peers) for server in servers]
+    assert [1, 1] == [server.connections for server in servers]
+    assert {servers[1].url.removeprefix("http://")} == {peer.header("Host") for peer in servers[1].peers}
+
+
+async def test_a_worker_without_reuse_says_so(serve: Serve, wire: type[Wire], start: Start):
+    """Connection: close in the request, and a connection a request."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(1))
+
+    server = await serve(script)
+    worker = await start(server.url, reuse=False)
+    await worker.hear()
+    await worker.run(-1, -1, concurrency=1)
+    await worker.hear()
+    assert {"close"} == {peer.header("Connection") for peer in server.peers}
+    assert server.connections == 2
+
+
+async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire], start: Start):
+    """Two hundred at once where forty files may be open: those beyond are failures that say why, and the run ends."""
+    served = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await served.wait()
+        await peer.say(wire.answer(1))
+
+    server = await serve(script)
+    worker = await start(server.url, prelude="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))")
+    await worker.hear()
+    await worker.run(*[0] * 200)
+    await _until(lambda: len(worker.log()) == 200 and worker.log().status.tolist().count("failed") > 150)
+    served.set()
+    assert (await worker.hear())["finished"] == 200
+    got = worker.log()
+    assert {"", "connect: Too many open files"} == set(got.error)
+    assert got.status.tolist().count("ok") == len(server.peers) > 0
+
+
+async def test_a_worker_speaks_tls(serve: Serve, wire: type[Wire], start: Start, certificate: tuple[Path, Path]):
+    """To a server whose authority its specification names."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(3))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate[1], certificate[0])
+    server = await serve(script, ssl=context)
+    worker = await start(server.url, tls={"ca": str(certificate[1])})
+    await worker.hear()
+    await worker.run(-1, -1, concurrency=1)
+    await worker.hear()
+    got = worker.log()
+    assert (["ok"] * 2, [False, True]) == (got.status.tolist(), got.reused.tolist())
+    assert (got.submit_ns >= got.connected_ns).all()
+
+
+async def test_a_worker_tells_of_itself(serve: Serve, wire: type[Wire], start: Start):
+    """How late its reads were, what its garbage collector cost, how much memory it has."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(3))
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, 0, 500_000_000)
+    await worker.hear()
+    logged = [*log.read_log(worker.directory / "requests-0.log")]
+    last = [record for record in logged if isinstance(record, log.WorkerStat)][-1]
+    assert last.gc_pause_max_ns <= last.gc_pause_total_ns
+    assert 10_000_000 < last.rss_bytes < 100_000_000
+    if last.kernel_stamps:
+        assert sum(last.read_late_counts) > 0
+        assert last.read_late_max_ns >= 0
 
 
 async def test_a_full_disk_ends_the_worker(serve: Serve, wire: type[Wire], start: Start):

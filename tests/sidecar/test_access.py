@@ -12,8 +12,10 @@ import pytest
 from scraper.access import basic
 from sidecar.access import AccessOptions, check_access, metrics_access
 from sidecar.cli import _command
-from sidecar.config import RunOptions, ScrapeOptions, as_recorded, check, check_scrape, load_yaml
+from sidecar.config import as_recorded, check, check_scrape, load_yaml
 from sidecar.errors import ConfigurationError
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
 
 URL = "http://127.0.0.1:8000"
 
@@ -41,10 +43,13 @@ def test_each_option_arrives():
 def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
     """And only where nothing else was said of credentials."""
     own = {"127.0.0.1:8000": {"Authorization": "Bearer sk"}}
-    assert own == metrics_access(AccessOptions(), url=f"{URL}/v1", api_key="sk").host_headers
-    assert {} == metrics_access(AccessOptions(metrics_token="t"), url=URL, api_key="sk").host_headers
-    assert {} == metrics_access(AccessOptions(metrics_header=("authorization: x",)), url=URL, api_key="sk").host_headers
-    assert {} == metrics_access(AccessOptions(), url=URL, api_key=None).host_headers
+    assert own == metrics_access(AccessOptions(), urls=(f"{URL}/v1",), api_key="sk").host_headers
+    assert {} == metrics_access(AccessOptions(metrics_token="t"), urls=(URL,), api_key="sk").host_headers
+    assert (
+        {}
+        == metrics_access(AccessOptions(metrics_header=("authorization: x",)), urls=(URL,), api_key="sk").host_headers
+    )
+    assert {} == metrics_access(AccessOptions(), urls=(URL,), api_key=None).host_headers
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
 def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[str, object], said: str):
     """One line with the option and the cure, for `run` and `scrape` alike; no secret stands in it."""
     for checked in (
-        lambda: check(dataclasses.replace(RunOptions(url=URL), **options)),
+        lambda: check(dataclasses.replace(RunOptions(url=(URL,)), **options)),
         lambda: check_scrape(dataclasses.replace(ScrapeOptions(url=URL), **options)),
     ):
         with pytest.raises(ConfigurationError) as caught:
@@ -97,16 +102,18 @@ def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[st
 def test_a_url_with_a_user_is_a_metrics_url_only():
     """The user of a page is asked for there and masked in what is recorded; the target's key is an option."""
     page = "http://ann:hush@127.0.0.1:9400/metrics"
-    options = check(RunOptions(url=URL, metrics=(page,)))
+    options = check(RunOptions(url=(URL,), metrics=(page,)))
     assert (page,) == options.metrics
     assert ["http://***@127.0.0.1:9400/metrics"] == as_recorded(options)["metrics"]
     with pytest.raises(ConfigurationError, match="would stand in every file of the run"):
-        check(RunOptions(url="http://ann:hush@127.0.0.1:8000"))
+        check(RunOptions(url=("http://ann:hush@127.0.0.1:8000",)))
 
 
 def test_what_is_recorded_has_no_secret():
     """Of a header its name, of a token and a user only that there was one."""
-    options = RunOptions(url=URL, metrics_user="ann:hush", metrics_token="hush", metrics_header=("X-Key: hush", "hush"))
+    options = RunOptions(
+        url=(URL,), metrics_user="ann:hush", metrics_token="hush", metrics_header=("X-Key: hush", "hush")
+    )
     recorded = as_recorded(options)
     assert ("***", "***", ["X-Key: ***", "***"]) == (
         recorded["metrics_user"],

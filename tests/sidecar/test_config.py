@@ -15,8 +15,6 @@ from loadgen import workloads
 from sidecar.config import (
     DEFAULT_DURATION_S,
     DEFAULT_RATE_PER_S,
-    RunOptions,
-    ScrapeOptions,
     as_recorded,
     check,
     check_scrape,
@@ -24,6 +22,8 @@ from sidecar.config import (
     load_yaml,
 )
 from sidecar.errors import ConfigurationError
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
 
 URL = "http://127.0.0.1:8000"
 NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})
@@ -144,7 +144,7 @@ def test_unreadable_files_are_one_line(tmp_path: Path):
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_what_must_be_positive_is(name: str, value: float):
     """Zero, negative and no number at all are refused by the option's name and value."""
-    message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+    message = refusal(dataclasses.replace(RunOptions(url=(URL,)), **{name: value}))
     assert f"--{name.replace('_', '-')} {value:g}: must be greater than 0" == message
 
 
@@ -154,7 +154,7 @@ def test_what_must_be_positive_is(name: str, value: float):
 )
 def test_counts_have_a_least_value(name: str, value: float, least: int):
     """The line says which."""
-    message = refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+    message = refusal(dataclasses.replace(RunOptions(url=(URL,)), **{name: value}))
     assert f"--{name.replace('_', '-')} {value}: must be at least {least}" == message
 
 
@@ -170,23 +170,23 @@ def test_counts_have_a_least_value(name: str, value: float, least: int):
 )
 def test_what_no_machine_can_do_is_refused_before_the_run(name: str, value: float, said: str):
     """An absurd value is an error of its option, not a traceback after the measurement."""
-    assert said == refusal(dataclasses.replace(RunOptions(url=URL), **{name: value}))
+    assert said == refusal(dataclasses.replace(RunOptions(url=(URL,)), **{name: value}))
 
 
 def test_a_schedule_of_more_requests_than_memory_holds_is_refused():
     """Each of the two is possible, both together are not."""
-    assert "more than 10,000,000 requests" in refusal(RunOptions(url=URL, rate=1e6, duration=1e6))
+    assert "more than 10,000,000 requests" in refusal(RunOptions(url=(URL,), rate=1e6, duration=1e6))
 
 
 def test_open_and_closed_loop_exclude_each_other():
     """Asked for both, neither is guessed."""
-    message = refusal(RunOptions(url=URL, rate=1.0, concurrency=2))
+    message = refusal(RunOptions(url=(URL,), rate=1.0, concurrency=2))
     assert message.startswith("--rate and --concurrency exclude each other")
 
 
 def test_an_unknown_workload_lists_the_names_and_the_nearest():
     """All of them, so that one can be chosen without a second try."""
-    message = refusal(RunOptions(url=URL, workload="synthetic-unifrom"))
+    message = refusal(RunOptions(url=(URL,), workload="synthetic-unifrom"))
     assert "did you mean 'synthetic-uniform'" in message
     assert all(name in message for name in workloads.NAMES)
 
@@ -194,8 +194,8 @@ def test_an_unknown_workload_lists_the_names_and_the_nearest():
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://["])
 def test_a_url_must_be_http_with_a_host(url: str):
     """For the target and for every metrics page alike."""
-    assert f"--url {url}: must be an http:// or https:// URL" in refusal(RunOptions(url=url))
-    assert f"--metrics {url}: must be" in refusal(RunOptions(url=URL, metrics=(f"{URL}/metrics", url)))
+    assert f"--url {url}: must be an http:// or https:// URL" in refusal(RunOptions(url=(url,)))
+    assert f"--metrics {url}: must be" in refusal(RunOptions(url=(URL,), metrics=(f"{URL}/metrics", url)))
 
 
 def test_the_target_must_be_named():
@@ -208,10 +208,10 @@ def test_the_target_must_be_named():
 
 def test_defaults_depend_on_each_other():
     """An open loop has a rate, a closed loop none; without a number of requests, a duration ends the load."""
-    assert (DEFAULT_RATE_PER_S, DEFAULT_DURATION_S) == _load(RunOptions(url=URL))
-    assert (DEFAULT_RATE_PER_S, None) == _load(RunOptions(url=URL, requests=5))
-    assert (None, DEFAULT_DURATION_S) == _load(RunOptions(url=URL, concurrency=3))
-    assert (2.0, 7.0) == _load(RunOptions(url=URL, rate=2.0, requests=5, duration=7.0))
+    assert (DEFAULT_RATE_PER_S, DEFAULT_DURATION_S) == _load(RunOptions(url=(URL,)))
+    assert (DEFAULT_RATE_PER_S, None) == _load(RunOptions(url=(URL,), requests=5))
+    assert (None, DEFAULT_DURATION_S) == _load(RunOptions(url=(URL,), concurrency=3))
+    assert (2.0, 7.0) == _load(RunOptions(url=(URL,), rate=2.0, requests=5, duration=7.0))
 
 
 def _load(options: RunOptions) -> tuple[float | None, float | None]:
@@ -242,9 +242,9 @@ def test_no_address_to_listen_on(listen: str):
 
 def test_what_is_recorded_is_json_with_secrets_masked():
     """Every option stands there under its name; of a secret only that there was one."""
-    options = RunOptions(url=URL, api_key="hush", metrics=(URL,), out=Path("here"))
+    options = RunOptions(url=(URL,), api_key="hush", metrics=(URL,), out=Path("here"))
     recorded = as_recorded(options)
     assert [field.name for field in dataclasses.fields(RunOptions)] == list(recorded)
     assert ("***", [URL], "here") == (recorded["api_key"], recorded["metrics"], recorded["out"])
     assert "hush" not in json.dumps(recorded)
-    assert None is as_recorded(RunOptions(url=URL))["api_key"]
+    assert None is as_recorded(RunOptions(url=(URL,)))["api_key"]

@@ -11,9 +11,11 @@ import pytest
 from scraper.endpoint import Scrape
 from scraper.log import ScrapeLog
 from sidecar import cli
-from sidecar.config import DEFAULT_FORMATS, RunOptions, ScrapeOptions, check, check_scrape
+from sidecar.config import check, check_scrape
 from sidecar.derive import derive
 from sidecar.errors import ConfigurationError
+from sidecar.load_options import RunOptions
+from sidecar.options import DEFAULT_FORMATS, ScrapeOptions
 from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
@@ -84,7 +86,7 @@ def test_what_is_no_format_is_refused(name: str):
     """One line names the option, the value and what would be valid; HTML is not written yet."""
     said = rf"^--formats {name}: (is not written yet|no such format); choose from json, csv, jsonl, parquet, text$"
     with pytest.raises(ConfigurationError, match=said):
-        check(RunOptions(url="http://127.0.0.1:9", formats=("json", name)))
+        check(RunOptions(url=("http://127.0.0.1:9",), formats=("json", name)))
     with pytest.raises(ConfigurationError, match=said):
         check_scrape(ScrapeOptions(metrics=(URL,), formats=(name,)))
 
@@ -100,7 +102,7 @@ def test_a_refusal_as_a_user_sees_it(said: str, tmp_path: Path, capsys: pytest.C
 
 def test_the_default_is_a_valid_choice():
     """And what the options have."""
-    assert DEFAULT_FORMATS == check(RunOptions(url="http://127.0.0.1:9")).formats
+    assert DEFAULT_FORMATS == check(RunOptions(url=("http://127.0.0.1:9",))).formats
 
 
 def test_the_export_has_a_schema(capsys: pytest.CaptureFixture[str]):

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 from aiohttp import web
 
-from sidecar.config import RunOptions, ScrapeOptions
-from sidecar.prepare import planned_requests, prepare_scrape
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
+from sidecar.planning import planned_requests
+from sidecar.prepare import prepare_scrape
 
 URL = "http://127.0.0.1:8000"
 
@@ -24,7 +26,7 @@ URL = "http://127.0.0.1:8000"
 )
 def test_a_closed_loop_is_prepared_whole_before_the_load(load: dict[str, float], expected: int | None):
     """By its number of requests; else two a second and slot, at least ten a slot, and not without bound."""
-    assert expected == planned_requests(dataclasses.replace(RunOptions(url=URL), **load))
+    assert expected == planned_requests(dataclasses.replace(RunOptions(url=(URL,)), **load))
 
 
 async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():

@@ -197,7 +197,7 @@ def test_reading_twice_reads_the_same(what: Recorded):
         first, second = open_run(path), open_run(path)
         assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     for field in fields(RequestLog):
-        assert np.array_equal(getattr(first.requests, field.name), getattr(second.requests, field.name))
+        np.testing.assert_array_equal(getattr(first.requests, field.name), getattr(second.requests, field.name))
     assert (first.events, first.worker_stats, first.manifest) == (second.events, second.worker_stats, second.manifest)
 
 

@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 
 from scraper.engines import QUANTITIES
 from sidecar import schema
-from sidecar.config import ALIASES, RunOptions, load_yaml
+from sidecar.config import ALIASES, load_yaml
+from sidecar.load_options import RunOptions
 
 STATISTICS = ("mean", "std", "min", "max", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99_9")
 
@@ -82,7 +83,7 @@ def test_an_option_by_its_other_name_fits(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["rat: 1", "rate: fast", "endpoint: chatt", "metrics: [1]", "quiet: 1", "seed: 1.5", "tokenizer: gpt2"]
+    "text", ["rat: 1", "rate: fast", "endpoint: chatt", "metrics: [1]", "quiet: 1", "seed: 1.5", "warmup: often"]
 )
 def test_a_configuration_with_a_mistake_does_not(text: str):
     """An editor that knows the schema shows the mistake."""
@@ -116,13 +117,14 @@ def test_every_property_of_a_summary_is_described():
 
 
 def test_objects_of_a_summary_are_closed():
-    """Only names that depend on data are free: kinds of errors, reasons, failures, sources, what was asked."""
+    """Only names that depend on data are free: kinds of errors, reasons, failures, sources, classes, what was asked."""
     free = {
         where.rpartition("/")[2]
         for where, found in properties(schema.summary())
         if found.get("type") == "object" and found.get("additionalProperties") is not False
     }
-    assert {"missing", "errors", "failures", "config", "tests", "absent", "without"} == free
+    named = {"missing", "errors", "failures", "config", "tests", "absent", "without"}
+    assert named | {"classes", "special_tokens"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():

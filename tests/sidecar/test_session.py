@@ -9,7 +9,8 @@ import msgspec
 from scraper.access import Access
 from scraper.worker import Spec
 from sidecar.clock import anchor
-from sidecar.config import RunOptions, ScrapeOptions
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
 from sidecar.session import scraper_spec
 
 

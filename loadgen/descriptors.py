@@ -1,0 +1,89 @@
+"""File descriptors and ports: what a load needs, and what this machine gives."""
+
+from __future__ import annotations
+
+import math
+import resource
+from pathlib import Path
+
+# Standard streams, log, plan, event loop, timer, name service.
+_OWN_DESCRIPTORS = 32
+# Replies that take longer than this are not foreseen.
+_ENOUGH_S = 30.0
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def raise_limit() -> int:
+    """Raise this process's limit of open files as far as it may go, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            # macOS names a hard limit that it does not grant.
+            return _count(soft)
+    return _count(hard)
+
+
+def descriptor_limit() -> int:
+    """How many files a process started by this one can have open at once."""
+    return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def needed_descriptors(connections: int, *, workers: int = 1) -> int:
+    """How many descriptors the busiest of the workers needs for so many connections at once in all."""
+    return math.ceil(connections / workers) + _OWN_DESCRIPTORS
+
+
+def port_count() -> int | None:
+    """How many connections to one address and port this machine can have at once; None when it does not tell."""
+    try:
+        first, last = map(int, _PORT_RANGE.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    return last - first + 1
+
+
+def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | None:
+    """Say in a line why so many connections at once cannot be had here, with the cure; None when they can.
+
+    connections  a closed loop's concurrency, or what an open loop is expected to have in flight
+    targets      how many addresses they spread over evenly; each has all local ports for itself
+    """
+    needed, limit = needed_descriptors(connections, workers=workers), descriptor_limit()
+    if needed > limit:
+        return (
+            f"{connections} connections at once need {needed} open files in a load worker, and its limit is {limit}: "
+            f"raise it (ulimit -Hn), or share them among more workers"
+        )
+    ports, wanted = port_count(), math.ceil(connections / targets)
+    if ports is not None and wanted > ports:
+        return (
+            f"{wanted} connections at once to one address need as many local ports, and this machine has {ports}: "
+            f"widen net.ipv4.ip_local_port_range, or name more than one --url"
+        )
+    return None
+
+
+def outlasting(rate_per_s: float, *, workers: int = 1, targets: int = 1) -> str | None:
+    """Say after how long a reply an open loop runs out of open files or ports; None when that is no danger.
+
+    In flight are rate x duration of a reply, so the limits over the rate are the longest that replies may take.
+    """
+    if rate_per_s <= 0:
+        return None
+    files_s = (descriptor_limit() - _OWN_DESCRIPTORS) * workers / rate_per_s
+    ports = port_count()
+    ports_s = math.inf if ports is None else ports * targets / rate_per_s
+    longest_s = min(files_s, ports_s)
+    if longest_s >= _ENOUGH_S:
+        return None
+    what, cure = ("open files", "ulimit -Hn") if files_s <= ports_s else ("local ports", "net.ipv4.ip_local_port_range")
+    return (
+        f"at {rate_per_s:g} requests/s, replies that take longer than {longest_s:.1f} s use up this machine's {what}; "
+        f"raise {cure}"
+    )
+
+
+def _count(limit: int) -> int:
+    return 1 << 31 if limit == resource.RLIM_INFINITY else limit

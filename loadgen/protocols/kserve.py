@@ -1,0 +1,183 @@
+"""KServe v2's ModelStreamInfer over gRPC, as Triton serves TensorRT-LLM: tensors in, a tensor of text a response.
+
+A request is a serialized ModelInferRequest; a reply is read from gRPC's own framing (a flag, a length, a message), its
+trailers framed as in gRPC-Web. protobuf is imported when the first message is made or read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+from loadgen.protocols.failures import UNREADABLE
+from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
+from loadgen.protocols.sse import SseEvent
+from loadgen.protocols.stream import Form, Seen
+from loadgen.protocols.stream import read_reply as read
+
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+CONTENT_TYPE = "application/grpc"
+
+_PREFIX_BYTES = 5
+_TRAILERS = 0x80
+_FINAL = "triton_final_response"
+# KServe's name of a type, and the field of InferTensorContents that holds it.
+_DATATYPES = {bool: ("BOOL", "bool_contents"), int: ("INT32", "int_contents"), float: ("FP32", "fp32_contents")}
+
+
+@cache
+def _messages() -> dict[str, Any]:
+    """The message classes by name, from kserve.proto as it was compiled, in a pool of their own."""
+    # Heavy, and only gRPC needs it.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
+
+    compiled = resources.files("loadgen.protocols").joinpath("kserve.desc").read_bytes()
+    files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
+    pool = descriptor_pool.DescriptorPool()
+    return {
+        name.removeprefix("inference."): kind for name, kind in message_factory.GetMessages(files, pool=pool).items()
+    }
+
+
+def encode_request(
+    target: Target,
+    prompt: Prompt | str,
+    max_tokens: int,
+    temperature: float,
+    *,
+    ignore_eos: bool = True,
+    stream: bool = True,
+) -> tuple[str, bytes]:
+    """The method's path and a ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
+
+    `ignore_eos` is a parameter of the request: Triton hands it on, and what does not know it does not mind.
+    """
+    request = _messages()["ModelInferRequest"](model_name=target.model)
+    tensors: dict[str, object] = {"text_input": joined(prompt), "max_tokens": max_tokens, "stream": stream}
+    tensors |= {"temperature": float(temperature), "return_num_input_tokens": True, "return_num_output_tokens": True}
+    for name, value in with_extra(tensors, target).items():
+        tensor = request.inputs.add(name=name, shape=[1, 1])
+        if type(value) in _DATATYPES:
+            tensor.datatype, contents = _DATATYPES[type(value)]
+            getattr(tensor.contents, contents).append(value)
+        else:
+            tensor.datatype = "BYTES"
+            tensor.contents.bytes_contents.append(str(value).encode())
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    if ignore_eos:
+        request.parameters["ignore_eos"].bool_param = True
+    return METHOD, request.SerializeToString(deterministic=True)
+
+
+def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
+    """The next turn of a session: the text so far, the reply, and what the turn adds, as one text."""
+    kind = _messages()["ModelInferRequest"]
+    request = kind.FromString(added_body)
+    said = [_text_input(body) for body in (kind.FromString(previous_body), request)]
+    for tensor in request.inputs:
+        if tensor.name == "text_input":
+            tensor.contents.bytes_contents[0] = said[0] + reply_text.encode() + said[1]
+    return bytes(request.SerializeToString(deterministic=True))
+
+
+def _text_input(request: Any) -> bytes:
+    return next(bytes(tensor.contents.bytes_contents[0]) for tensor in request.inputs if tensor.name == "text_input")
+
+
+def with_id(body: bytes, request_id: str) -> bytes:
+    """A serialized request with that id: protobuf reads fields appended to a message as part of it."""
+    text = request_id.encode()
+    if len(text) > 127:  # the length takes one byte
+        raise ValueError(f"a request id of {len(text)} bytes")
+    return body + b"\x1a" + bytes([len(text)]) + text
+
+
+def frame(message: bytes) -> bytes:
+    """A message as gRPC frames it on the wire."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def trailers(status: int, message: str) -> bytes:
+    """The end of a call: its status code and what the server said of it."""
+    text = f"grpc-status: {status}\r\ngrpc-message: {' '.join(message.split())}\r\n".encode()
+    return bytes([_TRAILERS]) + len(text).to_bytes(4, "big") + text
+
+
+def _split(data: bytes) -> Iterator[SseEvent]:
+    """The messages of a stream that may be torn anywhere; the trailers are an event of that name."""
+    at = 0
+    while (begin := at + _PREFIX_BYTES) <= len(data):
+        at = begin + int.from_bytes(data[begin - 4 : begin], "big")
+        if at > len(data):
+            return
+        yield SseEvent("trailers" if data[begin - 5] & _TRAILERS else "", data[begin:at], at)
+
+
+def _take(seen: Seen, event: SseEvent) -> None:
+    """Add one message to what was seen. Raises what UNREADABLE lists."""
+    if event.name:
+        _ended(seen, event)
+        return
+    message = _decoded(event.data)
+    if message.error_message:
+        seen.fail(" ".join(message.error_message.split()))
+        return
+    response = message.infer_response
+    seen.response_id = seen.response_id or response.id
+    raw = response.raw_output_contents
+    for number, output in enumerate(response.outputs):
+        values = _values(output, raw[number] if number < len(raw) else None)
+        if output.name == "text_output":
+            seen.say(event.end, b"".join(values).decode(errors="replace"))
+        elif output.name == "finish_reason" and any(values):
+            seen.finish_reason = b"".join(values).decode(errors="replace")
+        elif output.name == "num_input_tokens" and values:
+            seen.count(int(values[0]), None)
+        elif output.name == "num_output_tokens" and values:
+            # Each response tells its own tokens (Triton's vLLM backend, additional outputs).
+            seen.count(None, max(seen.output_tokens, 0) + int(values[0]))
+    if _FINAL in response.parameters and response.parameters[_FINAL].bool_param:
+        seen.done_end = event.end
+
+
+def _decoded(data: bytes) -> Any:
+    from google.protobuf.message import DecodeError  # noqa: PLC0415  # as in _messages
+
+    try:
+        return _messages()["ModelStreamInferResponse"].FromString(data)
+    except DecodeError as error:
+        raise UNREADABLE[0](f"{error}") from None
+
+
+def _values(output: Any, raw: bytes | None) -> list[Any]:
+    """The elements of an output tensor, from its typed contents or from the raw ones beside it."""
+    contents = output.contents
+    if raw is None:
+        fields = (contents.bytes_contents, contents.int_contents, contents.uint_contents, contents.int64_contents)
+        return [value for field in fields for value in field]
+    if output.datatype == "BYTES":
+        values, at = [], 0
+        while at + 4 <= len(raw):
+            begin, at = at + 4, at + 4 + int.from_bytes(raw[at : at + 4], "little")
+            values.append(raw[begin:at])
+        return values
+    width = 8 if output.datatype.endswith("64") else 4
+    return [int.from_bytes(raw[at : at + width], "little") for at in range(0, len(raw), width)]
+
+
+def _ended(seen: Seen, event: SseEvent) -> None:
+    fields = dict(line.partition(": ")[::2] for line in event.data.decode(errors="replace").split("\r\n"))
+    if fields.get("grpc-status") != "0":
+        seen.fail(fields.get("grpc-message") or f"gRPC status {fields.get('grpc-status')}")
+    seen.done_end = event.end
+
+
+def _whole(seen: Seen, data: bytes) -> None:
+    for event in _split(data):
+        _take(seen, event)
+
+
+FORM = Form(kinds=frozenset({CONTENT_TYPE}), split=_split, take=_take, whole=_whole)
+read_reply = partial(read, FORM)

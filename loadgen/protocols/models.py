@@ -1,0 +1,62 @@
+"""Which models a server says it has, and how long each may be: what a target is asked before any load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.protocols.timings import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Where models are listed, from the server's root, and how the answer is read.
+
+    `read` gives each model's limit on input and output tokens together by its name, None where it is not said; it
+    raises what failures.UNREADABLE lists on anything that is no such list.
+    """
+
+    path: str
+    read: Callable[[bytes], dict[str, int | None]]
+
+
+class _Served(msgspec.Struct, gc=False):
+    id: str
+    max_model_len: Count | None = None
+
+
+class _OpenAi(msgspec.Struct, gc=False):
+    data: list[_Served]
+
+
+class _Tag(msgspec.Struct, gc=False):
+    name: str
+
+
+class _Ollama(msgspec.Struct, gc=False):
+    models: list[_Tag]
+
+
+class _Tgi(msgspec.Struct, gc=False):
+    model_id: str
+    max_total_tokens: Count | None = None
+
+
+def _openai(body: bytes) -> dict[str, int | None]:
+    return {served.id: served.max_model_len for served in msgspec.json.decode(body, type=_OpenAi).data}
+
+
+def _ollama(body: bytes) -> dict[str, int | None]:
+    return dict.fromkeys(tag.name for tag in msgspec.json.decode(body, type=_Ollama).models)
+
+
+def _tgi(body: bytes) -> dict[str, int | None]:
+    info = msgspec.json.decode(body, type=_Tgi)
+    return {info.model_id: info.max_total_tokens}
+
+
+OPENAI = Listing(path="/v1/models", read=_openai)
+OLLAMA = Listing(path="/api/tags", read=_ollama)
+TGI = Listing(path="/info", read=_tgi)

@@ -1,0 +1,118 @@
+"""Ollama's native /api/chat: a JSON object a line, the last of them with counts and durations in ns.
+
+Zero durations and counts are left out by the server, so what is missing in a last line is unknown.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from loadgen.protocols.failures import NULL, failure_of
+from loadgen.protocols.lines import lines
+from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
+from loadgen.protocols.reply import ServerTimings
+from loadgen.protocols.sse import SseEvent
+from loadgen.protocols.stream import Form, Seen
+from loadgen.protocols.stream import read_reply as read
+from loadgen.protocols.timings import Count
+
+
+def encode_request(
+    target: Target,
+    prompt: Prompt | str,
+    max_tokens: int,
+    temperature: float,
+    *,
+    ignore_eos: bool = True,  # noqa: ARG001  # Ollama has no such option: it always stops at the end of a sequence
+    stream: bool = True,
+) -> tuple[str, bytes]:
+    """Path and JSON body; lengths and sampling stand in `options`."""
+    body = {
+        "model": target.model,
+        "messages": messages_of(prompt),
+        "stream": stream,
+        "options": {"num_predict": max_tokens, "temperature": temperature},
+    }
+    return "/api/chat", msgspec.json.encode(with_extra(body, target))
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Line(msgspec.Struct, gc=False):
+    message: _Message | None = None
+    done: bool = False
+    done_reason: str | None = None
+    error: msgspec.Raw = NULL
+    total_duration: Count | None = None
+    load_duration: Count | None = None
+    prompt_eval_count: Count | None = None
+    prompt_eval_duration: Count | None = None
+    eval_count: Count | None = None
+    eval_duration: Count | None = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def _take(seen: Seen, event: SseEvent) -> None:
+    """Add one line to what was seen. Raises what UNREADABLE lists."""
+    line = _decode(event.data)
+    if not _described(seen, line):
+        return
+    message = line.message or _Message()
+    # The last line's message is empty by design, and nothing was generated for it.
+    if not line.done or message.content:
+        seen.say(event.end, message.content, message.thinking or "", tools=bool(message.tool_calls))
+    if line.done:
+        seen.done_end = event.end
+
+
+def _whole(seen: Seen, data: bytes) -> None:
+    line = _decode(data)
+    if _described(seen, line):
+        seen.texts.append((line.message or _Message()).content)
+
+
+def _described(seen: Seen, line: _Line) -> bool:
+    """Note all but the content; False when the line is an error."""
+    if (message := failure_of(line.error)) is not None:
+        seen.fail(message)
+        return False
+    if line.done:
+        # Older servers give no reason.
+        seen.finish_reason = line.done_reason or "stop"
+        seen.count(line.prompt_eval_count, line.eval_count)
+        seen.timings = _timings(line)
+    return True
+
+
+def _timings(line: _Line) -> ServerTimings:
+    """The total runs from the handler's start; the load holds waiting for a runner too, so it is no queue."""
+    prefill_ms, decode_ms = _ms(line.prompt_eval_duration), _ms(line.eval_duration)
+    return ServerTimings(
+        source="ollama",
+        load_ms=_ms(line.load_duration),
+        prefill_ms=prefill_ms,
+        decode_ms=decode_ms,
+        e2e_ms=_ms(line.total_duration),
+        prompt_tps=_per_s(line.prompt_eval_count, prefill_ms),
+        generation_tps=_per_s(line.eval_count, decode_ms),
+    )
+
+
+def _ms(duration_ns: int | None) -> float:
+    return float("nan") if duration_ns is None else duration_ns / 1e6
+
+
+def _per_s(tokens: int | None, duration_ms: float) -> float:
+    return tokens / duration_ms * 1e3 if tokens is not None and duration_ms > 0 else float("nan")
+
+
+FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take, whole=_whole)
+read_reply = partial(read, FORM)

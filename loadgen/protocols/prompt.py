@@ -1,0 +1,61 @@
+"""What is asked, of which server: the same for every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Endpoint = Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt's text, and the system prompt that stands before it."""
+
+    text: str
+    system: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server and the model asked there; `base_url` may end in /v1 or be the root.
+
+    `endpoint` is a name in PROTOCOLS. `extra` is merged into every request's body at the end, so that it can add a
+    field, replace one, or (with None) leave one out; in gRPC a field is a tensor.
+    """
+
+    base_url: str
+    model: str
+    endpoint: Endpoint = "chat"
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+def root_url(base_url: str) -> str:
+    """The server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
+    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def prompt_of(prompt: Prompt | str) -> Prompt:
+    """A bare text is a prompt without a system prompt."""
+    return Prompt(text=prompt) if isinstance(prompt, str) else prompt
+
+
+def joined(prompt: Prompt | str) -> str:
+    """The one text that a protocol without roles is sent: the system prompt, a blank line, the prompt."""
+    whole = prompt_of(prompt)
+    return f"{whole.system}\n\n{whole.text}" if whole.system else whole.text
+
+
+def messages_of(prompt: Prompt | str) -> list[dict[str, str]]:
+    """The messages of a chat: the system prompt, if there is one, and the user's."""
+    whole = prompt_of(prompt)
+    system = [{"role": "system", "content": whole.system}] if whole.system else []
+    return [*system, {"role": "user", "content": whole.text}]
+
+
+def with_extra(body: Mapping[str, object], target: Target) -> dict[str, object]:
+    """A body with the target's extra fields; those that are None are left out."""
+    return {
+        name: value for name, value in {**body, **target.extra}.items() if target.extra.get(name, value) is not None
+    }

@@ -1,0 +1,214 @@
+"""Reading a reply, streamed or whole, from bytes and stamps; what its events mean is each protocol's own.
+
+What counts as content, in every protocol: visible text, reasoning and calls of tools, since the model generated them
+and the client waited for them. The first token is the first content that is not blank, at the moment its complete
+event was read (draft-gaikwad, sections first-token-def and http-sse). Token counts are the server's, never the number
+of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadgen.http1 import ProtocolError, parse_head
+from loadgen.protocols.body import Body, Int64s, Stamps, body_of
+from loadgen.protocols.failures import UNREADABLE, server_message
+from loadgen.protocols.reply import Reply, ServerTimings
+from loadgen.protocols.sse import SseEvent, events
+from loadgen.protocols.timings import of_headers
+
+_DONE = b"[DONE]"
+_SSE = "text/event-stream"
+_RETRY_CHARS = 40
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What the events of one reply have told so far; `texts` is the visible content of choice 0."""
+
+    ends: list[int] = field(default_factory=list)
+    chars: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    number: int = 0
+    first: int = -1
+    first_kind: str = ""
+    output_end: int = -1
+    done_end: int = -1
+    input_tokens: int = -1
+    output_tokens: int = -1
+    cached_tokens: int = -1
+    reasoning_chunks: int = 0
+    tool_chunks: int = 0
+    finish_reason: str = ""
+    error: str = ""
+    role_only_first: bool = False
+    response_id: str = ""
+    timings: ServerTimings | None = None
+
+    def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
+        """An event whose data ends at `end` brought this; one that brought nothing is generated output all the same."""
+        if self.output_end < 0:
+            self.output_end = end
+        if not (text or reasoning or tools):
+            return
+        if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
+            self.first, self.first_kind = len(self.ends), kind
+        self.ends.append(end)
+        self.chars.append(len(text) + len(reasoning))
+        self.reasoning_chunks += bool(reasoning)
+        self.tool_chunks += tools
+
+    def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
+        """Content of the only choice there is."""
+        self.content(end, text, reasoning, tools=tools)
+        if text:
+            self.texts.append(text)
+
+    def complete(self, *, streamed: bool) -> bool:
+        """Whether all was said: a stream's last event came, or a finish reason, and no error."""
+        return bool((streamed and self.done_end >= 0) or self.finish_reason) and not self.error
+
+    def fail(self, message: str) -> None:
+        """The first error counts."""
+        self.error = self.error or f"server: {message}"
+
+    def count(self, input_tokens: int | None, output_tokens: int | None, cached_tokens: int | None = None) -> None:
+        """Token counts as the server states them; None leaves what is known."""
+        self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
+        self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
+        self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a protocol's replies look.
+
+    kinds  content types of its streams
+    split  the events of a stream
+    take   add one event of a stream to what was seen; raises what UNREADABLE lists
+    whole  add a reply that is not streamed, likewise
+    """
+
+    kinds: frozenset[str] = frozenset({_SSE})
+    split: Callable[[bytes], Iterator[SseEvent]] = events
+    take: Callable[[Seen, SseEvent], None]
+    whole: Callable[[Seen, bytes], None]
+
+
+def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Int64s, read_ends: Int64s) -> Reply:
+    """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
+
+    head       the raw response head; empty when none came
+    body       the wire body, chunk framing included, whole or torn anywhere
+    reads_ns   int64[k]: when each read returned
+    read_ends  int64[k], ascending: length of `body` after each read
+
+    Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
+    times. Any status but 200 is an error with the server's message.
+    """
+    if not head:
+        return Reply()
+    seen = Seen()
+    stamps, streamed = _read(seen, form, http_status, head, body, reads_ns, read_ends)
+    return _reply(seen, stamps, streamed=streamed)
+
+
+def reply_text(form: Form, http_status: int, head: bytes, body: bytes) -> str | None:
+    """All visible content of choice 0, without reasoning and calls of tools; None when the reply failed or is torn.
+
+    It is what a session's next turn carries: models are not shown their own earlier reasoning.
+    """
+    none = np.empty(0, np.int64)
+    seen = Seen()
+    streamed = False
+    if head:
+        _, streamed = _read(seen, form, http_status, head, body, none, none)
+    return "".join(seen.texts) if seen.complete(streamed=streamed) else None
+
+
+def _read(
+    seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes, reads_ns: Int64s, read_ends: Int64s
+) -> tuple[Stamps, bool]:
+    """Fill `seen`; return the stamps, and whether the reply was a stream."""
+    body = Body(b"", Stamps(reads_ns, read_ends))
+    try:
+        parsed = parse_head(head)
+        body = body_of(parsed, wire, reads_ns, read_ends)
+    except ProtocolError as error:
+        seen.error = f"protocol: {error}"
+        return body.stamps, True
+    kind = parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if http_status != 200:
+        wait = parsed.headers.get("retry-after")
+        later = "" if wait is None else f" (Retry-After: {wait[:_RETRY_CHARS]})"
+        seen.error, seen.done_end = f"http_{http_status}: {server_message(body.data)}{later}", 0
+        return body.stamps, False
+    if kind in form.kinds or (not kind and body.data.lstrip()[:1] != b"{"):
+        _read_stream(seen, form, body.data)
+        return body.stamps, True
+    if kind not in {"", "application/json"}:
+        seen.error, seen.done_end = f"protocol: the reply is {kind}, not an event stream", 0
+        return body.stamps, False
+    try:
+        form.whole(seen, body.data)
+        seen.done_end = len(body.data)
+    except UNREADABLE as error:
+        seen.error = f"protocol: not a completion: {error}"
+    seen.timings = seen.timings or of_headers(parsed.headers)
+    return body.stamps, False
+
+
+def _read_stream(seen: Seen, form: Form, data: bytes) -> None:
+    for event in form.split(data):
+        if event.data.strip() == _DONE:
+            seen.done_end = event.end
+            break
+        try:
+            form.take(seen, event)
+        except UNREADABLE as error:
+            seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
+        seen.number += 1
+        if seen.done_end >= 0:
+            break
+    # A JSON line that is not whole yet is no other kind of reply.
+    if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
+        seen.error = "protocol: the reply is not an event stream"
+
+
+def _reply(seen: Seen, stamps: Stamps, *, streamed: bool) -> Reply:
+    chunk_ns = stamps.at(seen.ends)
+    done = seen.done_end >= 0
+    return Reply(
+        first_output_ns=stamps.one(seen.output_end),
+        first_token_ns=int(chunk_ns[seen.first]) if seen.first >= 0 else -1,
+        last_token_ns=int(chunk_ns[-1]) if seen.first >= 0 else -1,
+        first_kind=seen.first_kind,
+        chunk_ns=chunk_ns,
+        chunk_chars=np.asarray(seen.chars, np.int64),
+        reasoning_chunks=seen.reasoning_chunks,
+        tool_chunks=seen.tool_chunks,
+        output_tokens=seen.output_tokens,
+        input_tokens=seen.input_tokens,
+        cached_tokens=seen.cached_tokens,
+        finish_reason=seen.finish_reason,
+        error=seen.error,
+        complete=seen.complete(streamed=streamed),
+        done=done,
+        done_ns=stamps.one(seen.done_end) if seen.done_end > 0 else -1,
+        role_only_first=seen.role_only_first,
+        blank_before_first=seen.first if seen.first >= 0 else len(seen.ends),
+        response_id=seen.response_id,
+        timings=seen.timings,
+    )
+
+
+def _kind(text: str, reasoning: str, *, tools: bool) -> str:
+    """What content that is not blank is; "" when it is blank."""
+    if text.strip():
+        return "content"
+    if reasoning.strip():
+        return "reasoning"
+    return "tool" if tools else ""

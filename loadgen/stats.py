@@ -1,0 +1,89 @@
+"""Statistics of a sample, and the reason that stands where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float64s = npt.NDArray[np.float64]
+
+QUANTILES = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.10,
+    "p25": 0.25,
+    "p50": 0.50,
+    "p75": 0.75,
+    "p90": 0.90,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p99_9": 0.999,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A number that is not there, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Statistics of count values; quantiles by linear interpolation, std of the sample (NaN for one value)."""
+
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    p1: float
+    p5: float
+    p10: float
+    p25: float
+    p50: float
+    p75: float
+    p90: float
+    p95: float
+    p99: float
+    p99_9: float
+
+
+def describe(values: npt.ArrayLike, why_empty: str = "no samples") -> Stats | Missing:
+    """Statistics of the values that are not NaN; Missing, and `why_empty`, when there is none."""
+    flat = known(values)
+    if not len(flat):
+        return Missing(reason=why_empty)
+    return Stats(
+        count=len(flat),
+        mean=float(flat.mean()),
+        std=float(flat.std(ddof=1)) if len(flat) > 1 else float("nan"),
+        min=float(flat.min()),
+        max=float(flat.max()),
+        **dict(zip(QUANTILES, np.quantile(flat, list(QUANTILES.values())).tolist(), strict=True)),
+    )
+
+
+def stats_json(stats: Stats | Missing) -> dict[str, Any]:
+    """Statistics for strict JSON: null where missing, and `missing` says why."""
+    if isinstance(stats, Missing):
+        names = ["mean", "std", "min", "max", *QUANTILES]
+        return {"count": 0, **dict.fromkeys(names), "missing": stats.reason}
+    block: dict[str, Any] = asdict(stats)
+    if stats.count < 2:
+        block |= {"std": None, "missing": "std: one value has no spread"}
+    return block
+
+
+def known(values: npt.ArrayLike) -> Float64s:
+    """The values that are not NaN, flat."""
+    flat = np.asarray(values, np.float64).ravel()
+    return flat[~np.isnan(flat)]
+
+
+def finite(value: float) -> float | None:
+    """A number for strict JSON: null for what is none."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,106 @@
+"""Making a text count a given number of tokens, whatever counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+_CORRECTIONS = 4
+_HALF_CHARACTER = "\ufffd"
+_FILLER = " a"
+# Around the place that a bisection ends at: counts are not quite monotone in the length of a text.
+_NEIGHBOURS = 4
+_MOST_GUESSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """A text, and how many tokens the tokenizer counts in it: what was verified, not what was wanted."""
+
+    text: str
+    tokens: int
+
+
+class TokenizerError(Exception):
+    """A tokenizer cannot be had, or stopped answering as it did when it was probed."""
+
+
+async def fit(
+    text: str,
+    tokens: int,
+    encode: Callable[[str], Awaitable[list[int]]],
+    decode: Callable[[Sequence[int]], Awaitable[str]],
+) -> FittedPrompt:
+    """Cut ids, turn them into text, count again: the text of n ids need not encode to n ids, so correct and recount.
+
+    Too long: cut again, and drop the half character that a cut leaves. Too short: go on with the text, and if that does
+    not do, with a plain word. The nearest count is kept, the shorter of two equally near. Empty text stays empty.
+    """
+    source = await encode(text)
+    if not source:
+        return FittedPrompt("", 0)
+    while len(source) < 2 * tokens:
+        source = source + source
+    candidate = await decode(source[:tokens])
+    best: FittedPrompt | None = None
+    for correction in range(1 + _CORRECTIONS):
+        counted = await encode(candidate) if candidate else []
+        fitted = FittedPrompt(candidate, len(counted))
+        if best is None or _distance(fitted, tokens) < _distance(best, tokens):
+            best = fitted
+        lacking = tokens - len(counted)
+        if lacking == 0 or correction == _CORRECTIONS:
+            break
+        if lacking < 0:
+            candidate = (await decode(counted[:tokens])).rstrip(_HALF_CHARACTER)
+        elif correction == 0:
+            candidate += await decode(source[tokens : tokens + lacking])
+        else:
+            candidate = candidate.rstrip(_HALF_CHARACTER) + _FILLER * lacking
+    return best if best is not None else FittedPrompt("", 0)
+
+
+async def fit_counted(
+    text: str, tokens: int, count: Callable[[str], Awaitable[int]], *, guess: int | None = None
+) -> FittedPrompt:
+    """The piece of `text` from its start for which `count` says `tokens`, found by bisection over its length.
+
+    `count` takes the piece to the number of tokens of the whole request, so a chat template is in it: exo-bench's
+    method (prompt construction). `text` must be long enough: repeat it before. `guess` is a length in characters to
+    begin with, and saves most of the counting when it is near.
+
+    Guarantee: the returned count is what `count` said of the returned text. Where no length gives the number wanted,
+    which happens below what the template alone takes, it is the nearest that was met, the shorter of two.
+    """
+    met: dict[int, int] = {}
+
+    async def counted(length: int) -> int:
+        if length not in met:
+            met[length] = await count(text[:length])
+        return met[length]
+
+    low, high = 0, len(text)
+    at = high // 2 if guess is None else min(max(guess, 0), high)
+    for step in range(_MOST_GUESSES if guess is not None else 0):
+        found = await counted(at)
+        if found == tokens:
+            return FittedPrompt(text[:at], found)
+        low, high = (max(low, at), high) if found < tokens else (low, min(high, at))
+        # As many characters on as the difference should take, and a little more each time, so that both sides close in.
+        stride = (tokens - found) * max(1, at) // max(1, found)
+        at = min(max(at + stride + (step if stride > 0 else -step), low), high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = await counted(middle)
+        if found == tokens:
+            return FittedPrompt(text[:middle], found)
+        low, high = (middle, high) if found < tokens else (low, middle)
+    for length in range(max(0, low - _NEIGHBOURS), min(len(text), high + _NEIGHBOURS) + 1):
+        if await counted(length) == tokens:
+            break
+    best = min(met, key=lambda length: (abs(met[length] - tokens), met[length], length))
+    return FittedPrompt(text[:best], met[best])
+
+
+def _distance(fitted: FittedPrompt, tokens: int) -> tuple[int, int]:
+    return abs(fitted.tokens - tokens), fitted.tokens

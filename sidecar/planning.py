@@ -1,0 +1,215 @@
+"""Which requests are sent, in which order and when: from options to the plans that load workers read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen import saved, workloads
+from loadgen.arrivals import Arrival, schedule
+from loadgen.frames import append_record, open_log, read_plan
+from loadgen.plan import Planned, PlanOrder, plan
+from loadgen.protocols.prompt import Target
+from loadgen.records import plan_end
+from loadgen.tokenizers import Tokenizer, TokenizerError
+from loadgen.workloads import Workload
+from sidecar.errors import ConfigurationError, TargetSpeaksElse
+from sidecar.load_check import arrival_of, read_arrivals
+from sidecar.load_options import DRAFT, RunOptions
+from sidecar.progress import Progress
+
+PER_SLOT_PER_S = 2.0
+LEAST_PER_SLOT = 10
+MOST_PREPARED = 20_000
+SAY_EVERY = 200
+# Where the measured requests begin to be numbered when it is not known beforehand how many come before them.
+DRAFT_ROOM = 100_000
+
+Preliminary = Literal["warmup", "probe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a run sends: the measured workload or the saved requests in its place, and when.
+
+    about   what the manifest states of it
+    notes   what the reader must be told once
+    saved   how many requests the saved file has; None without one
+    """
+
+    workload: Workload | None
+    arrival: Arrival | None
+    about: dict[str, Any]
+    notes: tuple[str, ...] = field(default=())
+    saved: int | None = None
+
+
+def read_load(options: RunOptions) -> Load:
+    """Read the files that a load is made of, if any. Raises ConfigurationError naming file, field, value and cure."""
+    trace = read_arrivals(options.trace)
+    try:
+        replayed = None if options.replay_requests is None else saved.look(options.replay_requests)
+        workload = None if replayed is not None else _workload(options, options.seed)
+    except ValueError as error:
+        raise ConfigurationError(_named(options, str(error))) from error
+    arrival = arrival_of(options, trace)
+    notes = trace.notes if trace is not None and options.workload != "trace" else ()
+    if workload is not None:
+        return Load(
+            workload=workload,
+            arrival=arrival,
+            about={"label": workload.label, **workload.about},
+            notes=(*workload.notes, *notes),
+        )
+    if replayed is None:
+        raise AssertionError("there is a workload, or saved requests in its place")
+    about = {**replayed.workload, "replayed_from": str(options.replay_requests), "replayed_sha256": replayed.sha256}
+    if options.rate is None and options.arrival == "poisson" and _keeps_offsets(options):
+        arrival = None
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=replayed.count)
+
+
+def _named(options: RunOptions, message: str) -> str:
+    """Begin with the option, where the message does not."""
+    if message.startswith("--"):
+        return message
+    return f"--replay-requests {message}" if options.replay_requests else f"--workload {options.workload}: {message}"
+
+
+def _keeps_offsets(options: RunOptions) -> bool:
+    """Whether saved requests say themselves when they are due."""
+    if options.replay_requests is None or options.concurrency is not None:
+        return False
+    first = next(saved.read(options.replay_requests, phase="measure"), None)
+    return first is not None and first.offset_ns >= 0
+
+
+def preliminary_plan(
+    options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder, *, round_: int = 0
+) -> AsyncGenerator[Planned, None]:
+    """Return requests of a warm-up or of probes: the workload from other seeds, so that nothing measured is cached."""
+    key = (1, round_) if round_ else (1,)
+    seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
+    # A trace's own lengths are used up by the measurement; what warms up need not be the same.
+    return plan(_workload(options, seed).requests, target=target, tokenizer=tokenizer, order=order)
+
+
+def measure_plan(
+    options: RunOptions, load: Load, target: Target, tokenizer: Tokenizer, order: PlanOrder
+) -> AsyncGenerator[Planned, None]:
+    """Return the measured requests, in order, of an `order` that lacks only when they are sent and how many.
+
+    Raises ConfigurationError when the schedule has none.
+    """
+    offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.saved)
+    timed = PlanOrder(
+        phase=order.phase,
+        first_index=order.first_index,
+        offsets_ns=offsets_ns,
+        count=planned_requests(options),
+        max_model_len=order.max_model_len,
+        ignore_eos=order.ignore_eos,
+        urls=order.urls,
+        exact=order.exact,
+    )
+    if load.workload is None:
+        if options.replay_requests is None:
+            raise AssertionError("without a workload there are saved requests")
+        return saved.replay(options.replay_requests, order=timed, model=target.model)
+    return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
+
+
+def first_measured(options: RunOptions) -> int:
+    """Return the index of the first measured request: behind the warm-up's."""
+    return DRAFT_ROOM if options.warmup == DRAFT else int(options.warmup)
+
+
+def planned_requests(options: RunOptions) -> int | None:
+    """Return how many requests to prepare; None: as many as the open loop's schedule, or the saved file, has.
+
+    A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
+    made before the load, so that nothing but the load reaches the engine while it is measured.
+    """
+    if options.requests is not None or options.concurrency is None or options.duration is None:
+        return options.requests
+    if options.replay_requests is not None:
+        return None
+    per_slot = max(LEAST_PER_SLOT, math.ceil(PER_SLOT_PER_S * options.duration))
+    return min(MOST_PREPARED, options.concurrency * per_slot)
+
+
+async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
+    """Write requests to a plan. Returns what to record of them.
+
+    Raises TargetSpeaksElse when the server's tokenizer stops answering, ConfigurationError for a bad saved request.
+    """
+    digest = hashlib.sha256()
+    counts = dict.fromkeys(
+        ("count", "turns", "clipped_inputs", "clipped_outputs", "missed_lengths", "dropped_turns"), 0
+    )
+    phase = path.stem.removeprefix("plan-")
+    log = open_log(path)
+    try:
+        async with aclosing(requests):
+            async for one in requests:
+                append_record(log, one.request)
+                for turn in (one.request, *one.request.turns):
+                    digest.update(turn.body)
+                counts["count"] += 1
+                counts["turns"] += len(one.request.turns)
+                counts["clipped_inputs"] += one.clipped_input
+                counts["clipped_outputs"] += one.clipped_output
+                counts["missed_lengths"] += one.missed_tokens != 0
+                counts["dropped_turns"] += one.dropped_turns
+                if counts["count"] % SAY_EVERY == 0:
+                    progress.stage(f"prepared {counts['count']} requests")
+        append_record(log, plan_end(phase))
+    except TokenizerError as error:
+        raise TargetSpeaksElse(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
+    except saved.SavedRequestsError as error:
+        raise ConfigurationError(f"--replay-requests {error}") from error
+    finally:
+        os.close(log)
+    return {"phase": phase, **counts, "sha256": digest.hexdigest()}
+
+
+def save_requests(path: Path, plan_path: Path, load: Load) -> str:
+    """Write a plan's requests to a file of their own; return its SHA-256. Raises ConfigurationError."""
+    try:
+        return saved.save(path, read_plan(plan_path), workload=load.about).sha256
+    except saved.SavedRequestsError as error:
+        raise ConfigurationError(f"--save-requests {error}") from error
+
+
+def _workload(options: RunOptions, seed: int) -> Workload:
+    return workloads.build(
+        options.workload,
+        seed=seed,
+        dataset=options.dataset,
+        trace=options.trace,
+        sessions=options.sessions,
+        think_s=options.think_time,
+    )
+
+
+def _offsets_ns(options: RunOptions, arrival: Arrival, saved_count: int | None) -> npt.NDArray[np.int64]:
+    # A saved file ends by itself: its requests are all there is to send.
+    count = options.requests if options.requests is not None else saved_count
+    try:
+        offsets_ns = schedule(arrival, seed=options.seed, count=count, duration_s=options.duration)
+    except ValueError as error:
+        raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
+    if not len(offsets_ns):
+        rate = f"--rate {options.rate:g}" if options.rate is not None else f"--arrival {options.arrival}"
+        limit = f"--duration {options.duration:g}" if options.duration is not None else f"--requests {options.requests}"
+        raise ConfigurationError(f"{rate} {limit}: no request falls into it; raise one of them")
+    return offsets_ns

@@ -1,0 +1,49 @@
+"""exo's /bench/chat/completions: never streamed, never stopped before max_tokens, with generation_stats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from simulator.dialects import Dialect, Told, decode_s, prefill_s
+from simulator.history import RequestRecord, TokenOutput
+from simulator.requests import Generation, RefusedError, read_generation
+from simulator.responses import error_reply, whole_reply
+from simulator.settings import SimulatorSettings
+
+
+def _read(body: bytes, settings: SimulatorSettings) -> Generation:
+    limit = settings.engine_settings.max_model_len
+    asked = read_generation(body, chat=True, model=settings.model, max_model_len=limit)
+    return replace(asked, stream=False, ignore_eos=True)
+
+
+def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    reply = whole_reply(
+        outputs,
+        response_id=told.response_id,
+        model=told.model,
+        created_s=told.created_s,
+        chat=True,
+        prompt_tokens=told.prompt_tokens,
+    )
+    span_s = decode_s(record)
+    stats = {
+        "prompt_tps": told.prompt_tokens / prefill_s(record),
+        "generation_tps": (len(outputs) - 1) / span_s if span_s > 0 else 0.0,
+        "prompt_tokens": told.prompt_tokens,
+        "generation_tokens": len(outputs),
+        # There is no memory here to measure: exo's field, with a gibibyte in it.
+        "peak_memory_usage": {"inBytes": 1 << 30},
+        "prefix_cache_hit": "partial" if record.cached_tokens else "none",
+    }
+    return reply[:-1] + b',"generation_stats":' + msgspec.json.encode(stats) + b"}"
+
+
+def _refused(error: RefusedError) -> tuple[int, bytes]:
+    return error.status, error_reply(error.status, error.message, kind=error.kind, param=error.param)
+
+
+DIALECT = Dialect(prefix="exo", read=_read, whole=_whole, refused=_refused)

@@ -1,0 +1,80 @@
+"""docs/metrics.md tells what every number of the client's side is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from loadgen import warmup
+from loadgen.client_details import client_details
+from loadgen.clock_state import clock_json, clock_state
+from loadgen.metrics import QUANTILES, client_summary
+from loadgen.rtt import Rtt, rtt_json
+from loadgen.self_check import self_check
+from loadgen.slo import parse_slo
+from loadgen.stats import Missing
+from loadgen.steal import read_ticks, steal_json
+
+DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
+# Statistics, reasons, and the parts of what a system call answers.
+EXPLAINED = {*QUANTILES, "count", "mean", "std", "min", "max", "missing"}
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+request_log = _load().request_log
+
+THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140), "class": "only"}
+
+
+def _names(block: object) -> Iterator[str]:
+    """The names of a block of summary.json, however deep; those of classes and of errors are the user's."""
+    if isinstance(block, dict):
+        for name, value in block.items():
+            if name == "classes":
+                yield name
+                yield from _names(next(iter(value.values())))
+            elif name in ("errors", "kernel", "chrony"):
+                yield name
+            elif name == "missing":
+                continue
+            else:
+                yield name
+                yield from _names(value)
+    elif isinstance(block, list):
+        for value in block:
+            yield from _names(value)
+
+
+def _blocks() -> dict[str, dict[str, object]]:
+    log, slo = request_log(THREE, THREE), parse_slo("ttft<1s")
+    rtt = Rtt(host="h", port=1, connect_ms=(1.0,), kernel_rtt_ms=1.0, kernel_deviation_ms=Missing(reason="none"))
+    return {
+        "client": client_summary(log, slo=slo),
+        "details": client_details(log, slo=slo),
+        "chunked": client_summary(request_log(THREE | {"output": 9})),
+        "self_check": self_check(log, [], open_loop=True),
+        "clock": clock_json(clock_state()),
+        "rtt": rtt_json(rtt),
+        "steal": steal_json(read_ticks(), read_ticks()),
+        "warmup": warmup.statement(warmup.DRAFT, log, drained=True),
+    }
+
+
+@pytest.mark.parametrize("name", _blocks())
+def test_every_number_is_explained(name: str):
+    """Each name stands in the document in backticks."""
+    told = set(re.findall(r"`([a-z0-9_]+)`", DOCUMENT.read_text(encoding="utf-8")))
+    assert set() == set(_names(_blocks()[name])) - told - EXPLAINED

@@ -1,0 +1,331 @@
+"""Replies of the protocols beside OpenAI's chat and completions, as their servers write them."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.protocols.reply import Reply
+
+SSE = "text/event-stream"
+LINES = "application/x-ndjson"
+
+
+def _sse(*payloads: object, named: bool = False) -> list[bytes]:
+    heads = [f"event: {payload['type']}\n" if named else "" for payload in payloads]
+    return [f"{head}data: {json.dumps(payload)}\n\n".encode() for head, payload in zip(heads, payloads, strict=True)]
+
+
+def _lines(*payloads: object) -> list[bytes]:
+    return [json.dumps(payload).encode() + b"\n" for payload in payloads]
+
+
+def _responses(kind: str, **fields: object) -> dict[str, object]:
+    return {"type": f"response.{kind}", **fields}
+
+
+def _sglang(text: str, tokens: int, finish: object = None, **meta: object) -> dict[str, object]:
+    counts = {"id": "r1", "prompt_tokens": 9, "completion_tokens": tokens, "finish_reason": finish}
+    return {"text": text, "meta_info": counts | meta}
+
+
+def _tgi(text: str, *, special: bool = False, **last: object) -> dict[str, object]:
+    token = {"id": 5, "text": text, "logprob": -0.5, "special": special}
+    return {"index": 1, "token": token, "generated_text": None, "details": None} | last
+
+
+def _ollama(text: str, *, done: bool = False, **fields: object) -> dict[str, object]:
+    return {"model": "m", "message": {"role": "assistant", "content": text}, "done": done, **fields}
+
+
+def _kserve(text: str | None, *, final: bool = False, **counts: int) -> bytes:
+    message = kserve._messages()["ModelStreamInferResponse"]()
+    response = message.infer_response
+    response.id = "r1"
+    response.parameters["triton_final_response"].bool_param = final
+    if text is not None:
+        response.outputs.add(name="text_output", datatype="BYTES")
+        response.raw_output_contents.append(len(text.encode()).to_bytes(4, "little") + text.encode())
+    for name, count in counts.items():
+        response.outputs.add(name=name, datatype="INT32")
+        response.raw_output_contents.append(count.to_bytes(4, "little"))
+    return kserve.frame(message.SerializeToString())
+
+
+USAGE = {"input_tokens": 9, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 8}}
+ENDED = {"id": "r1", "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "usage": USAGE}
+DETAILS = {"finish_reason": "length", "generated_tokens": 3, "input_length": 9}
+COUNTS = {"prompt_tokens": 9, "completion_tokens": 3}
+# The same reply of three tokens, " hé", " " and "llo", in each protocol: content type, pieces.
+STREAMS: dict[str, tuple[str, list[bytes]]] = {
+    "chat": (
+        SSE,
+        [
+            *_sse(
+                {"id": "r1", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+                *({"choices": [{"index": 0, "delta": {"content": text}}]} for text in (" hé", " ", "llo")),
+                {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+                {"choices": [], "usage": COUNTS},
+            ),
+            b"data: [DONE]\n\n",
+        ],
+    ),
+    "responses": (
+        SSE,
+        _sse(
+            _responses("created", response={"id": "r1", "status": "in_progress", "error": None}),
+            _responses("output_item.added", item={"type": "message"}),
+            *(_responses("output_text.delta", delta=text) for text in (" hé", " ", "llo")),
+            _responses("output_text.done", text=" hé llo"),
+            _responses("incomplete", response=ENDED),
+            named=True,
+        ),
+    ),
+    "sglang": (
+        SSE,
+        [
+            *_sse(
+                _sglang(" hé", 1), _sglang(" hé ", 2), _sglang(" hé llo", 3, {"type": "length", "length": 3})
+            ),
+            b"data: [DONE]\n\n",
+        ],
+    ),
+    "tgi": (
+        SSE,
+        _sse(_tgi(" hé"), _tgi(" "), _tgi("llo", generated_text=" hé llo", details=DETAILS)),
+    ),
+    "ollama": (
+        LINES,
+        _lines(
+            *map(_ollama, (" hé", " ", "llo")),
+            _ollama("", done=True, done_reason="length", prompt_eval_count=9, eval_count=3),
+        ),
+    ),
+    "websocket": (
+        LINES,
+        _lines(
+            *({"type": "delta", "text": text} for text in (" hé", " ", "llo")),
+            {"type": "done", "response_id": "r1", "finish_reason": "length", "usage": COUNTS},
+        ),
+    ),
+    "grpc": (
+        "application/grpc",
+        [
+            _kserve(" hé", num_output_tokens=1, num_input_tokens=9),
+            _kserve(" ", num_output_tokens=1),
+            _kserve("llo", num_output_tokens=1),
+            _kserve(None, final=True),
+            kserve.trailers(0, ""),
+        ],
+    ),
+}  # fmt: skip
+
+
+def _head(kind: str, *more: str) -> bytes:
+    return "\r\n".join(["HTTP/1.1 200 OK", f"Content-Type: {kind}", *more, "", ""]).encode()
+
+
+def _read(protocol: str, *pieces: bytes, status: int = 200, head: bytes | None = None) -> Reply:
+    """A reply whose pieces were read at 1, 2, 3, ... ns."""
+    ends = np.array(list(accumulate(map(len, pieces))), np.int64)
+    head = _head(STREAMS[protocol][0]) if head is None else head
+    return PROTOCOLS[protocol].read_reply(status, head, b"".join(pieces), np.arange(1, len(pieces) + 1), ends)
+
+
+def _told(reply: Reply) -> list[object]:
+    """All that does not depend on when the reads came."""
+    return [
+        reply.output_tokens, reply.input_tokens, reply.finish_reason, reply.error, reply.complete, reply.done,
+        reply.response_id, reply.first_kind, reply.chunk_chars.tolist(), reply.blank_before_first,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", STREAMS)
+def test_one_reply_in_every_protocol(protocol: str):
+    """Three tokens of content, a blank one among them, are the same reply whatever brings them."""
+    pieces = STREAMS[protocol][1]
+    reply = _read(protocol, *pieces)
+    ids = "" if protocol in {"tgi", "ollama"} else "r1"
+    reason = "" if protocol == "grpc" else "length"
+    assert [3, 9, reason, "", True, True, ids, "content", [3, 1, 3], 0] == _told(reply)
+    before = {"chat": 1, "responses": 2}.get(protocol, 0)
+    assert [before + 1, before + 2, before + 3] == reply.chunk_ns.tolist()
+    assert (before + 1, before + 3) == (reply.first_token_ns, reply.last_token_ns)
+    text = PROTOCOLS[protocol].reply_text(200, _head(STREAMS[protocol][0]), b"".join(pieces))
+    assert text == " hé llo"
+
+
+@given(st.data(), st.sampled_from(sorted(STREAMS)))
+def test_how_the_bytes_fall_into_reads_changes_only_the_stamps(data: st.DataObject, protocol: str):
+    """In the middle of characters, lines and frames too; each chunk has the stamp of the read that completed it."""
+    kind, pieces = STREAMS[protocol]
+    whole = b"".join(pieces)
+    wire, wire_at = bytearray(), []
+    for piece in _cut(data, whole):
+        wire += b"%x\r\n" % len(piece)
+        wire_at += range(len(wire), len(wire) + len(piece))
+        wire += piece + b"\r\n"
+    wire += b"0\r\n\r\n"
+    reads = _cut(data, bytes(wire))
+    reply = _read(protocol, *reads, head=_head(kind, "Transfer-Encoding: chunked"))
+    expected = _read(protocol, *pieces)
+    assert _told(expected) == _told(reply)
+    ends = list(accumulate(map(len, reads)))
+    starts = [0, *accumulate(map(len, pieces))]
+    # A data line is complete before the blank line that ends its event.
+    lines_end = [starts[at] - (1 if kind == SSE else 0) for at in expected.chunk_ns.tolist()]
+    assert [1 + sum(wire_at[at - 1] + 1 > end for end in ends) for at in lines_end] == reply.chunk_ns.tolist()
+
+
+@given(st.data(), st.sampled_from(sorted(STREAMS)))
+def test_a_torn_stream_tells_what_had_come(data: st.DataObject, protocol: str):
+    """Cut anywhere before its last token was whole, it is not complete; its chunks are the first ones."""
+    kind, pieces = STREAMS[protocol]
+    whole = _read(protocol, *pieces)
+    cut = data.draw(st.integers(0, sum(map(len, pieces[: int(whole.last_token_ns) - 1]))))
+    starts = [0, *accumulate(map(len, pieces))]
+    torn = _read(protocol, *(piece[: max(0, cut - at)] for piece, at in zip(pieces, starts, strict=False)))
+    assert whole.chunk_ns[: len(torn.chunk_ns)].tolist() == torn.chunk_ns.tolist()
+    assert ("", False, False) == (torn.error, torn.complete, torn.done)
+    assert PROTOCOLS[protocol].reply_text(200, _head(kind), b"".join(pieces)[:cut]) is None
+
+
+@given(st.data(), st.sampled_from(sorted(STREAMS)), st.sampled_from([200, 500]))
+def test_no_bytes_make_reading_raise(data: st.DataObject, protocol: str, status: int):
+    """Any bytes in place of any others, as a stream and as JSON: what comes out is a reply whose counts fit the log."""
+    kind, pieces = STREAMS[protocol]
+    body = bytearray(b"".join(pieces))
+    spots = st.tuples(st.integers(0, len(body) - 1), st.binary(max_size=3) | st.just(b"9" * 30))
+    for at, piece in data.draw(st.lists(spots, min_size=1, max_size=6)):
+        body[at : at + 1] = piece
+    for head in (_head(kind), _head("application/json"), b"HTTP/1.1 200 OK\r\n\r\n"):
+        reply = _read(protocol, bytes(body), status=status, head=head)
+        assert -1 <= min(reply.input_tokens, reply.output_tokens)
+        assert max(reply.input_tokens, reply.output_tokens) <= 2**53
+        PROTOCOLS[protocol].reply_text(status, head, bytes(body))
+
+
+def _cut(data: st.DataObject, whole: bytes) -> list[bytes]:
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(whole) - 1)), max_size=8)))
+    return [piece for piece in (whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)) if piece]
+
+
+MIDWAY = {
+    "responses": _sse(_responses("failed", response={"id": "r1", "status": "failed", "error": {"message": "no"}})),
+    "sglang": _sse({"error": {"message": "no"}}),
+    "tgi": _sse({"error": "no", "error_type": "generation"}),
+    "ollama": _lines({"error": "no"}),
+    "websocket": _lines({"type": "error", "code": 500, "message": "no"}),
+    "grpc": [kserve.trailers(13, "no")],
+}
+
+
+@pytest.mark.parametrize("protocol", MIDWAY)
+def test_an_error_in_the_middle_is_an_error(protocol: str):
+    """In the server's words; what came before it stays."""
+    pieces = STREAMS[protocol][1][:-2]
+    reply = _read(protocol, *pieces, *MIDWAY[protocol])
+    assert ("server: no", False) == (reply.error, reply.complete)
+    assert reply.first_token_ns > 0
+
+
+def test_errors_of_the_responses_endpoint():
+    """An event of the type error in either of its shapes, an aborted one, and a reply that is not streamed."""
+    for error in ({"type": "error", "message": "no"}, {"type": "error", "error": {"message": "no"}}):
+        assert _read("responses", *_sse(error)).error == "server: no"
+    whole = json.dumps({"id": "r1", "status": "failed", "error": {"message": "no"}}).encode()
+    assert _read("responses", whole, head=_head("application/json")).error == "server: no"
+    filtered = {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+    assert _read("responses", *_sse(_responses("incomplete", response=filtered))).finish_reason == "content_filter"
+    completed = _read("responses", *_sse(_responses("completed", response={"status": "completed"})))
+    assert ("stop", True) == (completed.finish_reason, completed.complete)
+
+
+def test_an_error_of_grpc_is_told_in_the_message():
+    """As Triton does it, under the status OK."""
+    message = kserve._messages()["ModelStreamInferResponse"](error_message="unexpected\n input")
+    reply = _read("grpc", kserve.frame(message.SerializeToString()), kserve.trailers(0, ""))
+    assert ("server: unexpected input", False) == (reply.error, reply.complete)
+
+
+def test_an_aborted_sglang_request_is_an_error():
+    """Its finish reason says so, with a message or without."""
+    aborted = _sglang(" a", 1, {"type": "abort", "message": "out of memory", "status_code": 500})
+    assert _read("sglang", *_sse(aborted)).error == "server: out of memory"
+    assert _read("sglang", *_sse(_sglang("", 0, {"type": "abort"}))).error == "server: the request was aborted"
+
+
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=8))
+def test_sglangs_texts_are_whole_or_new(texts: list[str]):
+    """With --incremental-streaming-output an event has only what is new; both give the same characters."""
+    whole = list(accumulate(texts))
+    cumulative = _read("sglang", *_sse(*(_sglang(text, n) for n, text in enumerate(whole, 1))))
+    assert [len(text) for text in texts] == cumulative.chunk_chars.tolist()
+    if not all(later.startswith(earlier) for earlier, later in pairwise(texts)):
+        new = _read("sglang", *_sse(*(_sglang(text, n) for n, text in enumerate(texts, 1))))
+        assert cumulative.chunk_chars.tolist() == new.chunk_chars.tolist()
+
+
+REASONING: dict[str, list[bytes]] = {
+    "chat": _sse({"choices": [{"index": 0, "delta": {"reasoning_content": "hm"}}]}),
+    "responses": _sse(_responses("reasoning_text.delta", delta="hm")),
+    "ollama": _lines({"message": {"content": "", "thinking": "hm"}, "done": False}),
+    "websocket": _lines({"type": "delta", "reasoning": "hm"}),
+}
+TOOLS: dict[str, list[bytes]] = {
+    "chat": _sse({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}),
+    "responses": _sse(_responses("function_call_arguments.delta", delta="{")),
+    "ollama": _lines({"message": {"content": "", "tool_calls": [{"function": {"name": "f"}}]}, "done": False}),
+    "websocket": _lines({"type": "delta", "tool_call": {"name": "f"}}),
+}
+
+
+@pytest.mark.parametrize("protocol", REASONING)
+def test_reasoning_and_tool_calls_are_content_of_their_kind(protocol: str):
+    """They are first tokens and chunks, told apart, and no part of what a session carries on."""
+    said = STREAMS[protocol][1]
+    for kind, first in (("reasoning", REASONING[protocol]), ("tool", TOOLS[protocol])):
+        reply = _read(protocol, *first, *said)
+        counted = (int(kind == "reasoning"), int(kind == "tool"))
+        assert (kind, 1) == (reply.first_kind, reply.first_token_ns)
+        assert counted == (reply.reasoning_chunks, reply.tool_chunks)
+        assert [2 if kind == "reasoning" else 0, 3, 1, 3] == reply.chunk_chars.tolist()
+        text = PROTOCOLS[protocol].reply_text(200, _head(STREAMS[protocol][0]), b"".join([*first, *said]))
+        assert text == " hé llo"
+
+
+def test_a_special_token_of_tgi_is_no_content():
+    """Its text is not part of what was generated for the reader, its count is."""
+    last = _tgi("</s>", special=True, generated_text=" hé", details=DETAILS | {"finish_reason": "eos_token"})
+    reply = _read("tgi", *_sse(_tgi(" hé"), last))
+    assert ([1], 3, "stop", True) == (reply.chunk_ns.tolist(), reply.output_tokens, reply.finish_reason, reply.complete)
+
+
+WHOLE = {
+    "responses": {
+        **ENDED,
+        "output": [{"type": "reasoning"}, {"type": "message", "content": [{"type": "output_text", "text": "hé"}]}],
+    },
+    "sglang": _sglang("hé", 3, {"type": "length", "length": 3}),
+    "tgi": {"generated_text": "hé", "details": DETAILS},
+    "ollama": _ollama("hé", done=True, done_reason="length", prompt_eval_count=9, eval_count=3),
+    "exo": {"id": "r1", "choices": [{"message": {"content": "hé"}, "finish_reason": "length"}], "usage": COUNTS},
+}
+
+
+@pytest.mark.parametrize("protocol", WHOLE)
+def test_a_reply_that_is_not_streamed(protocol: str):
+    """Counts, finish reason and text, and no token times."""
+    body, head = json.dumps(WHOLE[protocol]).encode(), _head("application/json")
+    reply = _read(protocol, body, head=head)
+    assert ("", True, "length", 3, 9) == (
+        reply.error, reply.complete, reply.finish_reason, reply.output_tokens, reply.input_tokens,
+    )  # fmt: skip
+    assert (-1, -1, 1) == (reply.first_token_ns, reply.first_output_ns, reply.done_ns)
+    assert PROTOCOLS[protocol].reply_text(200, head, body) == "hé"

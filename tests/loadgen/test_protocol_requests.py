@@ -1,0 +1,203 @@
+"""How each protocol writes a request, a session's next turn, and the question which models there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.protocols.prompt import Prompt, Target
+from simulator import grpc_server
+
+SYSTEM = Prompt(text="hé", system="Be brief.")
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
+CHAT = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "temperature": 0.5}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
+    "chat": ("/v1/chat/completions", CHAT | STREAMED),
+    "completions": (
+        "/v1/completions",
+        {"model": "m", "prompt": "Be brief.\n\nhé", "max_tokens": 5, "temperature": 0.5} | STREAMED,
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "model": "m", "input": [{"role": "user", "content": "hé"}], "instructions": "Be brief.",
+            "max_output_tokens": 5, "temperature": 0.5, "stream": True, "store": False, "ignore_eos": True,
+        },
+    ),
+    "sglang": (
+        "/generate",
+        {
+            "text": "Be brief.\n\nhé", "stream": True,
+            "sampling_params": {"max_new_tokens": 5, "temperature": 0.5, "ignore_eos": True},
+        },
+    ),
+    "tgi": (
+        "/generate_stream",
+        {
+            "inputs": "Be brief.\n\nhé",
+            "parameters": {
+                "max_new_tokens": 5, "details": True, "decoder_input_details": False, "do_sample": True,
+                "temperature": 0.5,
+            },
+        },
+    ),
+    "ollama": (
+        "/api/chat",
+        {"model": "m", "messages": MESSAGES, "stream": True, "options": {"num_predict": 5, "temperature": 0.5}},
+    ),
+    "websocket": ("/v1/stream", CHAT | {"ignore_eos": True}),
+    "exo": ("/bench/chat/completions", CHAT | {"stream": False}),
+}  # fmt: skip
+
+
+def _target(protocol: str, **extra: object) -> Target:
+    return Target(base_url="http://h", model="m", endpoint=protocol, extra=extra)
+
+
+def _encoded(protocol: str, prompt: Prompt | str, **extra: object) -> tuple[str, bytes]:
+    return PROTOCOLS[protocol].encode(_target(protocol, **extra), prompt, 5, 0.5)
+
+
+@pytest.mark.parametrize("protocol", EXPECTED)
+def test_a_request_to_the_letter(protocol: str):
+    """Path and body; the same bytes each time."""
+    path, body = _encoded(protocol, SYSTEM)
+    assert EXPECTED[protocol] == (path, json.loads(body))
+    assert (path, body) == _encoded(protocol, SYSTEM)
+
+
+def test_the_table_names_every_protocol():
+    """By its own name, each with a transport."""
+    assert [*EXPECTED, "grpc"] == sorted(PROTOCOLS, key=[*EXPECTED, "grpc"].index)
+    assert all(protocol.name == name for name, protocol in PROTOCOLS.items())
+    other = {name: protocol.transport for name, protocol in PROTOCOLS.items() if protocol.transport != "http"}
+    assert {"websocket": "websocket", "grpc": "grpc"} == other
+
+
+@pytest.mark.parametrize("protocol", EXPECTED)
+def test_extra_fields_add_replace_and_remove(protocol: str):
+    """The target's own fields come last; None leaves one out."""
+    name = next(iter(EXPECTED[protocol][1]))
+    body = json.loads(_encoded(protocol, "x", include_metrics=True, **{name: None})[1])
+    assert body["include_metrics"] is True
+    assert name not in body
+
+
+def test_what_is_left_out_without_a_system_prompt_and_streams():
+    """No instructions, no system message; whole replies have paths of their own in TGI."""
+    bodies = {name: json.loads(_encoded(name, "x")[1]) for name in EXPECTED}
+    assert "instructions" not in bodies["responses"]
+    assert [{"role": "user", "content": "x"}] == bodies["ollama"]["messages"]
+    path, body = PROTOCOLS["tgi"].encode(_target("tgi"), "x", 5, 0.0, stream=False)
+    assert path == "/generate"
+    assert "temperature" not in json.loads(body)["parameters"]  # which TGI wants above 0
+    for name in ("chat", "completions", "responses", "websocket"):
+        assert "ignore_eos" not in json.loads(PROTOCOLS[name].encode(_target(name), "x", 5, 0.0, ignore_eos=False)[1])
+
+
+@pytest.mark.parametrize("protocol", ["chat", "ollama", "websocket", "exo"])
+def test_the_next_turn_of_a_session_with_roles(protocol: str):
+    """What was said, the reply, and what the turn adds; settings are the turn's own."""
+    carry = PROTOCOLS[protocol].carry
+    added = PROTOCOLS[protocol].encode(_target(protocol), "and now?", 9, 0.5)[1]
+    body = json.loads(carry(_encoded(protocol, SYSTEM)[1], "yes", added))
+    said = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
+    assert [*MESSAGES, *said] == body["messages"]
+    assert body == json.loads(added) | {"messages": body["messages"]}
+
+
+def test_the_next_turn_of_the_responses_endpoint():
+    """The instructions go on."""
+    added = _encoded("responses", "and now?")[1]
+    body = json.loads(PROTOCOLS["responses"].carry(_encoded("responses", SYSTEM)[1], "yes", added))
+    assert ["hé", "yes", "and now?"] == [message["content"] for message in body["input"]]
+    assert body["instructions"] == "Be brief."
+
+
+@pytest.mark.parametrize(("protocol", "field"), [("completions", "prompt"), ("sglang", "text"), ("tgi", "inputs")])
+def test_the_next_turn_of_a_session_without_roles(protocol: str, field: str):
+    """One text that goes on."""
+    added = _encoded(protocol, " and now?")[1]
+    body = json.loads(PROTOCOLS[protocol].carry(_encoded(protocol, SYSTEM)[1], " yes", added))
+    assert body[field] == "Be brief.\n\nhé yes and now?"
+    assert body == json.loads(added) | {field: body[field]}
+
+
+def _tensors(body: bytes) -> dict[str, Any]:
+    request = kserve._messages()["ModelInferRequest"].FromString(body)
+    assert request.model_name == "m"
+    return {
+        tensor.name: (tensor.datatype, [*tensor.shape], grpc_server._typed(tensor.contents))
+        for tensor in request.inputs
+    }
+
+
+def test_a_grpc_request_to_the_letter():
+    """Tensors of one element under a batch of one; what Triton shall say at the end stands in the parameters."""
+    path, body = _encoded("grpc", SYSTEM, top_k=3, end_token="é", return_num_input_tokens=None)
+    assert path == "/inference.GRPCInferenceService/ModelStreamInfer"
+    assert {
+        "text_input": ("BYTES", [1, 1], "Be brief.\n\nhé".encode()),
+        "max_tokens": ("INT32", [1, 1], 5),
+        "stream": ("BOOL", [1, 1], True),
+        "temperature": ("FP32", [1, 1], 0.5),
+        "return_num_output_tokens": ("BOOL", [1, 1], True),
+        "top_k": ("INT32", [1, 1], 3),
+        "end_token": ("BYTES", [1, 1], "é".encode()),
+    } == _tensors(body)
+    request = kserve._messages()["ModelInferRequest"].FromString(kserve.with_id(body, "sl-1"))
+    assert {"triton_enable_empty_final_response", "ignore_eos"} == set(request.parameters)
+    assert (request.id, request.model_name) == ("sl-1", "m")
+    assert body == _encoded("grpc", SYSTEM, top_k=3, end_token="é", return_num_input_tokens=None)[1]
+
+
+def test_the_next_turn_of_a_grpc_session():
+    """One text that goes on, in the tensor of its name."""
+    added = _encoded("grpc", " and now?")[1]
+    carried = PROTOCOLS["grpc"].carry(_encoded("grpc", SYSTEM)[1], " yes", added)
+    text = ("BYTES", [1, 1], "Be brief.\n\nhé yes and now?".encode())
+    assert _tensors(added) | {"text_input": text} == _tensors(carried)
+
+
+def test_both_sides_of_grpc_are_compiled_from_one_definition():
+    """What the simulator serves is what the load generator asks."""
+    ours, theirs = kserve._messages(), grpc_server._messages()
+    for name, kind in ours.items():
+        assert kind.DESCRIPTOR.file.serialized_pb == theirs[f"inference.{name}"].DESCRIPTOR.file.serialized_pb
+
+
+def test_the_compiled_definition_is_that_of_the_source():
+    """Whoever changes kserve.proto compiles it again (docs/protocols.md): every field has its name and number."""
+    source = resources.files("loadgen.protocols").joinpath("kserve.proto").read_text()
+    kinds = [nested for kind in kserve._messages().values() for nested in _nested(kind.DESCRIPTOR)]
+    fields = [(field.name, str(field.number)) for kind in kinds for field in kind.fields]
+    assert sorted(re.findall(r"(\w+) = (\d+);", source)) == sorted(fields)
+    assert sorted(re.findall(r"message (\w+)", source)) == sorted(kind.name for kind in kinds)
+
+
+def _nested(descriptor: Any) -> list[Any]:
+    """A message and those inside it, but for what a map is made of."""
+    inside = [kind for one in descriptor.nested_types for kind in _nested(one)]
+    return [] if descriptor.GetOptions().map_entry else [descriptor, *inside]
+
+
+LISTINGS = {
+    "chat": (b'{"data":[{"id":"a","max_model_len":9},{"id":"b"}]}', {"a": 9, "b": None}),
+    "ollama": (b'{"models":[{"name":"a","size":3}]}', {"a": None}),
+    "tgi": (b'{"model_id":"a","max_total_tokens":9}', {"a": 9}),
+}
+
+
+@pytest.mark.parametrize("protocol", LISTINGS)
+def test_the_models_of_a_server(protocol: str):
+    """By name, with the longest that prompt and reply may be where that is said."""
+    listing = PROTOCOLS[protocol].models
+    assert listing is not None
+    body, expected = LISTINGS[protocol]
+    assert expected == listing.read(body)

@@ -1,0 +1,183 @@
+"""What servers say of a request's own times, in their own words, and where the log puts it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.reply import Reply, ServerTimings
+
+NAN = math.nan
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Path:
+    """The directory of research and recorded fixtures; what needs it is skipped where it is absent."""
+    path = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
+    if not (path / "fixtures").is_dir():
+        pytest.skip(f"no recorded fixtures at {path}")
+    return path
+
+
+def _read(body: bytes, *, protocol: str = "chat", kind: str = "text/event-stream", more: str = "") -> Reply:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{more}\r\n".encode()
+    stamps = (np.array([1]), np.array([len(body)]))
+    return PROTOCOLS[protocol].read_reply(200, head, body, *stamps)
+
+
+def _last(**extra: object) -> bytes:
+    """A stream whose last event carries an engine's extra fields."""
+    delta = {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    last = {"id": "x", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}, **extra}
+    return b"".join(f"data: {json.dumps(payload)}\n\n".encode() for payload in (delta, last)) + b"data: [DONE]\n\n"
+
+
+def _same(expected: ServerTimings, told: ServerTimings | None) -> None:
+    assert told is not None
+    for name in ServerTimings.__slots__:
+        wanted = getattr(expected, name)
+        assert (wanted if isinstance(wanted, str) else pytest.approx(wanted, nan_ok=True)) == getattr(told, name), name
+
+
+def test_vllm(shared: Path):
+    """Recorded: the body's first token time is the span's prefill, its queue the span's queue."""
+    path = shared / "fixtures/vllm/recorded/main"
+    with gzip.open(path / "requests.jsonl.gz", "rt") as file:
+        told = {one["trace_id"]: one["server_metrics"] for one in map(json.loads, file) if one["server_metrics"]}
+    with gzip.open(path / "spans.jsonl.gz", "rt") as file:
+        spans = [span for span in map(json.loads, file) if span["trace_id"] in told and span["name"] == "llm_request"]
+    assert len(spans) > 300
+    for span in spans:
+        timings = _read(_last(metrics=told[span["trace_id"]])).timings
+        attributes = span["attributes"]
+        expected = ServerTimings(
+            source="vllm",
+            queue_ms=attributes["gen_ai.latency.time_in_queue"] * 1e3,
+            prefill_ms=attributes["gen_ai.latency.time_in_model_prefill"] * 1e3,
+            decode_ms=attributes["gen_ai.latency.time_in_model_decode"] * 1e3,
+        )
+        _same(expected, timings)
+
+
+def test_llamacpp(shared: Path):
+    """Recorded: prefill, decode and their rates; the cached tokens are the slot's."""
+    final = json.loads((shared / "fixtures/llamacpp/final_chunk_timings.json").read_text())
+    reply = _read(_last(timings=final["timings"]))
+    expected = ServerTimings(
+        source="llamacpp", prefill_ms=30.958, decode_ms=661.064, prompt_tps=32.301828283480845,
+        generation_tps=52.94494935437416,
+    )  # fmt: skip
+    _same(expected, reply.timings)
+    assert reply.cached_tokens == 236
+
+
+def test_ollama(shared: Path):
+    """Recorded: durations in ns; what zero would be is left out, and unknown."""
+    final = json.loads((shared / "fixtures/ollama/generate_final_chunk.json").read_text())
+    reply = _read(json.dumps(final).encode() + b"\n", protocol="ollama", kind="application/x-ndjson")
+    expected = ServerTimings(
+        source="ollama", load_ms=6338.219291, prefill_ms=130.079, decode_ms=4232.71, e2e_ms=10706.818083,
+        prompt_tps=26 / 0.130079, generation_tps=259 / 4.23271,
+    )  # fmt: skip
+    _same(expected, reply.timings)
+    assert (26, 259, True) == (reply.input_tokens, reply.output_tokens, reply.complete)
+    bare = _read(b'{"done":true,"eval_count":3}\n', protocol="ollama", kind="application/x-ndjson")
+    _same(ServerTimings(source="ollama"), bare.timings)
+
+
+def test_dynamo():
+    """Asked for by nvext.extra_fields; every one of them may be missing."""
+    timing = {"request_received_ms": 17e11, "prefill_wait_time_ms": 4.5, "prefill_time_ms": 20, "ttft_ms": 24.5}
+    expected = ServerTimings(source="dynamo", queue_ms=4.5, prefill_ms=20, ttft_ms=24.5)
+    _same(expected, _read(_last(nvext={"timing": timing, "worker_id": {}})).timings)
+    _same(ServerTimings(source="dynamo"), _read(_last(nvext={"timing": {"request_received_ms": 1}})).timings)
+    assert _read(_last(nvext={"worker_id": {"prefill_worker_id": 1}})).timings is None
+
+
+STATS = {
+    "prompt_tps": 500.0, "generation_tps": 20.0, "prompt_tokens": 100, "generation_tokens": 41,
+    "peak_memory_usage": {"inBytes": 123},
+}  # fmt: skip
+
+
+def test_exo():
+    """In the body of /bench, and in a comment before [DONE] of a stream; times follow from the definitions."""
+    expected = ServerTimings(
+        source="exo", prefill_ms=200, decode_ms=2000, prompt_tps=500, generation_tps=20, peak_memory_bytes=123
+    )
+    body = {"id": "r", "choices": [{"message": {"content": "a"}, "finish_reason": "length"}], "generation_stats": STATS}
+    _same(expected, _read(json.dumps(body).encode(), protocol="exo", kind=JSON).timings)
+    stream = _last().replace(b"data: [DONE]", f": generation_stats {json.dumps(STATS)}\n\ndata: [DONE]".encode())
+    reply = _read(stream)
+    _same(expected, reply.timings)
+    assert (True, "", 1) == (reply.complete, reply.error, reply.output_tokens)
+    assert _read(_last().replace(b"data: [DONE]", b": prefill_progress {}\n\ndata: [DONE]")).timings is None
+
+
+@pytest.mark.parametrize("hit", ["partial", "exact"])
+def test_exos_prefill_after_a_cache_hit_is_unknown(hit: str):
+    """The rate is then not that of this prompt."""
+    body = {"choices": [{"finish_reason": "length"}], "generation_stats": STATS | {"prefix_cache_hit": hit}}
+    timings = _read(json.dumps(body).encode(), protocol="exo", kind=JSON).timings
+    assert timings is not None
+    assert math.isnan(timings.prefill_ms)
+    assert timings.decode_ms == 2000
+
+
+def test_sglang():
+    """In meta_info, of the native endpoint and of a chat; without --enable-metrics only the whole is told."""
+    meta = {
+        "id": "r", "finish_reason": {"type": "stop"}, "queue_time": 0.5, "forward_entry_time": 1700000000.5,
+        "prefill_finished_time": 1700000001.0, "request_finished_ts": 1700000003.0, "first_token_latency": 1.25,
+        "e2e_latency": 3.25, "decode_throughput": 60.0, "cached_tokens": 7,
+    }  # fmt: skip
+    expected = ServerTimings(
+        source="sglang", queue_ms=500, prefill_ms=500, decode_ms=2000, ttft_ms=1250, e2e_ms=3250, generation_tps=60
+    )
+    native = _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON)
+    _same(expected, native.timings)
+    assert native.cached_tokens == 7
+    chat = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop", "meta_info": meta}]}
+    _same(expected, _read(json.dumps(chat).encode(), kind=JSON).timings)
+    bare = {"text": "a", "meta_info": {"finish_reason": {"type": "stop"}, "e2e_latency": 2}}
+    expected = ServerTimings(source="sglang", e2e_ms=2000)
+    _same(expected, _read(json.dumps(bare).encode(), protocol="sglang", kind=JSON).timings)
+
+
+def test_tgi():
+    """In headers, and only of replies that are not streamed."""
+    body = b'{"generated_text":"a","details":{"finish_reason":"length","generated_tokens":1,"input_length":3}}'
+    more = "x-queue-time: 4\r\nx-inference-time: 30\r\nx-total-time: 36\r\n"
+    expected = ServerTimings(source="tgi", queue_ms=4, e2e_ms=36)
+    _same(expected, _read(body, protocol="tgi", kind=JSON, more=more).timings)
+    odd = _read(body, protocol="tgi", kind=JSON, more="x-queue-time: soon\r\n")
+    _same(ServerTimings(source="tgi"), odd.timings)
+
+
+@pytest.mark.parametrize("extra", [{}, *({name: None} for name in ("metrics", "timings", "nvext"))])
+def test_no_times_are_none(extra: dict[str, object]):
+    """Where a server says nothing, or null."""
+    assert _read(_last(**extra)).timings is None
+
+
+@pytest.mark.parametrize("odd", [7, [], "x", {"queue_time_ms": "x"}, {"prompt_ms": []}, {"timing": 3}])
+@pytest.mark.parametrize("name", ["metrics", "timings", "nvext", "generation_stats"])
+def test_extras_that_cannot_be_read_spoil_no_reply(name: str, odd: object):
+    """The reply is what it is without them."""
+    reply = _read(_last(**{name: odd}))
+    assert (True, "", 1, None) == (reply.complete, reply.error, reply.output_tokens, reply.timings)
+
+
+def test_cached_tokens_of_usage():
+    """As vLLM says them with --enable-prompt-tokens-details; -1 where no server says."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
+    assert _read(_last(usage=usage)).cached_tokens == 2
+    assert _read(_last()).cached_tokens == -1

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen import workloads
+from loadgen.tokenizers import reference
+from loadgen.workloads import code_completion
+from loadgen.workloads.fields import WorkloadError
+
+COUNT = 1000
+
+
+def conversation(*messages: str, first: str = "human") -> dict[str, Any]:
+    speakers = itertools.cycle(["human", "gpt"] if first == "human" else ["gpt", "human"])
+    turns = [{"from": speaker, "value": text} for speaker, text in zip(speakers, messages, strict=False)]
+    return {"id": "x", "conversations": turns}
+
+
+@pytest.fixture
+def sharegpt(tmp_path: Path) -> Path:
+    """Three that count: with two exchanges, with one behind a gpt message, with an emoji; and four that do not."""
+    path = tmp_path / "sharegpt.json"
+    data = [
+        conversation("How are you?", "Fine, thank you.", "And now?", "Still fine.", "unanswered"),
+        conversation("greeting", "What is a token?", "A piece of text that a model reads.", first="gpt"),
+        conversation("\U0001f600?", "Yes"),
+        conversation("no reply"),
+        conversation("  ", "to nothing"),
+        conversation(),
+        {"id": "y"},
+    ]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def drawn(workload: workloads.Workload, count: int = COUNT) -> list[workloads.WorkloadRequest]:
+    return list(itertools.islice(workload.requests, count))
+
+
+def test_conversations_come_from_the_file_as_they_are(sharegpt: Path):
+    """The first user message that has a reply, and the reply's length; each as often as the others."""
+    made = workloads.build("conversation", seed=1, dataset=sharegpt)
+    requests = drawn(made, 300)
+    count = reference().count
+    expected = {
+        "How are you?": count("Fine, thank you."),
+        "What is a token?": count("A piece of text that a model reads."),
+        "\U0001f600?": count("Yes"),
+    }
+    assert expected == {one.text: one.max_tokens for one in requests}
+    assert {100} == set(Counter(one.text for one in requests).values())
+    assert all(not one.turns for one in requests)
+
+
+def test_half_of_the_conversations_share_a_system_prompt(sharegpt: Path):
+    """One of 200 tokens."""
+    systems = [one.system for one in drawn(workloads.build("conversation", seed=1, dataset=sharegpt)) if one.system]
+    assert abs(len(systems) / COUNT - 0.5) <= 4.5 * math.sqrt(0.25 / COUNT)
+    assert {200} == {one.tokens for one in systems}
+    assert len(set(systems)) == 1
+
+
+def test_the_file_is_stated_with_version_subset_and_preprocessing(sharegpt: Path):
+    """SHA-256, name, how many conversations were there and how many are used; no stand-in."""
+    made = workloads.build("conversation", seed=1, dataset=sharegpt)
+    data = made.about["data"]
+    assert hashlib.sha256(sharegpt.read_bytes()).hexdigest() == data["sha256"]
+    assert ("sharegpt.json", 7) == (data["file"], data["conversations_in_file"])
+    assert "3 conversations" in data["subset"]
+    assert data["preprocessing"]
+    assert ("conversation", False, ()) == (made.label, made.about["stand_in"], made.notes)
+    json.dumps(made.about)
+
+
+def test_half_a_surrogate_pair_spoils_no_file(tmp_path: Path):
+    """It becomes U+FFFD; a whole pair and an escaped backslash stay; a file written anew is read anew."""
+    path = tmp_path / "sharegpt.json"
+    for text, expected in (
+        (r"\ud83d \ud83d\ude00 \\ud83d", "\ufffd \U0001f600 \\ud83d"),
+        (r"\ude00 again", "\ufffd again"),
+    ):
+        messages = f'{{"from": "human", "value": "{text}"}}, {{"from": "gpt", "value": "yes"}}'
+        path.write_text(f'[{{"conversations": [{messages}]}}]', encoding="utf-8")
+        made = workloads.build("conversation", seed=1, dataset=path)
+        assert expected == next(made.requests).text
+
+
+def test_a_conversation_can_be_a_session(sharegpt: Path):
+    """Later exchanges are later turns; what has no reply is none."""
+    made = workloads.build("conversation", seed=1, dataset=sharegpt, sessions=True, think_s=2.5)
+    turns = {one.text: [(turn.text, turn.think_s) for turn in one.turns] for one in drawn(made, 30)}
+    assert {"How are you?": [("And now?", 2.5)], "What is a token?": [], "\U0001f600?": []} == turns
+
+
+PYTHON = '''import os
+
+def first(a,
+          b):
+    """Says something."""
+    if a:
+
+        return b
+    return a
+
+
+class Thing:
+    async def method(self):
+        x = 1
+        return x
+
+def short(): return 1
+'''
+SCRIPT = """const a = 1;
+export default async function load(url) {
+  if (url) { return { a }; }
+  return null;
+}
+function tiny() { return 1; }
+"""
+
+
+def test_functions_are_cut_out():
+    """By indentation in Python, by braces in JavaScript; those of fewer than three lines are none."""
+    first, method = code_completion.python_functions(PYTHON)
+    assert (first.splitlines()[0], first.splitlines()[-1]) == ("def first(a,", "    return a")
+    assert method == "    async def method(self):\n        x = 1\n        return x\n"
+    (load,) = code_completion.braced_functions(SCRIPT)
+    assert load.startswith("export default async function load(url) {")
+    assert load.endswith("return null;\n}")
+
+
+def rows() -> list[dict[str, str]]:
+    return [
+        {"content": PYTHON.replace("first", f"first_{n}"), "lang": "Python", "max_stars_repo_name": f"r{n % 12}"}
+        for n in range(36)
+    ] + [
+        {"content": SCRIPT, "lang": "TypeScript", "max_stars_repo_name": "ts"},
+        {"content": "package main", "lang": "Go", "max_stars_repo_name": "go"},
+    ]
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    path = tmp_path / f"stack.{request.param}"
+    if request.param == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows()), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows()), encoding="utf-8")
+    return path
+
+
+def test_code_comes_from_the_file(stack: Path):
+    """A prompt is the beginning of one of its functions; four of five begin with one of ten contexts of the file."""
+    made = workloads.build("code-completion", seed=1, dataset=stack)
+    requests = drawn(made)
+    corpus, _ = code_completion.read(stack)
+    assert len(corpus.functions) == 36 * 2 + 1
+    assert all(any(function.startswith(one.text or "?") for function in corpus.functions) for one in requests[:50])
+    prefixes = {one.prefix for one in requests if one.prefix}
+    assert len(prefixes) == 10
+    for one in prefixes:
+        assert 512 <= one.tokens <= 1024
+        assert abs(reference().count(one.text) - one.tokens) <= 2
+    assert abs(sum(one.prefix is not None for one in requests) / COUNT - 0.8) <= 4.5 * math.sqrt(0.16 / COUNT)
+    assert "73 functions of 37 files" in made.about["data"]["subset"]
+    assert (False, "code-completion") == (made.about["stand_in"], made.label)
+    json.dumps(made.about)
+
+
+def test_both_formats_give_the_same_requests(tmp_path: Path):
+    """Parquet and JSON lines of the same rows."""
+    made = []
+    for name in ("a.parquet", "a.jsonl"):
+        path = tmp_path / name
+        if name.endswith("parquet"):
+            pq.write_table(pa.Table.from_pylist(rows()), path)
+        else:
+            path.write_text("\n".join(json.dumps(row) for row in rows()), encoding="utf-8")
+        made.append(drawn(workloads.build("code-completion", seed=9, dataset=path), 20))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "content", "says"),
+    [
+        ("conversation", "a.json", "{}", r"a\.json: no ShareGPT JSON: Expected `array`.*it must be a list of"),
+        ("conversation", "a.json", "[", "no ShareGPT JSON: Input data was truncated"),
+        ("conversation", "a.json", "[{}]", "none of 1 conversations has a human message with a gpt reply"),
+        ("code-completion", "a.jsonl", '{"content": "x"}\n{', r"a\.jsonl, line 2: no JSON object"),
+        (
+            "code-completion",
+            "a.jsonl",
+            '{"content": "x"}',
+            "no function of 3 lines or more in 1 rows; each needs `content`",
+        ),
+        ("code-completion", "a.parquet", "x", r"a\.parquet: no Parquet: .*give a Parquet or JSON lines file"),
+    ],
+)
+def test_a_wrong_file_is_told(workload: str, name: str, content: str, says: str, tmp_path: Path):
+    """With its name, what is wrong, and what it should be."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(WorkloadError, match=says):
+        workloads.build(workload, seed=1, dataset=path)
+
+
+def test_a_file_that_is_missing_or_of_no_use_is_told(tmp_path: Path):
+    """Not there; or given to a workload that reads none."""
+    with pytest.raises(WorkloadError, match=r"none\.json: No such file or directory; .*--dataset"):
+        workloads.build("conversation", seed=1, dataset=tmp_path / "none.json")
+    with pytest.raises(WorkloadError, match="long-context reads no data set; only conversation and code-completion do"):
+        workloads.check("long-context", dataset=tmp_path / "x")
+    with pytest.raises(WorkloadError, match="give it with --trace FILE"):
+        workloads.check("trace")
+
+
+def test_a_trace_gives_its_lengths(tmp_path: Path):
+    """In its order, once, as English words."""
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:50.99,20,9\n",
+        encoding="utf-8",
+    )
+    made = workloads.build("trace", seed=1, trace=path)
+    requests = list(made.requests)
+    assert [(374, 44), (20, 9)] == [(one.input_tokens, one.max_tokens) for one in requests]
+    assert [374, 20] == [reference().count(reference().decode(one.token_ids)) for one in requests]
+    assert "trace azure" == made.label
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == made.about["data"]["sha256"]
+
+
+def test_equal_hash_ids_are_equal_blocks(tmp_path: Path):
+    """Two requests share the blocks that the trace says they shared, and nothing beyond them."""
+    path = tmp_path / "mooncake.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]},
+        {"timestamp": 5, "input_length": 1030, "output_length": 5, "hash_ids": [1, 2, 4]},
+        {"timestamp": 9, "input_length": 600, "output_length": 5, "hash_ids": [1]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    first, second, third = (one.token_ids for one in workloads.build("trace", seed=1, trace=path).requests)
+    assert (1100, 1030, 600) == (len(first), len(second), len(third))
+    assert first[:1024] == second[:1024]
+    assert first[1024:1030] != second[1024:]
+    assert first[:512] == third[:512]
+    assert first[512:600] != third[512:]

@@ -1,0 +1,351 @@
+"""Every protocol from end to end: planned, sent by a load worker to the simulated engine, held against the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen import frames, log, records
+from loadgen.clock import Clock
+from loadgen.link import Link, WorkerSpec
+from loadgen.links import link_of
+from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.prompt import Prompt, Target
+from loadgen.protocols.reply import Reply
+from loadgen.transport import Exchange
+from simulator.history import RequestRecord
+from simulator.server import running
+from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
+from simulator.truth import TruthLog
+
+BOUND_S = 30.0
+MS = 1_000_000
+MODEL = "sim-llama"
+TOKENS = 7
+REQUESTS = 4
+FAST = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5, eos_chance=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulator:
+    http_url: str
+    grpc_url: str
+    truth: TruthLog
+
+    def url(self, protocol: str) -> str:
+        return self.grpc_url if protocol == "grpc" else self.http_url
+
+    def records(self) -> dict[str, RequestRecord]:
+        return {record.request_id: record for record in self.truth.records}
+
+
+@contextlib.asynccontextmanager
+async def simulated(limits: EngineSettings = FAST) -> AsyncIterator[Simulator]:
+    grpc_urls: list[str] = []
+    settings = SimulatorSettings(engine_settings=limits, grpc_port=0, per_request_metrics=True)
+    truth = TruthLog(None)
+    async with running(settings, truth=truth, on_grpc=grpc_urls.append) as url:
+        yield Simulator(http_url=url, grpc_url=grpc_urls[0], truth=truth)
+
+
+def planned(protocol: str, index: int, *, tokens: int = TOKENS, text: str = "", **target: object) -> log.PlannedRequest:
+    """A request of a plan, due 5 ms after the one before it."""
+    asked = Target(**{"base_url": "http://h", "model": MODEL, "endpoint": protocol} | target)
+    prompt = Prompt(text=text or f"question number {index}, which is long enough", system="Be brief.")
+    path, body = PROTOCOLS[protocol].encode(asked, prompt, tokens, 0.0)
+    return log.PlannedRequest(
+        index=index, phase="measure", workload_class="c", path=path, body=body, input_tokens=-1, max_tokens=tokens,
+        offset_ns=index * 5 * MS,
+    )  # fmt: skip
+
+
+async def worked(
+    directory: Path, url: str, protocol: str, plan: list[log.PlannedRequest], **changes: object
+) -> log.RequestLog:
+    """Drive a plan by a load worker in a process of its own, to the end, and assemble its log."""
+    fd = frames.open_log(directory / "plan")
+    for record in (*plan, records.plan_end("measure")):
+        frames.append_record(fd, record)
+    os.close(fd)
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    spec = {
+        "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
+        "out": str(directory / "requests.log"), "request_timeout_s": BOUND_S, "protocol": protocol,
+        "transport": PROTOCOLS[protocol].transport,
+    } | changes  # fmt: skip
+    start_ns = time.monotonic_ns() + offset_ns
+    run = {"cmd": "run", "plan": str(directory / "plan"), "start_ns": start_ns}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in (spec, run)))
+        async with asyncio.timeout(BOUND_S):
+            while json.loads(line := await process.stdout.readline() or b"null")["event"] != "drained":
+                assert b"error" not in line, line
+        process.stdin.close()
+        await asyncio.wait_for(process.wait(), BOUND_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
+    logged = frames.read_log(directory / "requests.log")
+    parts = [record for record in logged if isinstance(record, log.RequestPart)]
+    return log.assemble(frames.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_protocols_log_is_the_truth(tmp_path: Path, protocol: str):
+    """Tokens, prompt tokens and ids are the engine's; a first token is not seen before it was made."""
+    async with simulated() as simulator:
+        plan = [planned(protocol, index) for index in range(REQUESTS)]
+        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
+        truth = simulator.records()
+    assert ["ok"] * REQUESTS == got.status.tolist(), got.error.tolist()
+    assert [""] * REQUESTS == got.error.tolist()
+    prefix = {"tgi": "tgi-", "ollama": "ollama-"}.get(protocol)  # which give their replies no id
+    ids = got.response_id if prefix is None else prefix + got.request_id
+    mine = [truth[response_id] for response_id in ids]
+    assert [record.request_id.partition("-")[2] for record in mine] == got.request_id.tolist()
+    assert [record.output_tokens for record in mine] == got.output_tokens.tolist() == [TOKENS] * REQUESTS
+    assert [record.prompt_tokens for record in mine] == got.input_tokens.tolist()
+    assert ["" if protocol == "grpc" else "length"] * REQUESTS == got.finish_reason.tolist()
+    # Two clocks, anchored apart.
+    assert all(got.dispatch_ns <= [record.arrival_ns + MS for record in mine])
+    assert all(got.end_ns >= [record.finished_ns - MS for record in mine])
+    if not PROTOCOLS[protocol].streams:
+        assert [-1] * REQUESTS == got.first_token_ns.tolist()
+        return
+    assert all(got.first_token_ns >= [record.first_token_ns - MS for record in mine])
+    assert all(got.last_token_ns >= [record.finished_ns - MS for record in mine])
+    assert [TOKENS] * REQUESTS == np.diff(got.chunk_start).tolist()
+    assert ["content"] * REQUESTS == got.first_kind.tolist()
+    assert [4] * TOKENS * REQUESTS == got.chunk_chars.tolist()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_session_carries_its_history(tmp_path: Path, protocol: str):
+    """The second turn's prompt is the first one's, its reply and what the turn adds, as the engine counts them."""
+    first, second = planned(protocol, 0), planned(protocol, 1, text="and then?")
+    session = msgspec.structs.replace(
+        first, session=0, turns=(msgspec.structs.replace(second, session=0, turn=1, think_ns=0, offset_ns=-1),)
+    )
+    async with simulated() as simulator:
+        got = await worked(tmp_path, simulator.url(protocol), protocol, [session], sessions=True)
+        records = sorted(simulator.truth.records, key=lambda record: record.arrival_ns)
+    assert (["ok", "ok"], [0, 0], [0, 1]) == (got.status.tolist(), got.session.tolist(), got.turn.tolist())
+    assert [record.prompt_tokens for record in records] == got.input_tokens.tolist()
+    # The system prompt stands in each turn's own request, as the workload wrote it.
+    assert records[1].prompt_tokens >= records[0].prompt_tokens + TOKENS + 3
+    assert records[0].finished_ns <= records[1].arrival_ns + MS
+
+
+SAID = {
+    "chat": ("vllm", {"queue", "prefill", "decode"}),
+    "completions": ("vllm", {"queue", "prefill", "decode"}),
+    "sglang": ("sglang", {"queue", "prefill", "decode", "ttft", "e2e"}),
+    "ollama": ("ollama", {"prefill", "decode", "e2e"}),
+    "exo": ("exo", {"prefill", "decode"}),
+    "websocket": ("websocket", {"queue", "prefill", "decode", "ttft", "e2e"}),
+}
+
+
+@pytest.mark.parametrize("protocol", SAID)
+async def test_the_servers_own_times_are_the_truths(tmp_path: Path, protocol: str):
+    """What a reply says of queue, prefill and decode is what the engine did; what it does not say is missing."""
+    source, said = SAID[protocol]
+    async with simulated() as simulator:
+        got = await worked(tmp_path, simulator.url(protocol), protocol, [planned(protocol, 0)])
+        record = simulator.truth.records[0]
+    assert (source, record.cached_tokens if protocol not in {"exo", "ollama"} else -1) == (
+        got.timings_source[0],
+        got.cached_tokens[0],
+    )
+    # vLLM's queue begins when the engine takes a request in, the others' when it arrives.
+    begin_ns = record.queued_ns if source == "vllm" else record.arrival_ns
+    true = {
+        "queue": record.scheduled_ns - begin_ns,
+        "prefill": record.first_token_ns - record.scheduled_ns,
+        "decode": record.finished_ns - record.first_token_ns,
+        "ttft": record.first_token_ns - record.arrival_ns,
+        "e2e": record.finished_ns - record.arrival_ns,
+    }
+    for name, true_ns in true.items():
+        told_ms = float(getattr(got, f"server_{name}_ms")[0])
+        # SGLang's moments are Unix seconds, which a double holds to a quarter of a microsecond.
+        expected = pytest.approx(true_ns / 1e6, abs=1e-3) if name in said else pytest.approx(math.nan, nan_ok=True)
+        assert expected == told_ms, name
+
+
+def linked(url: str, protocol: str, **changes: object) -> Link:
+    """The link that a worker would choose."""
+    fields = {
+        "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
+        "urls": [url], "headers": {}, "out": "", "request_timeout_s": BOUND_S, "protocol": protocol,
+        "transport": PROTOCOLS[protocol].transport,
+    } | changes  # fmt: skip
+    spec = WorkerSpec(**fields)
+    clock = Clock(offset_ns=spec.clock_offset_ns)
+    return link_of(spec, clock)
+
+
+@contextlib.asynccontextmanager
+async def under_way(url: str, protocol: str) -> AsyncIterator[tuple[Exchange, asyncio.Task[None]]]:
+    """A request for very many tokens, of which the first have come."""
+    exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+    async with linked(url, protocol) as link:
+        sending = asyncio.create_task(link.perform(exchange, planned(protocol, 0, tokens=100_000), timeout_s=BOUND_S))
+        await until(lambda: len(exchange.body) > 3000)
+        yield exchange, sending
+        await asyncio.wait_for(asyncio.wait([sending]), BOUND_S)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110  # what happens elsewhere sets no event
+            await asyncio.sleep(0.01)
+
+
+def reply_of(protocol: str, exchange: Exchange) -> Reply:
+    stamps = (np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64))
+    return PROTOCOLS[protocol].read_reply(exchange.status, exchange.head, bytes(exchange.body), *stamps)
+
+
+ENDLESS = replace(FAST, max_model_len=200_000, kv_blocks=20_000, max_num_batched_tokens=2048)
+STREAMED = [name for name, protocol in PROTOCOLS.items() if protocol.streams]
+
+
+@pytest.mark.parametrize("protocol", STREAMED)
+async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_told(protocol: str):
+    """Under the status 200, in the server's words; what had come before stays."""
+    async with contextlib.AsyncExitStack() as stack:
+        simulator = await stack.enter_async_context(simulated(ENDLESS))
+        async with under_way(simulator.url(protocol), protocol) as (exchange, sending):
+            closing = asyncio.create_task(stack.aclose())
+            await asyncio.wait([sending])
+            await closing
+    reply = reply_of(protocol, exchange)
+    assert (200, "", False) == (exchange.status, exchange.error, reply.complete)
+    assert "the engine has stopped" in reply.error
+    assert reply.error.startswith("server: ")
+    assert 0 < reply.first_token_ns <= reply.last_token_ns <= exchange.end_ns
+    assert PROTOCOLS[protocol].reply_text(exchange.status, exchange.head, bytes(exchange.body)) is None
+
+
+async def test_a_server_that_is_killed_is_told():
+    """In every protocol as a connection that broke, with what had come."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulator", "--port", "0", "--grpc-port", "0", "--speed-profile", "fast", "--kv-blocks",
+        "50000", "--max-model-len", "200000", "--seed", "1", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), BOUND_S))
+        async with contextlib.AsyncExitStack() as stack:
+            sent = {}
+            for protocol in set(STREAMED) - {"tgi", "ollama"}:  # whose replies end when the model wants
+                url = ready["grpc_url" if protocol == "grpc" else "url"]
+                sent[protocol], _ = await stack.enter_async_context(under_way(url, protocol))
+            process.kill()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        process._transport.close()  # as above
+    for protocol, exchange in sent.items():
+        reply = reply_of(protocol, exchange)
+        assert exchange.error.startswith("reset: "), (protocol, exchange.error)
+        assert (200, "", False) == (exchange.status, reply.error, reply.complete), protocol
+        assert 0 < reply.first_token_ns <= exchange.end_ns, protocol
+
+
+async def test_where_nothing_listens_is_told():
+    """In every transport as a connection that could not be made."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        for protocol in ("chat", "websocket", "grpc"):
+            async with linked(url, protocol) as link:
+                exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+                await link.perform(exchange, planned(protocol, 0), timeout_s=BOUND_S)
+            assert "connect: Connection refused" == exchange.error, protocol
+            assert (0, -1) == (exchange.status, exchange.submit_ns)
+            assert exchange.end_ns > 0
+
+
+@pytest.mark.parametrize("transport", ["chat", "websocket", "grpc"])
+async def test_a_server_that_accepts_and_says_nothing_times_out(transport: str):
+    """With what was waited for."""
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        writer.close()
+
+    hold = asyncio.Event()
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+    async with linked(url, transport) as link:
+        await link.perform(exchange, planned(transport, 0), timeout_s=0.3)
+    hold.set()
+    server.close()
+    await server.wait_closed()
+    assert exchange.error.startswith("timeout: no "), exchange.error
+    assert exchange.error.endswith(" within 0.3 s")
+
+
+@pytest.mark.parametrize("protocol", STREAMED)
+async def test_a_cancelled_stream_is_abandoned_by_the_server(protocol: str):
+    """Cancelling ends the request at once, and the engine works on nothing that nobody reads."""
+    async with simulated(ENDLESS) as simulator:
+        async with under_way(simulator.url(protocol), protocol) as (exchange, sending):
+            sending.cancel()
+        assert sending.cancelled()
+        assert exchange.end_ns > 0
+        await until(lambda: len(simulator.truth.records) > 0)
+        assert "abort" == simulator.truth.records[0].finish_reason
+    reply = reply_of(protocol, exchange)
+    assert ("", False, "") == (reply.error, reply.complete, reply.finish_reason)
+
+
+REFUSED = {
+    "ollama": "http_404: model 'other' not found",
+    "grpc": "server: Request for unknown model: 'other' is not found",
+}
+
+
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name not in {"sglang", "tgi"}])
+async def test_an_unknown_model_is_told(tmp_path: Path, protocol: str):
+    """In the server's words. Triton says it under the status OK, so that it is no refusal there."""
+    async with simulated() as simulator:
+        plan = [planned(protocol, 0, model="other"), planned(protocol, 1)]
+        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
+    standard = "http_404: The model `other` does not exist. Valid aliases: sim-llama."
+    assert [REFUSED.get(protocol, standard), ""] == got.error.tolist()
+    assert ["failed" if protocol == "grpc" else "refused", "ok"] == got.status.tolist()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_prompt_that_does_not_fit_is_told(tmp_path: Path, protocol: str):
+    """With the server's message, and without harm to the request behind it."""
+    async with simulated() as simulator:
+        plan = [planned(protocol, 0, text="long " * 1000), planned(protocol, 1)]
+        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
+    assert "This model's maximum context length is 512 tokens" in got.error[0]
+    assert ["failed" if protocol == "grpc" else "refused", "ok"] == got.status.tolist()
