@@ -1,0 +1,209 @@
+"""Runs of the simulated engine in virtual time, for `attribution.py`: pages, client stamps and the truth.
+
+Arrivals are Poisson, prompts log-normal, outputs uniform in length; the way in and out takes a fixed time and an
+exponential one. Nothing waits for a clock, so that ten minutes take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from attribution_cases import Case, Requests
+
+from scraper.endpoint import Scrape
+from scraper.log import rows
+from scraper.series import EndpointSeries, build
+from simulator.engine import Engine
+from simulator.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.pages.vllm import VllmPage
+from simulator.settings import EngineSettings, SpeedProfile
+
+Ints = npt.NDArray[np.int64]
+
+START_NS = 1_800_000_000_000_000_000
+SPEED = SpeedProfile(step_s=11e-3, prefill_token_s=60e-6, sequence_s=300e-6, kv_token_s=0.2e-6, jitter_ratio=0.15)
+CAPACITY_PER_S = 25.5  # requests a second that one engine of this speed does
+SETTLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of the engines: `utilisation` of one engine's capacity, each, and how often they are scraped.
+
+    `budget_tokens` is the token budget of a step: a small one cuts prefills into chunks. Half of the prompts begin with
+    the same `prefix_tokens`, which the engine caches and whose usage does not say so. Of the packets, `spikes` come
+    ten times as late.
+    """
+
+    utilisation: float
+    seconds: float
+    scrape_s: float
+    engines: int = 1
+    budget_tokens: int = 2048
+    network_s: float = 0.001
+    spikes: float = 0.0
+    prefix_tokens: int = 0
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one engine's run leaves; the only record here that changes."""
+
+    chunk_ns: dict[int, list[int]] = field(default_factory=dict)
+    records: dict[int, RequestRecord] = field(default_factory=dict)
+    pages: list[Scrape] = field(default_factory=list)
+
+
+def simulated(name: str, load: Load) -> Case:
+    """Run the engines under a load and gather what client and scraper saw."""
+    seeds = np.random.SeedSequence(load.seed).spawn(2 + load.engines)
+    random = np.random.default_rng(seeds[0])
+    size = int(load.utilisation * CAPACITY_PER_S * load.engines * load.seconds)
+    submit_ns = START_NS + np.sort(random.uniform(0, load.seconds * 1e9, size)).astype(np.int64)
+    prompt = np.clip(random.lognormal(np.log(130), 0.9, size), 8, 2000).astype(np.int64)
+    prefix = np.where(random.random(size) < 0.5, load.prefix_tokens, 0)
+    output = random.integers(16, 80, size)
+    engine = random.integers(0, load.engines, size)
+    way_in = _way(random, size, load)
+    runs = []
+    for place in range(load.engines):
+        mine = np.flatnonzero(engine == place)
+        order = mine[np.argsort(submit_ns[mine] + way_in[mine], kind="stable")]
+        settings = EngineSettings(
+            max_num_seqs=48,
+            max_num_batched_tokens=load.budget_tokens,
+            kv_blocks=16384,
+            seed=load.seed + place,
+            speed=SPEED,
+        )
+        arrivals = [
+            (
+                int(submit_ns[i] + way_in[i]),
+                int(i),
+                _request(int(i), int(prefix[i]), int(prompt[i]), int(output[i])),
+            )
+            for i in order
+        ]
+        run = _Run()
+        _drive(run, f"http://engine-{place}.test/metrics", settings, arrivals, load)
+        runs.append(run)
+    requests = _seen(runs, submit_ns, np.random.default_rng(seeds[1]), load)
+    records = {number: record for run in runs for number, record in run.records.items()}
+    return Case(
+        name=name,
+        requests=requests,
+        scrapes=tuple(one for run in runs for one in _endpoints(run)),
+        queue_s=np.array([_queue_s(records[number]) for number in range(size)]),
+        prefill_s=np.array([_prefill_s(records[number]) for number in range(size)]),
+    )
+
+
+def _queue_s(record: RequestRecord) -> float:
+    return ((record.scheduled_ns or 0) - (record.queued_ns or 0)) / 1e9
+
+
+def _prefill_s(record: RequestRecord) -> float:
+    return ((record.first_token_ns or 0) - (record.scheduled_ns or 0)) / 1e9
+
+
+def _endpoints(run: _Run) -> tuple[EndpointSeries, ...]:
+    return build(rows(run.pages))
+
+
+def _request(number: int, prefix: int, prompt: int, output: int) -> EngineRequest:
+    # Behind the prefix no two prompts share a block, so that nothing else is cached.
+    own = ((number * 7919 + np.arange(prompt) * (number % 97 + 1)) % 2000).tolist()
+    return EngineRequest(
+        request_id=str(number), prompt_token_ids=(*range(1, prefix + 1), *own), max_tokens=output, ignore_eos=True
+    )
+
+
+def _way(random: np.random.Generator, size: int, load: Load) -> Ints:
+    late = np.where(random.random(size) < load.spikes, 10.0, 1.0)
+    return np.asarray(load.network_s * 1e9 * late * (0.5 + random.exponential(0.5, size))).astype(np.int64)
+
+
+def _drive(
+    run: _Run,
+    url: str,
+    settings: EngineSettings,
+    arrivals: Sequence[tuple[int, int, EngineRequest]],
+    load: Load,
+) -> None:
+    """Run one engine to its end, a page at each scrape."""
+    engine, page = Engine(settings), VllmPage("sim", settings)
+    numbers: list[int] = []
+    now_ns, tick_ns, upto = START_NS - 10**9, START_NS - 10**9, 0
+    interval_ns = int(load.scrape_s * 1e9)
+
+    def scrape_until(at_ns: int) -> None:
+        nonlocal tick_ns
+        while tick_ns < at_ns:
+            run.pages.append(_scraped(url, tick_ns, page))
+            tick_ns += interval_ns
+
+    while upto < len(arrivals) or len(run.records) < len(arrivals):
+        while upto < len(arrivals) and arrivals[upto][0] <= now_ns:
+            arrival_ns, number, request = arrivals[upto]
+            engine.submit(request, arrival_ns)
+            numbers.append(number)
+            upto += 1
+        duration_s = engine.begin_step(now_ns)
+        if duration_s is None:
+            now_ns = arrivals[upto][0]
+            continue
+        now_ns += int(duration_s * 1e9)
+        scrape_until(now_ns)
+        outcome = engine.finish_step(now_ns)
+        page.observe(outcome)
+        _keep(run, outcome, numbers)
+    scrape_until(now_ns + int(SETTLE_S * 1e9))
+
+
+def _keep(run: _Run, outcome: StepOutcome, numbers: Sequence[int]) -> None:
+    for token in outcome.tokens:
+        run.chunk_ns.setdefault(numbers[token.number], []).append(outcome.at_ns)
+    for record in outcome.finished:
+        run.records[int(record.request_id)] = record
+
+
+def _scraped(url: str, tick_ns: int, page: VllmPage) -> Scrape:
+    body, content_type = page.page()
+    return Scrape(
+        url=url,
+        tick_ns=tick_ns,
+        request_ns=tick_ns - 1_000_000,
+        response_ns=tick_ns + 1_000_000,
+        status=200,
+        content_type=content_type,
+        body=body,
+        error="",
+    )
+
+
+def _seen(runs: Sequence[_Run], submit_ns: Ints, random: np.random.Generator, load: Load) -> Requests:
+    """Return what the client saw: every chunk after its way out, in the order in which a stream keeps them."""
+    size = len(submit_ns)
+    made = {number: chunks for run in runs for number, chunks in run.chunk_ns.items()}
+    chunks = [np.array(made[number], dtype=np.int64) for number in range(size)]
+    chunks = [np.maximum.accumulate(one + _way(random, len(one), load)) for one in chunks]
+    first_ns = np.array([one[0] for one in chunks])
+    records = {number: record for run in runs for number, record in run.records.items()}
+    return Requests(
+        submit_ns=submit_ns,
+        first_output_ns=first_ns,
+        first_token_ns=first_ns,
+        end_ns=np.array([one[-1] for one in chunks]) + 100_000,
+        input_tokens=np.array([records[number].prompt_tokens for number in range(size)]),
+        output_tokens=np.array([records[number].output_tokens for number in range(size)]),
+        cached_tokens=np.full(size, -1, dtype=np.int64),
+        status=np.full(size, "ok", dtype=np.object_),
+        finish_reason=np.full(size, "length", dtype=np.object_),
+        endpoint_url=np.full(size, "http://gateway.test/v1", dtype=np.object_),
+        chunk_ns=np.concatenate(chunks),
+        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]).astype(np.int64),
+    )

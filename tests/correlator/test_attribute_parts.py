@@ -1,0 +1,190 @@
+"""The steps of the estimator by themselves: putting ends into cells, mending by tokens, and conditioning on sums."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from correlator.client_waits import Requests
+from correlator.condition import Problem, solve
+from correlator.exchange import Whole, exchanged
+from correlator.membership import assign, find_lag
+from correlator.step_clock import nearest_step, rest_features
+from correlator.wait_models import Sums, learn
+from loadgen.log import RequestLog
+
+Floats = npt.NDArray[np.float64]
+
+
+def whole(at_s: Floats, tokens: npt.NDArray[np.int64], cells: int, width_s: float) -> Whole:
+    """What an engine that ends requests at at_s counts in cells of one width."""
+    edges = np.arange(cells + 1) * width_s
+    place = np.clip(np.searchsorted(edges, at_s) - 1, 0, cells - 1)
+    sums = np.zeros((cells, tokens.shape[1]))
+    np.add.at(sums, place, tokens)
+    return Whole(
+        start_s=edges[:-1],
+        end_s=edges[1:],
+        lost=np.zeros(cells, dtype=np.bool_),
+        count=np.bincount(place, minlength=cells),
+        tokens=sums,
+    )
+
+
+def problem(seed: int, size: int, cells: int) -> Problem:
+    """Members whose parts add up to what is known of them."""
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    truth = random.exponential([0.5, 0.05, 0.01], (size, 3))
+    cell = np.concatenate([np.arange(cells), random.integers(0, cells, size - cells)])
+    sums = np.zeros((cells, 2))
+    np.add.at(sums, cell, truth[:, :2])
+    wait = truth.sum(axis=1)
+    return Problem(
+        mean=truth * random.lognormal(0, 0.5, truth.shape),
+        variance=(0.3 * truth + 0.001) ** 2,
+        low=np.zeros((size, 3)),
+        high=np.repeat(wait[:, None], 3, axis=1),
+        wait=wait,
+        wait_variance=np.full(size, 1e-8),
+        cell=cell,
+        sums=sums,
+        noise=np.zeros((cells, 2)),
+    )
+
+
+@given(st.integers(0, 2**32), st.integers(6, 60))
+def test_conditioned_parts_add_up_to_sums_and_stay_in_the_box(seed: int, size: int):
+    """Queue and prefill over each cell, to the nanosecond."""
+    given_problem = problem(seed, size, 5)
+
+    found = solve(given_problem)
+
+    sums = np.zeros((5, 2))
+    np.add.at(sums, given_problem.cell, found.value[:, :2])
+    assert given_problem.sums == pytest.approx(sums, abs=1e-9)
+    assert (given_problem.low <= found.value + 1e-12).all()
+    assert (found.value[:, :2] <= given_problem.high[:, :2] + 1e-12).all()
+
+
+def test_conditioning_is_that_of_the_normal_distribution():
+    """In one cell of three, inside the box: m + V C' (C V C' + N)^-1 (d - C m), and its covariance."""
+    given_problem = replace(problem(3, 3, 1), low=np.full((3, 3), -9.0), high=np.full((3, 3), 9.0))
+    mean, variance = given_problem.mean.ravel(), np.diag(given_problem.variance.ravel())
+    rows = np.zeros((5, 9))
+    for member in range(3):
+        rows[member, 3 * member : 3 * member + 3] = 1
+        rows[3, 3 * member] = rows[4, 3 * member + 1] = 1
+    noise = np.diag([1e-8] * 3 + [0.0] * 2)
+    gain = variance @ rows.T @ np.linalg.inv(rows @ variance @ rows.T + noise)
+    known = np.concatenate([given_problem.wait, given_problem.sums[0]])
+
+    found = solve(given_problem)
+
+    assert (mean + gain @ (known - rows @ mean)).reshape(3, 3) == pytest.approx(found.value, abs=1e-7)
+    posterior = variance - gain @ rows @ variance
+    assert np.sqrt(np.diag(posterior)).reshape(3, 3) == pytest.approx(found.sd, rel=1e-3, abs=1e-7)
+
+
+def test_the_lag_is_by_how_much_ends_come_late():
+    """40 ms, to the middle of what the counts allow."""
+    random = np.random.default_rng(np.random.SeedSequence(1))
+    at_s = np.sort(random.uniform(0, 60, 400))
+    counted = whole(at_s, np.zeros((400, 0), dtype=np.int64), 600, 0.1)
+
+    assert 0.040 == pytest.approx(find_lag(at_s + 0.040, counted), abs=0.002)
+
+
+def test_tokens_put_requests_that_came_out_of_order_into_their_cells():
+    """Delays of up to 150 ms on cells of 100 ms: by rank alone many are wrong, by tokens few, and they are known."""
+    random = np.random.default_rng(np.random.SeedSequence(2))
+    at_s = np.sort(random.uniform(0, 20, 200))
+    tokens = random.integers(10, 2000, (200, 2))
+    counted = whole(at_s, tokens, 200, 0.1)
+    seen_s = at_s + random.uniform(0, 0.15, 200)
+
+    by_rank = assign(seen_s, tokens[:, :0], counted, stamp_error_s=0.001)
+    by_tokens = assign(seen_s, tokens, counted, stamp_error_s=0.001)
+
+    truth = np.clip(np.searchsorted(np.arange(201) * 0.1, at_s) - 1, 0, 199)
+    right = by_tokens.cell == truth
+    assert right.mean() > 0.95
+    assert (by_rank.cell == truth).mean() < 0.9
+    assert right[by_tokens.verified[by_tokens.cell]].all()
+    assert not by_rank.verified.any()
+
+
+def test_an_exchange_that_proves_nothing_is_not_made():
+    """Cells whose sums agree keep their members, however odd their times."""
+    tokens = np.array([[10.0], [20.0], [30.0]])
+    counted = whole(np.array([0.5, 1.5, 2.5]), tokens.astype(np.int64), 3, 1.0)
+
+    placed = exchanged(np.array([0, 1, 2]), np.array([2.5, 0.5, 1.5]), tokens, counted, 0.01, moves=False)
+
+    assert [0, 1, 2] == placed.tolist()
+
+
+def test_a_model_is_learned_from_sums_alone():
+    """2 ms a request and 3 ms a unit, from 40 sums over five each, one of them a stall of a second."""
+    random = np.random.default_rng(np.random.SeedSequence(4))
+    cell = np.repeat(np.arange(40), 5)
+    features = np.column_stack((np.ones(200), random.uniform(1, 20, 200)))
+    sums = np.bincount(cell, features @ [0.002, 0.003]) + random.normal(0, 1e-4, 40)
+    sums[7] += 1.0
+
+    model = learn(
+        Sums(cell=cell, features=features, sums=sums, strangers=np.zeros(40)), features, floor_share=0.1, least_s=1e-4
+    )
+
+    assert [0.002, 0.003] == pytest.approx(model.weights.tolist(), rel=0.1)
+
+
+def test_a_stranger_in_every_sum_is_taken_for_one_of_ours():
+    random = np.random.default_rng(np.random.SeedSequence(5))
+    cell = np.repeat(np.arange(100), 4)
+    features = np.column_stack((np.ones(400), random.uniform(1, 20, 400)))
+    sums = np.bincount(cell, features @ [0.002, 0.003])
+    ours = np.arange(400) % 4 != 0
+
+    model = learn(
+        Sums(cell=cell[ours], features=features[ours], sums=sums, strangers=np.ones(100)),
+        features,
+        floor_share=0.1,
+        least_s=1e-4,
+    )
+
+    assert float(model.weights @ [1, 10]) == pytest.approx(0.032, rel=0.1)
+
+
+def test_the_step_clock_finds_the_step_that_is_nearest_to_what_is_expected():
+    """Steps ended 12, 40 and 100 ms before the first token; a chunk 1 ms before belongs to its own step."""
+    chunk_s = np.array([0.9, 0.96, 0.988, 0.999])
+
+    found = nearest_step(np.full(3, 1.0), np.full(3, 0.5), chunk_s, np.array([0.02, 0.05, 0.4]))
+
+    assert [0.012, 0.04, 0.5] == pytest.approx(found.tolist())
+
+
+def test_a_request_waits_for_the_step_that_runs_when_it_comes():
+    """Until the next chunk of any stream; not at all on an idle engine, nor for the step of its own first token."""
+    features = rest_features(
+        np.array([0.1, 5.0, 0.1]),
+        np.array([0.9, 5.5, 0.19]),
+        np.array([0.05, 0.18, 5.5]),
+        np.array([[0.0, 1.0], [0.1, 0.95]]),
+        np.array([10.0, 10.0, 10.0]),
+        0.0,
+    )
+
+    assert [0.08, 0.0, 0.08] == pytest.approx(features[:, 2].tolist())
+
+
+def test_the_table_of_a_run_has_the_columns_that_are_read():
+    """So that a run's own log can be given as it is."""
+    read = {name for name in vars(Requests) if name.endswith(("_ns", "_tokens", "_start", "_reason", "_url"))}
+
+    assert read | {"status"} <= {column.name for column in fields(RequestLog)}
