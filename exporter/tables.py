@@ -67,6 +67,7 @@ def requests_table(log: RequestLog) -> pa.Table:
                 "connected_ns",
                 "submit_ns",
                 "first_output_ns",
+                "last_output_ns",
                 "first_token_ns",
                 "last_token_ns",
                 "end_ns",

@@ -78,8 +78,8 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield _client(summary["client"])
         yield _throughput(summary["client"])
         yield from _objectives(summary["client"].get("slo"))
-        yield from _classes(summary["client"].get("classes", {}))
         yield Text("")
+        yield from _classes(summary["client"].get("classes", {}))
         correlation = summary["correlation"]
         if correlation.get("missing") is None:
             yield breakdown_table(correlation)
@@ -192,7 +192,6 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
         times = (ttft["mean"], ttft["p50"], ttft["p99"], found["tpot_ms"]["mean"], e2e["p50"], e2e["p99"])
         flow = found["throughput"]["output_tokens_per_s"]
         shown.add_row(name, f"{found['requests']['ok']:,}", *(ms(value) for value in times), cell(flow))
-    yield Text("")
     yield shown
 
 

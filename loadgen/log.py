@@ -86,6 +86,7 @@ class RequestLog:
     submit_ns: Int64s
     first_read_ns: Int64s
     first_output_ns: Int64s
+    last_output_ns: Int64s
     first_token_ns: Int64s
     last_token_ns: Int64s
     end_ns: Int64s
@@ -274,6 +275,7 @@ def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: st
         submit_ns=_ints(part.submit_ns for part in last),
         first_read_ns=_ints(row.first_read_ns for row in rows),
         first_output_ns=_ints(reply.first_output_ns for reply in replies),
+        last_output_ns=_ints(reply.last_output_ns for reply in replies),
         first_token_ns=_ints(reply.first_token_ns for reply in replies),
         last_token_ns=_ints(reply.last_token_ns for reply in replies),
         end_ns=_ints(_end_ns(row) for row in rows),

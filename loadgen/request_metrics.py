@@ -2,7 +2,8 @@
 
 - ttft   first_token - submit
 - e2e    last_token - submit; where a reply has no token times (not streamed), end - submit
-- tpot   (last_token - first_token) / (output_tokens - 1); none below two tokens
+- tpot   (last_output - first_output) / (output_tokens - 1); none below two tokens. What is generated and not visible is
+         counted in output_tokens, so its time is as well; without such events this is the draft's last and first token
 - itl    gaps between consecutive content chunks of one request, from its first token on; a true inter-token latency
          only where chunks hold one token each, else "time between chunks" (itl-chunked, itl-sse-measurement)
 - jitter standard deviation (of a sample) of a request's gaps, from two gaps on (itl-procedure)
@@ -47,7 +48,7 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
     tokens = counts(log.output_tokens)
     e2e_ms = span_ms(log.submit_ns, end_ns)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_ms = np.where(tokens >= 2, span_ms(log.first_token_ns, log.last_token_ns) / (tokens - 1), np.nan)
+        tpot_ms = np.where(tokens >= 2, span_ms(log.first_output_ns, log.last_output_ns) / (tokens - 1), np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
     gaps_ms, row = _gaps(log)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))

@@ -34,8 +34,7 @@ def check_load(options: RunOptions) -> None:
         if options.slo is not None:
             parse_slo(options.slo)
     except ValueError as error:
-        text = str(error)
-        raise ConfigurationError(text if text.startswith("--") else f"--workload {options.workload}: {text}") from error
+        raise ConfigurationError(named("--workload", options.workload, str(error))) from error
     for flag, path in (
         ("--dataset", options.dataset),
         ("--replay-requests", options.replay_requests),
@@ -59,6 +58,13 @@ def _require_free_file(flag: str, path: Path | None) -> None:
         raise ConfigurationError(f"{flag} {path}: is there already; give another name")
     if not path.parent.is_dir():
         raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; make it, or name another")
+
+
+def named(flag: str, value: str, message: str) -> str:
+    """Begin a message with the option and its value, each where the message does not."""
+    if message.startswith("--"):
+        return message
+    return f"{flag} {message}" if message.startswith(value) else f"{flag} {value}: {message}"
 
 
 def _contradictions(options: RunOptions) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,10 @@ from loadgen.plan import Planned, PlanOrder, plan
 from loadgen.protocols.prompt import Target
 from loadgen.records import plan_end
 from loadgen.tokenizers import Tokenizer, TokenizerError
-from loadgen.workloads import Workload
+from loadgen.workloads import Workload, mix
+from loadgen.workloads.distributions import Fixed
 from sidecar.errors import ConfigurationError, TargetSpeaksElse
-from sidecar.load_check import arrival_of, read_arrivals
+from sidecar.load_check import arrival_of, named, read_arrivals
 from sidecar.load_options import DRAFT, RunOptions
 from sidecar.progress import Progress
 
@@ -34,7 +35,7 @@ SAY_EVERY = 200
 # Where the measured requests begin to be numbered when it is not known beforehand how many come before them.
 DRAFT_ROOM = 100_000
 
-Preliminary = Literal["warmup", "probe"]
+PROBE = mix.RequestClass(name="probe", input_tokens=Fixed(256), output_tokens=Fixed(16), content="words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +80,9 @@ def read_load(options: RunOptions) -> Load:
 
 
 def _named(options: RunOptions, message: str) -> str:
-    """Begin with the option, where the message does not."""
-    if message.startswith("--"):
-        return message
-    return f"--replay-requests {message}" if options.replay_requests else f"--workload {options.workload}: {message}"
+    if options.replay_requests is not None:
+        return named("--replay-requests", str(options.replay_requests), message)
+    return named("--workload", options.workload, message)
 
 
 def _keeps_offsets(options: RunOptions) -> bool:
@@ -96,11 +96,14 @@ def _keeps_offsets(options: RunOptions) -> bool:
 def preliminary_plan(
     options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder, *, round_: int = 0
 ) -> AsyncGenerator[Planned, None]:
-    """Return requests of a warm-up or of probes: the workload from other seeds, so that nothing measured is cached."""
+    """Return requests of a warm-up or of probes, from other seeds, so that nothing measured is cached.
+
+    A warm-up is of the measured workload. Probes are all of one length: only what the engine does differs then.
+    """
     key = (1, round_) if round_ else (1,)
     seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
-    # A trace's own lengths are used up by the measurement; what warms up need not be the same.
-    return plan(_workload(options, seed).requests, target=target, tokenizer=tokenizer, order=order)
+    made = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
+    return plan(made, target=target, tokenizer=tokenizer, order=order)
 
 
 def measure_plan(

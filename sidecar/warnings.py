@@ -40,7 +40,7 @@ def warnings(
     yield from _comparability(client, correlation)
     yield from _estimates(run)
     yield from _blanks(run, client, correlation)
-    yield from _cache(server)
+    yield from _cache(run, server)
     yield from _clipping(workload)
 
 
@@ -114,13 +114,23 @@ def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any])
         yield f"{blank_ms:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
 
 
-def _cache(server: Mapping[str, Any]) -> Iterator[str]:
+def _cache(run: Run, server: Mapping[str, Any]) -> Iterator[str]:
+    if _shares(run):
+        return
     hits, queries = ((server.get(name) or {}).get("stats", {}).get("total") for name in CACHE_COUNTERS)
     if hits and queries and hits > CACHED_RATIO * queries:
         yield (
             f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "
             "requests sent before? Another --seed sends others"
         )
+
+
+def _shares(run: Run) -> bool:
+    """Tell whether requests were meant to have prefixes in common: sessions, system prompts, repositories."""
+    if (run.requests.session >= 0).any():
+        return True
+    classes = (run.manifest.get("workload") or {}).get("classes", ())
+    return any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
 
 
 def _clipping(workload: Mapping[str, Any]) -> Iterator[str]:

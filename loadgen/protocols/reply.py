@@ -43,6 +43,7 @@ class Reply:
     """What one reply said and when; stamps and counts are -1 where missing.
 
     first_output_ns     the first event the model generated something for, if only blanks or nothing visible
+    last_output_ns      the last such event
     first_kind          what the first token was: content, reasoning or tool; "" when there was none
     chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
@@ -58,6 +59,7 @@ class Reply:
     """
 
     first_output_ns: int = -1
+    last_output_ns: int = -1
     first_token_ns: int = -1
     last_token_ns: int = -1
     first_kind: str = ""

@@ -16,7 +16,7 @@ from loadgen.protocols.prompt import Prompt, Target, prompt_of, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
 from loadgen.protocols.stream import read_reply as read
-from loadgen.protocols.timings import Count
+from loadgen.protocols.timings import Count, of_llamacpp, of_vllm
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.
@@ -75,6 +75,7 @@ class _Response(msgspec.Struct, gc=False):
     usage: _Usage | None = None
     error: msgspec.Raw = NULL
     incomplete_details: _Incomplete | None = None
+    metrics: msgspec.Raw = NULL
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -83,6 +84,7 @@ class _Event(msgspec.Struct, gc=False):
     response: _Response | None = None
     error: msgspec.Raw = NULL
     message: str | None = None
+    timings: msgspec.Raw = NULL
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -97,6 +99,10 @@ def _take(seen: Seen, event: SseEvent) -> None:
         seen.fail(failure_of(payload.error, said=True, message=payload.message) or "no message")
     elif kind.endswith(".delta"):
         _delta(seen, kind, payload.delta, event.end)
+    if payload.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
+        found, cached_tokens = of_llamacpp(payload.timings)
+        seen.timings = found or seen.timings
+        seen.count(None, None, cached_tokens)
     if payload.response is not None:
         _state(seen, payload.response)
         if kind in {"response.completed", "response.incomplete", "response.failed"}:
@@ -115,6 +121,8 @@ def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
 def _state(seen: Seen, response: _Response) -> None:
     """What a response object says of the whole: its id, and at the end status, usage and reason."""
     seen.response_id = seen.response_id or response.id or ""
+    if response.metrics is not NULL:
+        seen.timings = of_vllm(response.metrics) or seen.timings
     if (usage := response.usage) is not None:
         details = usage.input_tokens_details or _InputDetails()
         seen.count(usage.input_tokens, usage.output_tokens, details.cached_tokens)

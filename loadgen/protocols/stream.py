@@ -36,6 +36,7 @@ class Seen:
     first: int = -1
     first_kind: str = ""
     output_end: int = -1
+    last_output_end: int = -1
     done_end: int = -1
     input_tokens: int = -1
     output_tokens: int = -1
@@ -52,6 +53,7 @@ class Seen:
         """An event whose data ends at `end` brought this; one that brought nothing is generated output all the same."""
         if self.output_end < 0:
             self.output_end = end
+        self.last_output_end = end
         if not (text or reasoning or tools):
             return
         if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
@@ -183,6 +185,7 @@ def _reply(seen: Seen, stamps: Stamps, *, streamed: bool) -> Reply:
     done = seen.done_end >= 0
     return Reply(
         first_output_ns=stamps.one(seen.output_end),
+        last_output_ns=stamps.one(seen.last_output_end),
         first_token_ns=int(chunk_ns[seen.first]) if seen.first >= 0 else -1,
         last_token_ns=int(chunk_ns[-1]) if seen.first >= 0 else -1,
         first_kind=seen.first_kind,

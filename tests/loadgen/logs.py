@@ -16,7 +16,7 @@ STAMPS = {
     "connected": ("connected_ns",),
     "submit": ("submit_ns",),
     "first": ("first_output_ns", "first_token_ns"),
-    "last": ("last_token_ns",),
+    "last": ("last_output_ns", "last_token_ns"),
     "end": ("end_ns",),
 }
 NAMES = {

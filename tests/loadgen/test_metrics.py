@@ -163,3 +163,20 @@ def test_an_empty_log_has_a_summary():
 def test_lateness_is_dispatch_after_schedule():
     """The generator's own error."""
     assert _values(metrics.schedule_lateness_ms(_log({"scheduled": 5, "dispatch": 8}, {}))) == [3, None]
+
+
+def test_time_per_token_counts_what_does_not_show():
+    """Tokens without visible text are in the usage, so the time that they took is in the time per token."""
+    log = _log(
+        {
+            "submit": 0,
+            "first": 40,
+            "last": 60,
+            "end": 110,
+            "output": 11,
+            "first_output_ns": 10 * MS,
+            "last_output_ns": 110 * MS,
+        }
+    )
+    assert [10.0] == metrics.request_metrics(log).tpot_ms.tolist()
+    assert [40.0] == metrics.request_metrics(log).ttft_ms.tolist()

@@ -181,3 +181,31 @@ def test_cached_tokens_of_usage():
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
     assert _read(_last(usage=usage)).cached_tokens == 2
     assert _read(_last()).cached_tokens == -1
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "expected"),
+    [
+        (
+            {"metrics": {"queue_time_ms": 2.0, "time_to_first_token_ms": 5.0, "generation_time_ms": 9.0}},
+            {},
+            ServerTimings(source="vllm", queue_ms=2.0, prefill_ms=5.0, decode_ms=9.0),
+        ),
+        (
+            {},
+            {"timings": {"prompt_ms": 5.0, "predicted_ms": 9.0, "prompt_per_second": 600.0}},
+            ServerTimings(source="llamacpp", prefill_ms=5.0, decode_ms=9.0, prompt_tps=600.0),
+        ),
+    ],
+    ids=["vllm", "llamacpp"],
+)
+def test_a_response_carries_them_too(inside: dict[str, object], beside: dict[str, object], expected: ServerTimings):
+    """In the last event of /v1/responses: vLLM's within the response, llama.cpp's beside it."""
+    usage = {"input_tokens": 3, "output_tokens": 1}
+    events = (
+        {"type": "response.output_text.delta", "delta": "a"},
+        {"type": "response.completed", "response": {"id": "x", "status": "completed", "usage": usage, **inside}}
+        | beside,
+    )
+    body = b"".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in events)
+    _same(expected, _read(body, protocol="responses").timings)
