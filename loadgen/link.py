@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import cache
 from typing import Protocol, Self
 
 import msgspec
@@ -31,6 +32,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     transport  http, websocket or grpc; protocol: the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
+    stderr     file that the worker's standard error goes to; "": where it goes already
     sessions   send the later turns of sessions too; without it, only the first ones
     """
 
@@ -48,6 +50,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tls: TlsSpec = TlsSpec()
     reuse: bool = True
     sessions: bool = False
+    stderr: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.worker < self.workers:
@@ -77,8 +80,12 @@ class Link(Protocol):
         """
 
 
+@cache
 def tls_context(spec: TlsSpec) -> ssl.SSLContext:
-    """The client side of TLS. Raises OSError when a file cannot be read or is none of its kind."""
+    """The client side of TLS; made once, since reading the system's authorities takes some 30 ms.
+
+    Raises OSError when a file cannot be read or is none of its kind.
+    """
     context = ssl.create_default_context(cafile=spec.ca or None)
     if spec.insecure:
         context.check_hostname = False

@@ -95,7 +95,7 @@ async def plan(
             if not pending:
                 return
             offset_ns, task = pending[0]
-            one = _numbered(await task, order, index, offset_ns, ordinal % order.urls)
+            one = _numbered(await task, order, index, offset_ns, ordinal)
             pending.popleft()
             index += 1 + len(one.request.turns)
             yield one
@@ -112,13 +112,15 @@ def _wanted(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[t
     return zip(itertools.islice(offsets, order.count), workload, strict=False)
 
 
-def _numbered(fitted: Fitted, order: PlanOrder, index: int, offset_ns: int, url: int) -> Planned:
+def _numbered(fitted: Fitted, order: PlanOrder, index: int, offset_ns: int, ordinal: int) -> Planned:
+    """A session's own number is its ordinal: by its index, sessions of two turns would all be the even workers'."""
+    url = ordinal % order.urls
     turns = tuple(
-        _record(turn, order, index + number, offset_ns=-1, url=url, session=index, turn=number)
+        _record(turn, order, index + number, offset_ns=-1, url=url, session=ordinal, turn=number)
         for number, turn in enumerate(fitted.turns, 1)
     )
     first = _record(
-        fitted.first, order, index, offset_ns=offset_ns, url=url, session=index if turns else -1, turns=turns
+        fitted.first, order, index, offset_ns=offset_ns, url=url, session=ordinal if turns else -1, turns=turns
     )
     return Planned(
         request=first,

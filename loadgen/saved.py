@@ -170,7 +170,8 @@ async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> A
         if ordinal == order.count or (offsets is not None and ordinal == len(offsets)):
             return
         offset_ns = saved.offset_ns if offsets is None else offsets[ordinal]
-        one = _renumbered(saved if order.sessions else without_turns(saved), index, offset_ns, ordinal % order.urls)
+        kept = saved if order.sessions else without_turns(saved)
+        one = _renumbered(kept, index, offset_ns, session=ordinal, url=ordinal % order.urls)
         index += 1 + len(one.turns)
         yield Planned(request=one, clipped_input=False, clipped_output=False)
 
@@ -180,12 +181,12 @@ def without_turns(request: PlannedRequest) -> PlannedRequest:
     return msgspec.structs.replace(request, turns=(), session=-1)
 
 
-def _renumbered(request: PlannedRequest, index: int, offset_ns: int, url: int) -> PlannedRequest:
+def _renumbered(request: PlannedRequest, index: int, offset_ns: int, *, session: int, url: int) -> PlannedRequest:
     replace = msgspec.structs.replace
     turns = tuple(
-        replace(turn, index=index + number, session=index, url=url) for number, turn in enumerate(request.turns, 1)
+        replace(turn, index=index + number, session=session, url=url) for number, turn in enumerate(request.turns, 1)
     )
-    return replace(request, index=index, offset_ns=offset_ns, url=url, session=index if turns else -1, turns=turns)
+    return replace(request, index=index, offset_ns=offset_ns, url=url, session=session if turns else -1, turns=turns)
 
 
 def _head(path: Path, raw: bytes) -> _Head:

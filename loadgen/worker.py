@@ -25,7 +25,7 @@ from loadgen.alarm import Alarm
 from loadgen.clock import Clock
 from loadgen.descriptors import raise_limit
 from loadgen.driver import Order, Stop, is_share, run_phase, slots
-from loadgen.frames import FrameTail, decode_planned
+from loadgen.frames import FrameTail, decode_planned, open_log
 from loadgen.lateness import GcPauses, ReceiveStamps
 from loadgen.link import Link, WorkerSpec
 from loadgen.links import link_of
@@ -125,6 +125,8 @@ async def _main() -> int:
     async with contextlib.AsyncExitStack() as stack:
         try:
             spec = _decode_spec(await lines.readline())
+            if spec.stderr:
+                os.dup2(open_log(spec.stderr), sys.stderr.fileno())
             clock = Clock(offset_ns=spec.clock_offset_ns, alarm=stack.enter_context(Alarm()))
             watch = Watch(stamps=ReceiveStamps(clock), pauses=GcPauses())
             link = link_of(spec, clock, watch.stamps)
@@ -219,9 +221,11 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
 
 
 async def _run(command: Run, sender: _Sender) -> None:
-    spec, concurrency = sender.spec, command.concurrency
+    spec, concurrency, workers = sender.spec, command.concurrency, sender.spec.workers
     if concurrency is not None:
-        concurrency = slots(concurrency, workers=spec.workers, worker=spec.worker)
+        # A worker without a slot would keep its share of the plan from being sent.
+        workers = min(workers, concurrency)
+        concurrency = slots(concurrency, workers=workers, worker=spec.worker)
     order = Order(
         start_ns=command.start_ns,
         concurrency=concurrency,
@@ -235,7 +239,7 @@ async def _run(command: Run, sender: _Sender) -> None:
         _say({"event": "error", "message": f"plan {command.plan}: {error.strerror}"})
     else:
         with tail:
-            async with contextlib.aclosing(_shard(tail, spec, sender.tally)) as plan:
+            async with contextlib.aclosing(_shard(tail, sender.tally, workers=workers, worker=spec.worker)) as plan:
                 await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop)
     sender.recorder.settle()
     # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
@@ -243,8 +247,8 @@ async def _run(command: Run, sender: _Sender) -> None:
         _say_drained(sender.tally)
 
 
-async def _shard(tail: FrameTail, spec: WorkerSpec, tally: _Tally) -> AsyncGenerator[PlannedRequest, None]:
-    """This worker's requests of a plan that may still be growing."""
+async def _shard(tail: FrameTail, tally: _Tally, *, workers: int, worker: int) -> AsyncGenerator[PlannedRequest, None]:
+    """This worker's requests of a plan that may still be growing: none for one beyond the `workers` that share it."""
     while True:
         payloads = tail.read_new()
         for payload in payloads:
@@ -252,7 +256,7 @@ async def _shard(tail: FrameTail, spec: WorkerSpec, tally: _Tally) -> AsyncGener
             tally.phase = planned.phase
             if planned.index == PLAN_END:
                 return
-            if is_share(planned, workers=spec.workers, worker=spec.worker):
+            if is_share(planned, workers=workers, worker=worker):
                 yield planned
         if not payloads:
             await asyncio.sleep(_PLAN_POLL_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import signal
 import sys
@@ -36,7 +37,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to.
 
     A URL that stands there twice is scraped once. `seed` is that of the jitter after failures. `hardware_out` is the
-    log of what this machine's hardware uses; empty: it is not read.
+    log of what this machine's hardware uses; empty: it is not read. `stderr` is the file that standard error goes to;
+    empty: where it goes already.
     """
 
     targets: list[str]
@@ -48,6 +50,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     access: Access = Access()
     seed: int = 0
     hardware_out: str = ""
+    stderr: str = ""
 
 
 async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
@@ -153,6 +156,8 @@ async def _main() -> int:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     try:
         spec = _check(await commands.readline())
+        if spec.stderr:
+            os.dup2(os.open(spec.stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), sys.stderr.fileno())
     except ValueError as error:  # msgspec's errors are ValueErrors
         _say({"event": "error", "message": f"unusable spec: {error}"})
         return 2

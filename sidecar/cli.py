@@ -203,16 +203,18 @@ def schema(
 
 def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet: bool, as_json: bool) -> int:
     """Measure, derive, print. An interrupted run is derived and printed too, and exits 130."""
-    from sidecar import derive  # noqa: PLC0415  as above
-
     mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         try:
             path = asyncio.run(measure(progress))
         except SidelightError as error:
             if error.run_directory is not None:
+                from sidecar import derive  # noqa: PLC0415  what it imports would make the first request wait
+
                 derive.print_report(derive.derive(error.run_directory), error.run_directory)
             raise
+        from sidecar import derive  # noqa: PLC0415  as above
+
         summary = derive.derive(path)
         progress.done(str(path), summary["status"])
     derive.print_report(summary, path)

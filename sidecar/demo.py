@@ -22,7 +22,7 @@ async def demo(options: RunOptions, *, engine: str, command: Sequence[str], prog
     arguments = ["simulator", "--engine", engine, "--seed", str(options.seed), "--exit-on-eof"]
     with TemporaryDirectory(prefix="sidelight-") as scratch:
         stderr = Path(scratch) / "simulator.stderr"
-        async with Child("simulated engine", arguments, spec=None, stderr=stderr) as simulated:
+        async with Child("simulated engine", arguments, stderr=stderr) as simulated:
             ready = await simulated.expect("ready", timeout_s=READY_TIMEOUT_S)
             progress.stage(f"simulated {engine} engine at {ready['url']}")
             return await session.run(

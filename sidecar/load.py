@@ -15,6 +15,7 @@ from sidecar.run import RAW
 from sidecar.warm_up import prepare_warm_up, warm_up
 
 SETTLE_LEAST_S = 0.5
+START_TIMEOUT_S = 30.0
 
 
 async def load(session: Session, options: RunOptions, found: Prepared) -> None:
@@ -27,6 +28,8 @@ async def load(session: Session, options: RunOptions, found: Prepared) -> None:
         session.progress.stage("preparing requests")
         await unless_stopped(session.stop, prepare_warm_up(session, options, found))
         await unless_stopped(session.stop, _prepare(session, options, found))
+        children = session.workers if session.scraper is None else (*session.workers, session.scraper)
+        await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
         async with watching(session.live, session.progress, session.page):
             if await warm_up(session, options, found):
                 # The reference scrape lies between the end of the warm-up and the first measured request.

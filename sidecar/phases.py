@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LEAD_S = 0.3  # from the command to the first submission: the workers read their plan meanwhile
+LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
 STOP_TIMEOUT_S = 10.0
 WATCH_EVERY_S = 0.5
 

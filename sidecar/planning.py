@@ -65,6 +65,8 @@ def read_load(options: RunOptions) -> Load:
     arrival = arrival_of(options, trace)
     notes = trace.notes if trace is not None and options.workload != "trace" else ()
     if workload is not None:
+        if arrival is not None:
+            _offsets_ns(options, arrival, None)  # a schedule without a request is told before anybody is asked
         return Load(
             workload=workload,
             arrival=arrival,

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,17 +23,21 @@ ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 
 class Child:
-    """One child process and its two pipes. An async context manager: leaving it ends the process."""
+    """One child process and its two pipes. An async context manager: leaving it ends the process.
 
-    def __init__(self, name: str, arguments: Sequence[str], *, spec: Mapping[str, Any] | None, stderr: Path) -> None:
+    It can be started before there is anything to tell it, since a quarter of a second goes into its imports; `begin`
+    then says what to do and where its standard error goes, which until then is ours.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], *, stderr: Path | None = None) -> None:
         self.name = name
         self._arguments = arguments
-        self._spec = spec
         self._stderr = stderr
+        self._waits = stderr is None
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        with self._stderr.open("ab") as stderr:
+        with nullcontext() if self._stderr is None else self._stderr.open("ab") as stderr:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -43,9 +47,13 @@ class Child:
                 stderr=stderr,
                 start_new_session=True,
             )
-        if self._spec is not None:
-            await self.send(self._spec)
         return self
+
+    async def begin(self, spec: Mapping[str, Any], *, stderr: Path) -> None:
+        """Tell the child what to do: its specification, and the file of its standard error."""
+        self._stderr = stderr
+        self._waits = False
+        await self.send({**spec, "stderr": str(stderr)})
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -53,6 +61,8 @@ class Child:
         process = self._running
         if process.stdin is not None:
             process.stdin.close()
+        if self._waits:
+            process.kill()
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
                 await process.wait()
@@ -97,6 +107,8 @@ class Child:
         return message if isinstance(message, dict) else {}
 
     def _last_words(self) -> str:
+        if self._stderr is None or not self._stderr.exists():
+            return "it said nothing"
         lines = [line.strip(" |") for line in self._stderr.read_text(errors="replace").splitlines()]
         # The last line of a traceback names the error, but not that of an exception group.
         telling = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,6 +52,8 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         stop = await stack.enter_async_context(stop_on_signals())
         run_directory.require_free(options.out)
         clock = anchor()
+        names = {f"load worker {number}": "loadgen.worker" for number in range(options.worker_count)}
+        *workers, scraper = await _started(stack, {**names, "scraper": "scraper.worker"})
         found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
         page = await _serve(stack, options.listen, progress)
         run_id = manifests.new_run_id()
@@ -66,24 +68,23 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
                 path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
             )
         )
-        workers = await _workers(stack, path, run_id, found, options, clock)
-        scraper = None
+        for number, worker in enumerate(workers):
+            spec = worker_spec(number, path, run_id, found, options, clock)
+            await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
         if found.targets:
-            access = pages_access(options)
-            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, access))
+            spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
+            await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
         session = Session(
             path=path,
             clock=clock,
             progress=progress,
             stop=stop,
-            workers=workers,
+            workers=tuple(workers),
             drain_s=options.drain_timeout,
-            scraper=scraper,
+            scraper=scraper if found.targets else None,
             live=live,
             page=page,
         )
-        children = (*workers, scraper) if scraper is not None else workers
-        await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
         await load(session, options, found)
     return path
 
@@ -102,8 +103,9 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         awaited = stop if options.duration is not None else asyncio.Event()
         async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
             _tell(found.notes, path, clock, progress)
-            access = metrics_access(options)
-            scraper = await stack.enter_async_context(_scraper(path, found.targets, options, clock, access))
+            (scraper,) = await _started(stack, {"scraper": "scraper.worker"})
+            spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
+            await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
             stale_s = STALE_TICKS * options.scrape_interval
             live = stack.enter_context(
@@ -127,20 +129,9 @@ def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) ->
         note(path, clock, text)
 
 
-async def _workers(
-    stack: AsyncExitStack, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
-) -> tuple[Child, ...]:
-    """Start all load workers at once; the stack ends them."""
-    children = (
-        Child(
-            f"load worker {number}",
-            ["loadgen.worker"],
-            spec=worker_spec(number, path, run_id, found, options, clock),
-            stderr=path / run_directory.RAW / f"worker-{number}.stderr",
-        )
-        for number in range(options.worker_count)
-    )
-    return tuple([await stack.enter_async_context(child) for child in children])
+async def _started(stack: AsyncExitStack, names: Mapping[str, str]) -> tuple[Child, ...]:
+    """Start children, by name and module, that are told later what to do; the stack ends them."""
+    return tuple([await stack.enter_async_context(Child(name, [module])) for name, module in names.items()])
 
 
 def worker_spec(
@@ -162,20 +153,6 @@ def worker_spec(
         "out": str(path / run_directory.RAW / f"requests-{number}.log"),
         "request_timeout_s": options.request_timeout,
     }
-
-
-@asynccontextmanager
-async def _scraper(
-    path: Path,
-    targets: Sequence[str],
-    options: RunOptions | ScrapeOptions,
-    clock: Clock,
-    access: Access,
-) -> AsyncIterator[Child]:
-    spec = scraper_spec(path, targets, options, clock, access)
-    stderr = path / run_directory.RAW / "scraper.stderr"
-    async with Child("scraper", ["scraper.worker"], spec=spec, stderr=stderr) as child:
-        yield child
 
 
 def scraper_spec(

@@ -1,0 +1,497 @@
+"""What each option of a load does, as a user sees it: a process, servers on loopback, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.arrivals import Arrival, schedule
+from loadgen.frames import read_plan
+from loadgen.log import RequestLog, select
+from loadgen.records import PlannedRequest
+from sidecar import cli
+from sidecar.run import open_run
+
+BOUND_S = 60.0
+MS = 1_000_000
+NOBODY = "http://192.0.2.1"
+
+TINY = "name: tiny\ncontent: words\ninput: 20\noutput: 3\n"
+DESK = """\
+name: desk
+content: words
+output: 4
+classes:
+  - {name: short, weight: 1, input: 12}
+  - {name: talk, weight: 1, input: 16, turns: 2, think_time_s: 0.05}
+"""
+TALKS = "name: talks\ncontent: words\ninput: 16\noutput: 60\nturns: 2\n"
+HUNDRED = "name: hundred\ncontent: words\ninput: 20\noutput: 100\n"
+RANDOM = "name: random\ninput: {uniform: {min: 30, max: 60}}\noutput: 3\nsystem_prompt: {tokens: 8}\n"
+TRACE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,48,3
+2023-11-16 18:17:04.0799600,31,2
+2023-11-16 18:17:04.5799600,11,4
+2023-11-16 18:17:04.7799600,25,1
+"""
+SOME = ("--rate", "60", "--requests", "12", "--warmup", "0")
+MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
+ANSWER = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended, and its directory."""
+
+    code: int
+    out: str
+    err: str
+    path: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return loaded
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        return loaded
+
+    @cached_property
+    def log(self) -> RequestLog:
+        """The measured requests, each of which ended well."""
+        assert (0, "complete") == (self.code, self.summary["status"]), self.err
+        log = open_run(self.path).requests
+        measured = select(log, log.phase == "measure")
+        assert {"ok"} == set(measured.status.tolist()), measured.error.tolist()
+        return measured
+
+    @property
+    def plan(self) -> list[PlannedRequest]:
+        """The measured requests as they were planned."""
+        assert self.code in {0, 1}, self.err
+        return list(read_plan(self.path / "raw" / "plan-measure.log"))
+
+    @property
+    def offsets_ns(self) -> list[int]:
+        """When requests were due, from the start of the measurement."""
+        return [int(at_ns) - self.summary["window"]["start_ns"] for at_ns in self.log.scheduled_ns]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a server saw of the requests for completions: each one's connection and headers."""
+
+    requests: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+
+
+@contextmanager
+def watching() -> Iterator[tuple[str, Seen]]:
+    """Run a server that answers everything well and remembers what it was asked."""
+    seen = Seen()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.say(200, MODELS) if self.path.endswith("/models") else self.say(404, b"")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if not self.path.endswith("completions"):
+                self.say(404, b"")
+                return
+            seen.requests.append((self.client_address[1], dict(self.headers)))
+            self.say(200, ANSWER, "text/event-stream")
+
+        def say(self, status: int, body: bytes, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def engine(truth: Path) -> Iterator[str]:
+    """Run a fast simulated engine."""
+    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", "--truth", str(truth)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def sidelight(url: str, path: Path, *options: str) -> Ended:
+    """Run a quiet load to its end."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
+    command = [sys.executable, "-m", "sidecar", "run", "--url", url, "--out", str(path), "--listen", "off", "--quiet"]
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment
+    )
+    return Ended(code=done.returncode, out=done.stdout, err=done.stderr, path=path)
+
+
+def tokenizer_json(path: Path) -> None:
+    """Write a tokenizer of a model's own: a token a word, of as many words as it knows."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["[UNK]", *(f"w{number}" for number in range(200))]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(path))
+
+
+# The runs against the engine, by name; {} is the directory with this file's inputs.
+RUNS: dict[str, tuple[str, ...]] = {
+    "one": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--save-requests", "{}/saved.jsonl",
+            "--slo", "e2e_p99<1s,ttft_mean<0.5s"),
+    "two": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--workers", "2", "--slo", "ttft_p50<0.001ms"),
+    "trace": ("--arrival", "replay", "--trace", "{}/azure.csv", "--replay-speed", "2", "--workload", "trace",
+              "--warmup", "0"),
+    "ramp": ("--rate", "4", "--ramp", "linear", "--ramp-to", "60", "--duration", "1", "--arrival", "uniform",
+             "--workload", "{}/tiny.yaml", "--warmup", "0"),
+    "barrier": ("--concurrency", "3", "--barrier", "--requests", "9", "--workload", "{}/tiny.yaml", "--warmup", "0"),
+    "desk": (*SOME, "--workload", "{}/desk.yaml"),
+    "draft": ("--concurrency", "16", "--requests", "4", "--workload", "{}/hundred.yaml", "--warmup", "draft"),
+    "gamma": (*SOME, "--workload", "{}/tiny.yaml", "--tokenizer", "{}/tokenizer.json", "--arrival", "gamma",
+              "--burstiness", "0.3"),
+    "burst": (*SOME, "--workload", "{}/random.yaml", "--exact-tokens", "--arrival", "burst", "--burst-on", "0.1",
+              "--burst-off", "0.2"),
+    "talks": ("--concurrency", "4", "--workers", "2", "--requests", "8", "--workload", "{}/talks.yaml",
+              "--warmup", "0"),
+    "slot": ("--concurrency", "1", "--workers", "2", "--requests", "4", "--workload", "{}/tiny.yaml", "--warmup", "3"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """All runs of the table; each is asked for by its name, and waited for."""
+
+    files: Path
+    urls: tuple[str, str]
+    started: dict[str, Future[Ended]]
+
+    def __getitem__(self, name: str) -> Ended:
+        return self.started[name].result()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Two engines, and the runs of the table against the first, a few at a time, since each of them mostly waits."""
+    files, out = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("runs")
+    texts = {
+        "tiny.yaml": TINY,
+        "desk.yaml": DESK,
+        "hundred.yaml": HUNDRED,
+        "random.yaml": RANDOM,
+        "talks.yaml": TALKS,
+        "azure.csv": TRACE,
+    }
+    for name, text in texts.items():
+        (files / name).write_text(text, encoding="utf-8")
+    tokenizer_json(files / "tokenizer.json")
+    with ExitStack() as stack:
+        urls = (
+            stack.enter_context(engine(out / "truth-1.jsonl")),
+            stack.enter_context(engine(out / "truth-2.jsonl")),
+        )
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        started = {
+            name: pool.submit(sidelight, urls[0], out / name, *(option.replace("{}", str(files)) for option in options))
+            for name, options in RUNS.items()
+        }
+
+        def replayed() -> Ended:
+            started["one"].result()
+            return sidelight(urls[0], out / "again", "--replay-requests", str(files / "saved.jsonl"), "--warmup", "0")
+
+        def spread() -> Ended:
+            load = ("--rate", "60", "--requests", "11", "--workload", str(files / "tiny.yaml"), "--warmup", "0")
+            return sidelight(urls[0], out / "both", "--url", urls[1], *load)
+
+        started |= {"again": pool.submit(replayed), "both": pool.submit(spread)}
+        yield Runs(files=files, urls=urls, started=started)
+
+
+def test_requests_take_the_urls_in_turn(runs: Runs):
+    """Each of two engines gets every other request, in the order of the schedule; both have their pages scraped."""
+    log = runs["both"].log
+    expected = [f"{runs.urls[number % 2]}/v1/chat/completions" for number in range(11)]
+    assert expected == log.endpoint_url.tolist()
+    manifest = runs["both"].manifest
+    assert list(runs.urls) == manifest["target"]["urls"]
+    assert [f"{url}/metrics" for url in runs.urls] == [page["url"] for page in manifest["metrics_targets"]]
+
+
+def test_two_workers_send_one_schedule(runs: Runs):
+    """Merged, the log is the one worker's: the same requests, the same bytes, at the same moments."""
+    one, two = runs["one"], runs["two"]
+    assert 1 == two.code  # it misses its objective
+    rows = open_run(two.path).requests
+    assert list(range(12)) == rows.index.tolist() == one.log.index.tolist()
+    assert one.offsets_ns == [int(at_ns) - two.summary["window"]["start_ns"] for at_ns in rows.scheduled_ns]
+    assert one.summary["workload"]["requests_sha256"] == two.summary["workload"]["requests_sha256"]
+    assert [request.body for request in one.plan] == [request.body for request in two.plan]
+    logs = [path.stat().st_size for path in sorted((two.path / "raw").glob("requests-*.log"))]
+    assert 2 == len([size for size in logs if size])
+
+
+def test_two_workers_share_the_slots_of_sessions(runs: Runs):
+    """Each keeps its half of them full, whatever the length of the sessions."""
+    log = runs["talks"].log
+    assert 16 == len(log)
+    changes = sorted([(at_ns, 1) for at_ns in log.submit_ns] + [(at_ns, -1) for at_ns in log.end_ns])
+    assert 4 == np.cumsum([change for _, change in changes]).max()
+
+
+def test_fewer_slots_than_workers_send_everything(runs: Runs):
+    """The warm-up and the measurement, and one at a time."""
+    run = runs["slot"]
+    assert (4, 3) == (len(run.log), run.summary["workload"]["warmup_requests"])
+    assert all(run.log.submit_ns[1:] >= run.log.end_ns[:-1])
+
+
+def test_objectives_that_are_met_are_exit_0(runs: Runs):
+    """A line each in the report, and every request is good."""
+    run = runs["one"]
+    assert 0 == run.code
+    assert "objective e2e_p99<1s: met, " in run.out
+    assert "objective ttft_mean<0.5s: met, " in run.out
+    slo = run.summary["client"]["slo"]
+    assert (True, 12) == (slo["met"], slo["good_requests"])
+
+
+def test_an_objective_that_is_missed_is_exit_1(runs: Runs):
+    """The run is complete all the same, and the report says by how much."""
+    run = runs["two"]
+    assert (1, "complete", "") == (run.code, run.manifest["status"], run.err)
+    assert "objective ttft_p50<0.001ms: MISSED, " in run.out
+    assert 0 == run.summary["client"]["throughput"]["goodput_requests_per_s"]
+
+
+def test_gamma_arrivals_are_the_pure_functions(runs: Runs):
+    """What was due, and in the log, is the schedule of the seed."""
+    expected = schedule(
+        Arrival(kind="gamma", rate_per_s=60.0, burstiness=0.3), seed=42, count=12, duration_s=None
+    ).tolist()
+    assert expected == runs["gamma"].offsets_ns
+    assert "60 requests/s gamma" in runs["gamma"].out
+
+
+def test_bursts_have_pauses(runs: Runs):
+    """No request is due in a pause, and the mean rate makes more than one burst of them."""
+    at_ms = np.array(runs["burst"].offsets_ns) / MS
+    assert all(at_ms % 300 < 100)
+    assert at_ms[-1] >= 300 or 12 == len(at_ms)
+
+
+def test_a_trace_is_replayed_at_its_own_moments(runs: Runs):
+    """At twice the speed, with its lengths."""
+    run = runs["trace"]
+    assert [0, 50 * MS, 300 * MS, 400 * MS] == run.offsets_ns
+    assert [48, 31, 11, 25] == [request.input_tokens for request in run.plan]
+    assert [3, 2, 4, 1] == run.log.output_tokens.tolist()
+    assert f"arrivals of {runs.files / 'azure.csv'}" in " ".join(run.out.split())
+
+
+def test_a_ramp_rises(runs: Runs):
+    """From 4 to 60 requests/s in a second are 32, a quarter of the growth in the first half."""
+    at_ms = np.array(runs["ramp"].offsets_ns) / MS
+    assert 32 == pytest.approx(len(at_ms), abs=1)
+    assert 9 == pytest.approx((at_ms < 500).sum(), abs=1)
+    assert "4 to 60 requests/s uniform" in runs["ramp"].out
+
+
+def test_a_barrier_releases_rounds(runs: Runs):
+    """Three at one instant, and the next three when all of them have ended."""
+    log = runs["barrier"].log
+    rounds = log.scheduled_ns.reshape(3, 3)
+    assert all(len(set(moments.tolist())) == 1 for moments in rounds)
+    ends = log.end_ns.reshape(3, 3)
+    assert all(ends[number].max() <= log.submit_ns.reshape(3, 3)[number + 1].min() for number in (0, 1))
+    assert "closed loop, 3 at one instant" in runs["barrier"].out
+
+
+def test_saved_requests_are_sent_again(runs: Runs):
+    """The same bytes at the same moments; the file's digest stands in both runs."""
+    one, again = runs["one"], runs["again"]
+    digest = hashlib.sha256((runs.files / "saved.jsonl").read_bytes()).hexdigest()
+    assert digest == one.summary["workload"]["saved_sha256"] == again.manifest["workload"]["replayed_sha256"]
+    assert one.summary["workload"]["requests_sha256"] == again.summary["workload"]["requests_sha256"]
+    assert [request.body for request in one.plan] == [request.body for request in again.plan]
+    assert one.offsets_ns == again.offsets_ns
+    assert one.log.input_tokens.tolist() == again.log.input_tokens.tolist()
+
+
+def test_classes_are_told_apart(runs: Runs):
+    """A row each in the report, and the numbers of each in the summary."""
+    run = runs["desk"]
+    assert {"short", "talk"} == set(run.summary["client"]["classes"]) == set(run.log.workload_class.tolist())
+    rows = [line.split()[0] for line in run.out.partition("Classes")[2].splitlines() if line.strip()]
+    assert {"short", "talk"} <= set(rows)
+    assert sum(one["requests"]["ok"] for one in run.summary["client"]["classes"].values()) == len(run.log)
+
+
+def test_a_session_carries_its_history(runs: Runs):
+    """A second turn has the first prompt, its reply and its own words; it comes the think time later."""
+    log = runs["desk"].log
+    talks = [np.flatnonzero(log.session == session) for session in sorted({*log.session.tolist()} - {-1})]
+    assert len(talks) > 0
+    assert len(log) == 12 + len(talks)
+    for first, second in talks:
+        assert (0, 1) == (log.turn[first], log.turn[second])
+        assert log.input_tokens[second] > log.input_tokens[first] + 4
+        assert log.scheduled_ns[second] == log.end_ns[first] + 50 * MS
+
+
+def test_a_warm_up_by_the_draft(runs: Runs):
+    """100 requests and 10,000 tokens, drained and probed; the report says so."""
+    run = runs["draft"]
+    warmup = run.summary["methodology"]["warmup"]
+    assert ("draft", True, True, 100, 10_000) == tuple(
+        warmup[name] for name in ("policy", "drained", "meets_draft", "requests_ok", "output_tokens")
+    )
+    assert 3 == len(warmup["probes_before_ms"])
+    assert len(warmup["probes_after_ms"]) >= 3
+    assert len(warmup["probes_after_ms"]) % 3 == 0
+    assert "Warm-up: 100 requests and 10,000 output tokens, drained; probes " in " ".join(run.out.split())
+    assert 4 == len(run.log) == run.summary["client"]["requests"]["sent"]
+    assert 100 == run.summary["workload"]["warmup_requests"]
+
+
+def test_no_warm_up_is_a_cold_start(runs: Runs):
+    """And the report says it."""
+    run = runs["one"]
+    assert "Cold start: no warm-up" in " ".join(run.out.split())
+    assert (True, None) == tuple(run.summary["methodology"]["warmup"][name] for name in ("cold_start", "drained"))
+
+
+def test_a_tokenizer_of_ones_own(runs: Runs):
+    """Its file is named with its digest, and prompts have the wanted number of its tokens."""
+    run = runs["gamma"]
+    tokenizer = run.manifest["tokenizer"]
+    assert ("A, native", str(runs.files / "tokenizer.json")) == (tokenizer["option"], tokenizer["source"])
+    digest = hashlib.sha256((runs.files / "tokenizer.json").read_bytes()).hexdigest()
+    assert tokenizer["version"].removeprefix("sha256 ") == digest[:16]
+    assert 201 == tokenizer["vocab_size"]
+    assert {20} == {request.input_tokens for request in run.plan}
+    texts = [json.loads(request.body)["messages"][-1]["content"] for request in run.plan]
+    assert {20} == {len(text.split()) for text in texts}
+    assert 12 == len(run.log)
+
+
+def test_exact_tokens_are_what_the_engine_counts(runs: Runs):
+    """The number declared for each request is the prompt tokens of its usage, chat template and system prompt in it."""
+    run = runs["burst"]
+    declared = [request.input_tokens for request in run.plan]
+    assert declared == run.log.input_tokens.tolist()
+    assert 0 == run.summary["workload"]["missed_lengths"]
+    assert len(set(declared)) > 3
+    special = run.manifest["tokenizer"]["special_tokens"]
+    assert "included" in special["chat_template"]
+
+
+def test_headers_and_connections(tmp_path: Path):
+    """A further header reaches the server in every request; without reuse each has a connection of its own."""
+    load = ("--concurrency", "1", "--requests", "5", "--warmup", "0", "--tokenizer", "cl100k_base")
+    with watching() as (url, seen):
+        run = sidelight(url, tmp_path / "run", *load, "--header", "X-Team: blue", "--no-reuse")
+    assert 0 == run.code
+    # The first is the one for a token, before the load.
+    assert ["blue"] * 6 == [headers["X-Team"] for _, headers in seen.requests]
+    assert ["close"] * 5 == [headers["Connection"] for _, headers in seen.requests[1:]]
+    assert 6 == len({connection for connection, _ in seen.requests})
+    assert "blue" not in (tmp_path / "run" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--barrier"], "--barrier needs --concurrency"),
+        (["--barrier", "--concurrency", "2", "--workers", "2"], "--workers 2: --barrier is exact with one worker only"),
+        (["--arrival", "replay"], "--arrival replay and --trace FILE need each other"),
+        (["--trace", "t.csv"], "--arrival replay and --trace FILE need each other"),
+        (["--ramp", "linear"], "--ramp and --ramp-to need each other"),
+        (["--ramp-to", "4"], "--ramp and --ramp-to need each other"),
+        (["--ramp", "linear", "--ramp-to", "4", "--concurrency", "2"], "exclude each other"),
+        (["--ramp-duration", "3"], "--ramp-duration 3: "),
+        (["--burst-on", "2"], "--burst-on 2: "),
+        (["--burstiness", "2"], "--burstiness 2: "),
+        (["--replay-speed", "2"], "--replay-speed 2: "),
+        (
+            ["--replay-speed", "2", "--arrival", "replay", "--trace", "t", "--rate", "1"],
+            "--replay-speed 2 and --rate 1 excl",
+        ),
+        (["--replay-speed", "2", "--concurrency", "2"], "--replay-speed and --concurrency exclude each other"),
+        (["--sessions"], "--sessions needs --dataset"),
+        (["--think-time", "2"], "--think-time 2: needs --sessions"),
+        (["--rate", "0.01", "--duration", "1"], "--rate 0.01 --duration 1: no request falls into it"),
+        (["--workers", "999"], "--workers 999: must be at most 256"),
+        (["--slo", "ttft_p99<500"], "--slo: 'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
+        (
+            ["--save-requests", "a", "--replay-requests", "b"],
+            "--save-requests and --replay-requests exclude each other",
+        ),
+        (["--save-requests", "no/where"], "--save-requests no/where: "),
+        (["--replay-requests", "nowhere"], "--replay-requests nowhere: no such file"),
+        (["--header", "novalue"], "--header 'number 1': must be 'Name: value'"),
+        (["--key", "k.pem"], "--key k.pem: needs --cert"),
+        (["--ca", "nowhere.pem"], "--ca nowhere.pem: No such file or directory; give the path of a PEM file"),
+        (["--ca", "nowhere.pem", "--insecure"], "--insecure and --ca nowhere.pem exclude each other"),
+        (["--dataset", "nowhere"], "--dataset nowhere: synthetic-uniform reads no data set"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_contradict_each_other_are_exit_2(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """One line with the option, its value and the cure; nobody is asked, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.app, "config", ())
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["run", "--url", NOBODY, *arguments])
+    out, err = capsys.readouterr()
+    assert (2, "", 1) == (leaving.value.code, out, err.count("\n"))
+    assert said in err
+    assert [] == list(tmp_path.iterdir())
