@@ -33,6 +33,7 @@ class Load:
     tokens: int
     concurrency: int = 0
     rate_per_s: float = 0.0
+    arrival: str = "poisson"
     workers: int = 1
     mock: str = "--ttft-ms 20 --itl-ms 10"
     cores: tuple[int, int] | None = None  # the mock's, and the clients' where they are bound to one
@@ -116,7 +117,7 @@ def _write_plan(path: Path, load: Load) -> None:
         }
     ).encode()
     due_ns = (
-        offsets_ns("poisson", seed=1, rate_per_s=load.rate_per_s, count=load.requests).tolist()
+        offsets_ns(load.arrival, seed=1, rate_per_s=load.rate_per_s, count=load.requests).tolist()
         if load.rate_per_s
         else [-1] * load.requests
     )

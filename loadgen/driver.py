@@ -114,11 +114,15 @@ class _Phase:
         """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
         if self.is_over():
             return None
-        try:
-            async with asyncio.timeout(self.left_s()):
-                planned = await anext(self.plan, None)
-        except TimeoutError:
-            return None
+        left_s = self.left_s()
+        if left_s is None:
+            planned = await anext(self.plan, None)
+        else:
+            try:
+                async with asyncio.timeout(left_s):
+                    planned = await anext(self.plan, None)
+            except TimeoutError:
+                return None
         if planned is not None and planned.turns:
             self.unfinished += 1
         return planned

@@ -30,6 +30,7 @@ from loadgen.transport import Exchange
 _STREAMS_PER_CONNECTION = 100
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 _MESSAGE_CHARS = 200
+_FROM_CORE = "Internal error from Core"
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)")
 # As google.rpc.Code pairs them with HTTP.
 _HTTP = {
@@ -105,10 +106,15 @@ class GrpcLink:
 
     async def _talk(self, call: Any, exchange: Exchange, planned: PlannedRequest) -> None:
         """Raises AioRpcError unless the call ends well."""
-        await call.write(with_id(planned.body, request_id(self._spec.run_id, planned.index)))
-        await call.done_writing()
-        exchange.submit_ns = self._clock.now_ns()
-        exchange.connected_ns = exchange.submit_ns if exchange.connected_ns < 0 else exchange.connected_ns
+        try:
+            await call.write(with_id(planned.body, request_id(self._spec.run_id, planned.index)))
+            await call.done_writing()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            # It has ended already, as where a server refuses what it has not read; reading tells how.
+            await _ended(call)
+        else:
+            exchange.submit_ns = self._clock.now_ns()
+            exchange.connected_ns = exchange.submit_ns if exchange.connected_ns < 0 else exchange.connected_ns
         while (message := await call.read()) is not aio.EOF:
             now_ns = self._clock.now_ns()
             exchange.reads_ns.append(now_ns)
@@ -167,6 +173,14 @@ class GrpcLink:
             ("x-request-id", request_id(run_id, index)),
             ("traceparent", traceparent(run_id, index)),
         )
+
+
+async def _ended(call: Any) -> None:
+    """Wait, for 0.1 s at most, until grpcio has the server's status; its own stands in for it first."""
+    for _ in range(100):
+        if await call.details() != _FROM_CORE:
+            return
+        await asyncio.sleep(0.001)
 
 
 async def _connected(channel: aio.Channel) -> bool:

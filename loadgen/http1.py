@@ -15,7 +15,9 @@ _LENGTH_DIGITS = 18
 
 
 class ProtocolError(ValueError):
-    """The peer does not speak HTTP/1.x as we know it."""
+    """The peer does not speak HTTP/1.x as we know it; `at` bytes of what BodyEnd was given last were still good."""
+
+    at = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +84,19 @@ class BodyEnd:
     Three ways, fixed by the head: chunk sizes are walked, a length is counted down, or the peer closes.
     """
 
-    __slots__ = ("_chunked", "_left", "_line", "_trailer", "until_close")
+    __slots__ = ("_left", "_line", "_trailer", "chunked", "until_close")
 
     def __init__(self, head: Head) -> None:
         """Raises ProtocolError when the head contradicts itself."""
         length = _content_length(head)
-        self._chunked = is_chunked(head)
+        self.chunked = is_chunked(head)
         self._trailer = False
         self._line = b""
         self._left = 0
         if head.status in {204, 304}:
-            self._chunked, length = False, 0
-        self.until_close = not self._chunked and length is None
-        if not self._chunked and length is not None:
+            self.chunked, length = False, 0
+        self.until_close = not self.chunked and length is None
+        if not self.chunked and length is not None:
             self._left = length
 
     def feed(self, data: bytes, at: int) -> int:
@@ -103,7 +105,7 @@ class BodyEnd:
         Raises ProtocolError on a chunk size that is none.
         """
         size = len(data)
-        if not self._chunked:
+        if not self.chunked:
             return self._count(size, at)
         at += self._left
         # Strictly less: at == size leaves nothing to read a line from, which find() tells as well.
@@ -118,13 +120,17 @@ class BodyEnd:
             line = data[at:stop]
             if self._line:
                 line, self._line = self._line + line, b""
-            at = stop + 1
             if self._trailer:
+                at = stop + 1
                 if line.rstrip(b"\r"):
                     continue
                 return at
-            # Most lines repeat the one before or are close to it.
-            chunk = _chunk_sizes(line)
+            try:
+                chunk = _chunk_sizes(line)  # most lines repeat the one before or are close to it
+            except ProtocolError as error:
+                error.at = at
+                raise
+            at = stop + 1
             if chunk == 0:
                 self._trailer = True
             else:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import gc
 import math
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Self
 
 from loadgen.clock import Clock
+
+# What the kernel gives: struct timespec; where it gives nothing, this.
+TIMESPEC = struct.Struct("@ll")
+NO_STAMP = bytes(TIMESPEC.size)
 
 _STEPS_BITS = 2
 _STEPS = 1 << _STEPS_BITS
@@ -106,12 +111,14 @@ class ReceiveStamps:
     """Moves the kernel's receive stamps to the run's clock, and counts how late each read came behind its stamp.
 
     The kernel stamps by the wall clock. Its distance from the run's clock is measured anew several times a second, the
-    tightest of a few readings, so that neither a slewed nor a stepped wall clock moves a stamp for long.
+    tightest of a few readings. Stamps are moved up to a second after the read, in batches, so that the hot path need
+    not: where the wall clock has been stepped since, the read's own time stands.
     """
 
-    __slots__ = ("_anchored_ns", "_clock", "_offset_ns", "counts", "max_ns", "seen")
+    __slots__ = ("_anchored_ns", "_clock", "_offset_ns", "_stepped_ns", "counts", "max_ns", "seen")
 
     _ANCHOR_NS = 50_000_000
+    _STEP_NS = 1_000_000
     _TRIES = 3
 
     def __init__(self, clock: Clock) -> None:
@@ -119,29 +126,47 @@ class ReceiveStamps:
         self.max_ns = 0
         self.seen = False
         self._clock = clock
-        self._offset_ns = 0
-        self._anchored_ns = -self._ANCHOR_NS
+        self._anchored_ns = self._stepped_ns = clock.now_ns()
+        self._offset_ns = self._measure()
 
-    def moved(self, wall_ns: int, now_ns: int) -> int:
-        """A kernel stamp as a stamp of the run's clock, whose time is `now_ns`; never later than that."""
-        if now_ns - self._anchored_ns > self._ANCHOR_NS:
-            self._anchor(now_ns)
-        late_ns = now_ns - wall_ns - self._offset_ns
-        if late_ns < 0:  # noqa: PLR1730  # max() costs five times as much, and this is done once a read
+    def moved(self, stamps: bytes | bytearray, reads_ns: Sequence[int], *, floor_ns: int = -1) -> list[int]:
+        """The kernel's stamps (a TIMESPEC a read, NO_STAMP where there is none) of reads as stamps of the run's clock.
+
+        `reads_ns` is when each read returned: no stamp is later than that. None is earlier than the one before it, nor
+        than `floor_ns`, which has precedence.
+        """
+        self._look_for_steps()
+        offset_ns, stepped_ns, counts, max_ns = self._offset_ns, self._stepped_ns, self.counts, self.max_ns
+        moved = []
+        for (seconds, nanoseconds), read_ns in zip(TIMESPEC.iter_unpack(stamps), reads_ns, strict=True):
             late_ns = 0
-        self.seen = True
-        self.counts[_FINE[late_ns >> _FINE_BITS] if late_ns < _FINE_NS else bucket_index(late_ns)] += 1
-        if late_ns > self.max_ns:  # noqa: PLR1730  # as above
-            self.max_ns = late_ns
-        return now_ns - late_ns
+            if seconds and read_ns >= stepped_ns:
+                late_ns = read_ns - offset_ns - seconds * 1_000_000_000 - nanoseconds
+                if late_ns < 0:  # noqa: PLR1730  # max() costs five times as much, and this is done once a read
+                    late_ns = 0
+                counts[_FINE[late_ns >> _FINE_BITS] if late_ns < _FINE_NS else bucket_index(late_ns)] += 1
+                if late_ns > max_ns:  # noqa: PLR1730  # as above
+                    max_ns = late_ns
+                self.seen = True
+            if read_ns - late_ns > floor_ns:  # noqa: PLR1730  # as above
+                floor_ns = read_ns - late_ns
+            moved.append(floor_ns)
+        self.max_ns = max_ns
+        return moved
 
-    def _anchor(self, now_ns: int) -> None:
-        """Measure the run's clock minus the wall clock."""
+    def _look_for_steps(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns - self._anchored_ns > self._ANCHOR_NS:
+            before_ns, self._offset_ns, self._anchored_ns = self._offset_ns, self._measure(), now_ns
+            if abs(self._offset_ns - before_ns) > self._STEP_NS:
+                self._stepped_ns = self._clock.now_ns()
+
+    def _measure(self) -> int:
+        """The run's clock minus the wall clock, in nanoseconds."""
         readings = []
         for _ in range(self._TRIES):
             before = self._clock.now_ns()
             wall = time.time_ns()
             after = self._clock.now_ns()
             readings.append((after - before, (before + after) // 2 - wall))
-        self._offset_ns = min(readings)[1]
-        self._anchored_ns = now_ns
+        return min(readings)[1]

@@ -99,9 +99,9 @@ class Pool:
             exchange.error = f"connect: {one_line(error)}"
         finally:
             if exchange.end_ns < 0:
-                exchange.end_ns = self._clock.now_ns()
                 if connection is not None:
                     connection.abort()
+                exchange.end_ns = self._clock.now_ns()
             if connection is not None:
                 self._put_back(connection)
 
@@ -144,7 +144,8 @@ class Pool:
                 if self._tls is None:
                     connection = await connect(address, self._clock, self._stamps)
                 else:
-                    connection = await connect_tls(address, self._clock, tls=self._tls, host=self._origin.host)
+                    tls, host = self._tls, self._origin.host
+                    connection = await connect_tls(address, self._clock, self._stamps, tls=tls, host=host)
             except TimeoutError as error:
                 # The kernel's own: asyncio.timeout cancels instead. With its errno it would be a TimeoutError again.
                 failure = OSError(one_line(error))

@@ -26,7 +26,7 @@ TURN_NS = 50_000_000
 STAT_NS = 200_000_000
 # Requests tend to end together, and the next ones are to leave at once: last parts wait for a quieter moment.
 _MAX_ENDED = 512
-_ENDED_AT_ONCE = 8
+_ENDED_AT_ONCE = 2
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -119,6 +119,7 @@ class Recorder:
                     break
                 self._open[index] = self._open.pop(index)
                 record.looked_ns = now_ns
+                record.exchange.catch_up()
                 if self._has_news(record):
                     self._write(record, last=False)
                     await asyncio.sleep(0)

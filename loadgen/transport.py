@@ -1,7 +1,9 @@
 """The hot path: one request on one connection, its bytes and their time stamps.
 
-A read costs two appends and a walk over chunk sizes; nothing is decoded here. What goes wrong on the way is data
-(`Exchange.error`), never an exception, and nothing is tried twice. Where bytes come from is a wire's: wires.py.
+A read in the middle of a chunked body costs three appends and a look at its last bytes. All else waits until these may
+be the last, or until somebody asks (`Exchange.catch_up`): walking and stamping many reads in one go costs a fraction.
+Nothing is decoded here. What goes wrong on the way is data (`Exchange.error`), never an exception, and nothing is tried
+twice. Where bytes come from is a wire's: wires.py.
 
 T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
 handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
@@ -14,18 +16,29 @@ import os
 import socket
 import ssl
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate, islice
 from typing import Protocol
 
 from loadgen.clock import Clock
 from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
+from loadgen.lateness import ReceiveStamps
 
 # Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
 MAX_IDLE_NS = 4_000_000_000
 _MESSAGE_CHARS = 200
 # Most servers' heads differ by their date alone, once a second.
 _parse_head = lru_cache(maxsize=64)(parse_head)
+# What a chunked body ends with, and how long that is at most; newlines may be bare. Where more bytes follow in the same
+# read, or trailers mix both kinds of newline, the end is only found by the next flush.
+_BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
+_BLANK_LINE_BYTES = 4
+
+
+def _nothing_to_catch_up() -> None:
+    pass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,6 +46,7 @@ class Exchange:
     """One request and what came back so far; filled in place, since the hot path can afford no copy.
 
     Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise.
+    While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
     A session's next turn needs them: where `kept` is there, the log leaves body and head in `kept` and `kept_head`.
     """
 
@@ -52,6 +66,7 @@ class Exchange:
     error: str = ""
     kept: bytearray | None = None
     kept_head: bytes = b""
+    catch_up: Callable[[], None] = _nothing_to_catch_up
 
 
 class Wire(Protocol):
@@ -71,10 +86,14 @@ class Wire(Protocol):
 class Connection:
     """One connection and at most one exchange on it; owns its wire."""
 
-    __slots__ = ("_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_raw_head", "_wire", "idle_ns")
+    __slots__ = (
+        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
+        "_raw_head", "_read_ns", "_stamps", "_wire", "idle_ns",
+    )  # fmt: skip
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
         self._clock = clock
+        self._stamps = stamps
         self._wire: Wire | None = None
         self._exchange: Exchange | None = None
         self._done: asyncio.Future[None] | None = None
@@ -83,6 +102,11 @@ class Connection:
         self._raw_head = bytearray()
         self._floor_ns = -1
         self.idle_ns = 0
+        # Reads that nobody has looked at yet: their bytes, when they returned, and the kernel's stamps.
+        self._pieces: list[bytes] = []
+        self._read_ns = array("q")
+        self._kernel_stamps = bytearray()
+        self._in_chunks = False
 
     @property
     def usable(self) -> bool:
@@ -94,6 +118,7 @@ class Connection:
         if self._wire is None:
             raise RuntimeError("a connection was used before it was made")
         self._exchange = exchange
+        exchange.catch_up = self._catch_up
         self._head = self._end = None
         self._raw_head.clear()
         self._floor_ns = -1
@@ -103,6 +128,7 @@ class Connection:
 
     def abort(self) -> None:
         """Close at once; an exchange under way gets no more bytes and keeps what it has."""
+        self._catch_up()
         self._exchange = None
         wire, self._wire = self._wire, None
         if wire is not None:
@@ -115,46 +141,29 @@ class Connection:
         self._wire = wire
         self.idle_ns = self._clock.now_ns()
 
-    def sent(self) -> None:
+    def sent(self, at_ns: int) -> None:
         """The kernel has taken all that there was to send."""
         exchange = self._exchange
         if exchange is not None and exchange.submit_ns < 0:
-            exchange.submit_ns = self._floor_ns = self._clock.now_ns()
+            exchange.submit_ns = self._floor_ns = at_ns
 
-    def received(self, data: bytes, at_ns: int) -> None:
-        """Bytes came in at the given moment; it is moved behind the submission and the read before, if need be."""
-        exchange = self._exchange
-        if exchange is None:
-            self.abort()  # bytes that nobody asked for
-            return
-        if at_ns < self._floor_ns:
-            at_ns = self._floor_ns
-        else:
-            self._floor_ns = at_ns
-        exchange.reads_ns.append(at_ns)
-        body, end, begin = exchange.body, self._end, 0
-        try:
-            if end is None:
-                begin, end = self._take_head(exchange, data)
-            stop = end.feed(data, begin) if end is not None else 0
-        except ProtocolError as error:
-            exchange.read_ends.append(len(body))
-            self._finish(at_ns, f"protocol: {error}")
-            return
-        if stop < 0 and begin == 0:
-            body += data
-        elif end is not None:
-            body += data[begin : stop if stop >= 0 else len(data)]
-        exchange.read_ends.append(len(body))
-        if stop >= 0 and end is not None:
-            self._complete(at_ns, surplus=stop < len(data))
+    def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
+        """A read returned at the given moment, of bytes that the kernel had stamped; see ReceiveStamps.moved."""
+        self._pieces.append(data)
+        self._read_ns.append(at_ns)
+        self._kernel_stamps += kernel_stamp
+        # Of a shorter piece the blank line may lie in the one before.
+        if not self._in_chunks or data.endswith(_BLANK_LINE) or len(data) < _BLANK_LINE_BYTES:
+            self._catch_up()
 
     def ended_by_peer(self) -> None:
         """The peer will send nothing more."""
+        self._catch_up()
         self._closed("closed by the peer")
 
     def lost(self, error: Exception | None) -> None:
         """The wire is no more; without an error somebody closed it."""
+        self._catch_up()
         if error is None:
             self._closed("closed")
         elif self._exchange is not None:
@@ -162,10 +171,46 @@ class Connection:
         else:
             self.abort()
 
-    # The exchange's ends
+    # What was read
 
-    def _take_head(self, exchange: Exchange, data: bytes) -> tuple[int, BodyEnd | None]:
-        """Collect the head; give the position in `data` where the body begins, and its end finder once it is known."""
+    def _catch_up(self) -> None:
+        """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
+        self._read_ns, self._kernel_stamps = array("q"), bytearray()
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()  # bytes that nobody asked for
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        before, begin, stop, error = len(exchange.body), 0, -1, ""
+        try:
+            if self._end is None:
+                begin = self._take_head(exchange, data)
+            if self._end is not None:
+                stop = self._end.feed(data, begin)
+        except ProtocolError as found:
+            error, stop = f"protocol: {found}", max(found.at, begin)
+        ended = stop >= 0
+        exchange.body += data[begin : stop if ended else len(data)]
+        ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))
+        if ended:
+            # What was read behind the end is nobody's.
+            length = len(exchange.body)
+            count = next(read for read, end in enumerate(ends, start=1) if end >= length)
+            stamps_ns, ends = stamps_ns[:count], [*ends[: count - 1], length]
+        exchange.read_ends.extend(ends)
+        exchange.reads_ns.extend(stamps_ns)
+        self._floor_ns = stamps_ns[-1]
+        if error:
+            self._finish(self._floor_ns, error)
+        elif ended:
+            self._complete(self._floor_ns, surplus=stop < len(data))
+
+    def _take_head(self, exchange: Exchange, data: bytes) -> int:
+        """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
         before = len(self._raw_head)
         self._raw_head += data
         while (stop := head_end(self._raw_head)) >= 0:
@@ -176,13 +221,16 @@ class Connection:
                     raise ProtocolError("101 Switching Protocols was not asked for")
                 exchange.status, exchange.head = head.status, raw
                 self._head, self._end = head, BodyEnd(head)
+                self._in_chunks = self._end.chunked
                 self._raw_head = bytearray()
-                return stop - before, self._end
+                return stop - before
             del self._raw_head[:stop]  # an interim 1xx answer
             before -= stop
         if len(self._raw_head) > MAX_HEAD_BYTES:
             raise ProtocolError("a response head longer than 64 KiB")
-        return 0, None
+        return len(data)
+
+    # The exchange's ends
 
     def _closed(self, what: str) -> None:
         if self._exchange is None:
@@ -205,6 +253,7 @@ class Connection:
         reusable = not surplus and head is not None and head.keep_alive and wire is not None and not wire.unsent
         exchange, done = self._exchange, self._done
         self._exchange = None
+        self._in_chunks = False
         self.idle_ns = end_ns
         if exchange is not None:
             exchange.end_ns = end_ns

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import struct
 import sys
 from typing import cast
 
 from loadgen.clock import Clock
-from loadgen.lateness import ReceiveStamps
+from loadgen.lateness import NO_STAMP, TIMESPEC, ReceiveStamps
 from loadgen.transport import Connection
 
 # More would give many events one stamp.
 _READ_BYTES = 32_768
-# Linux: ask for the time a segment came in (as struct timespec), and recognise it. Python has no name for them; the
-# value is the one of all architectures but parisc and sparc, where asking fails or is answered by nothing.
+# Linux: ask for the time a segment came in (as struct timespec). Python has no name for it; the value is the one of all
+# architectures but parisc and sparc, where asking fails or is answered by nothing.
 _SO_TIMESTAMPNS = 35
-_TIMESPEC = struct.Struct("@ll")
-_CONTROL_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
+_CONTROL_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
 
 Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 
@@ -27,17 +25,18 @@ Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 class SocketWire:
     """A non-blocking TCP socket, read by recvmsg as soon as there is something; owns the socket.
 
-    A read's stamp is the kernel's, of the last segment in it, moved to the run's clock; where the kernel gives none, it
-    is when the read returned.
+    Each read is told with when it returned and the kernel's stamp, of the last segment in it, where there is one.
     """
 
-    __slots__ = ("_connection", "_loop", "_now_ns", "_rest", "_socket", "_stamps")
+    __slots__ = ("_connection", "_loop", "_monotonic_ns", "_offset_ns", "_received", "_recvmsg", "_rest", "_socket")
 
-    def __init__(self, connection: Connection, sock: socket.socket, clock: Clock, stamps: ReceiveStamps) -> None:
+    def __init__(self, connection: Connection, sock: socket.socket, clock: Clock) -> None:
         self._connection = connection
+        self._received = connection.received
         self._socket = sock
-        self._now_ns = clock.now_ns
-        self._stamps = stamps
+        self._recvmsg = sock.recvmsg
+        # Clock.now_ns, taken apart: a call a read.
+        self._monotonic_ns, self._offset_ns = clock.monotonic_ns, clock.offset_ns
         self._loop = asyncio.get_running_loop()
         self._rest = memoryview(b"")
         self._loop.add_reader(sock, self._readable)
@@ -63,6 +62,8 @@ class SocketWire:
         self._rest = memoryview(b"")
 
     def _push(self) -> None:
+        # Before the call: a peer on this very machine can be woken by it, and run in our place until it has answered.
+        at_ns = self._monotonic_ns() + self._offset_ns
         try:
             self._rest = self._rest[self._socket.send(self._rest) :]
         except (BlockingIOError, InterruptedError):
@@ -73,7 +74,7 @@ class SocketWire:
             self._loop.call_soon(self._connection.lost, error)
             return
         if not self._rest:
-            self._connection.sent()
+            self._connection.sent(at_ns)
 
     def _writable(self) -> None:
         self._push()
@@ -82,7 +83,7 @@ class SocketWire:
 
     def _readable(self) -> None:
         try:
-            data, control, _, _ = self._socket.recvmsg(_READ_BYTES, _CONTROL_BYTES)
+            data, control, _, _ = self._recvmsg(_READ_BYTES, _CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -91,11 +92,8 @@ class SocketWire:
         if not data:
             self._connection.ended_by_peer()
             return
-        now_ns = self._now_ns()
-        if control:
-            seconds, nanoseconds = _TIMESPEC.unpack(control[0][2])
-            now_ns = self._stamps.moved(seconds * 1_000_000_000 + nanoseconds, now_ns)
-        self._connection.received(data, now_ns)
+        stamp = control[0][2] if control else NO_STAMP
+        self._received(data, self._monotonic_ns() + self._offset_ns, stamp)
 
 
 class StreamWire(asyncio.Protocol):
@@ -118,7 +116,7 @@ class StreamWire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
             if not self.unsent:
-                self._connection.sent()
+                self._connection.sent(self._clock.now_ns())
 
     def abort(self) -> None:
         """Close the transport; it closes its socket in the loop's next turn."""
@@ -134,10 +132,10 @@ class StreamWire(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=0)
 
     def resume_writing(self) -> None:
-        self._connection.sent()
+        self._connection.sent(self._clock.now_ns())
 
     def data_received(self, data: bytes) -> None:
-        self._connection.received(data, self._clock.now_ns())
+        self._connection.received(data, self._clock.now_ns(), NO_STAMP)
 
     def eof_received(self) -> None:
         # Returning None lets the transport close itself; connection_lost follows.
@@ -160,14 +158,16 @@ async def connect(address: Address, clock: Clock, stamps: ReceiveStamps) -> Conn
     except BaseException:
         sock.close()
         raise
-    connection = Connection(clock)
-    connection.made(SocketWire(connection, sock, clock, stamps))
+    connection = Connection(clock, stamps)
+    connection.made(SocketWire(connection, sock, clock))
     return connection
 
 
-async def connect_tls(address: Address, clock: Clock, *, tls: ssl.SSLContext, host: str) -> Connection:
+async def connect_tls(
+    address: Address, clock: Clock, stamps: ReceiveStamps, *, tls: ssl.SSLContext, host: str
+) -> Connection:
     """Connect and shake hands with `host`. Raises OSError."""
-    connection = Connection(clock)
+    connection = Connection(clock, stamps)
     where = address[1]
     _, wire = await asyncio.get_running_loop().create_connection(
         lambda: StreamWire(connection, clock), str(where[0]), int(where[1]), ssl=tls, server_hostname=host

@@ -8,14 +8,19 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from loadgen import clock
+from loadgen import clock, log, records
+
+BOUND_S = 20.0
+PATH = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -163,3 +168,100 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
         check=True, capture_output=True,
     )  # fmt: skip
     return key, cert
+
+
+class Worker:
+    """A load worker as a process of its own, spoken to as the conductor does."""
+
+    def __init__(self, process: asyncio.subprocess.Process, directory: Path, offset_ns: int) -> None:
+        self.process = process
+        self.directory = directory
+        self.clock = clock.Clock(offset_ns=offset_ns)
+
+    async def send(self, **command: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def hear(self) -> dict[str, object]:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), BOUND_S)
+        return json.loads(line) if line else {}
+
+    async def run(self, *offsets: int, close: bool = True, **command: object) -> None:
+        plan(self.directory / "plan", *offsets, close=close)
+        start_ns = self.clock.now_ns()
+        await self.send(**{"cmd": "run", "plan": str(self.directory / "plan"), "start_ns": start_ns} | command)
+
+    def plan(self, *offsets: int, name: str = "plan", urls: int = 1) -> None:
+        plan(self.directory / name, *offsets, urls=urls)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():  # noqa: ASYNC110  # the worker is another process
+                await asyncio.sleep(0.005)
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), BOUND_S)
+
+    def log(self) -> log.RequestLog:
+        return assembled(self.directory)
+
+
+def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
+    fd = log.open_log(path)
+    for index, offset_ns in enumerate(offsets):
+        log.append_record(
+            fd,
+            log.PlannedRequest(
+                index=index, phase="measure", workload_class="test", path=PATH, body=b'{"n":%d}' % index,
+                input_tokens=10, max_tokens=5, offset_ns=offset_ns,
+                url=index % urls,
+            ),
+        )  # fmt: skip
+    if close:
+        log.append_record(fd, records.plan_end("measure"))
+    os.close(fd)
+
+
+def assembled(directory: Path) -> log.RequestLog:
+    logged = [record for path in sorted(directory.glob("requests-*.log")) for record in log.read_log(path)]
+    parts = [record for record in logged if isinstance(record, log.RequestPart)]
+    return log.assemble(log.read_plan(directory / "plan"), parts, run_id="run")
+
+
+Start = Callable[..., Awaitable[Worker]]
+
+
+@asynccontextmanager
+async def _killed(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """What starts load workers that leave their logs in the test's directory; all are gone at its end."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(url: str, *, prelude: str = "", **changes: object) -> Worker:
+            offset_ns = time.time_ns() - time.monotonic_ns()
+            spec = {
+                "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
+                "out": str(tmp_path / f"requests-{changes.get('worker', 0)}.log"), "request_timeout_s": BOUND_S,
+            } | changes  # fmt: skip
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", f"{prelude}\nimport sys\nfrom loadgen.worker import main\nsys.exit(main())",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await stack.enter_async_context(_killed(process))
+            worker = Worker(process, tmp_path, offset_ns)
+            await worker.send(**spec)
+            return worker
+
+        yield begin

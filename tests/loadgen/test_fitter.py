@@ -163,7 +163,7 @@ def talk(turns: int) -> WorkloadRequest:
 async def test_a_session_is_one_record_with_its_turns():
     """Each turn has an index of its own, what it adds as its body, and its pause; a single request is no session."""
     made = await planned([talk(3), talk(1), talk(2)], tokenizers.reference(), first_index=10)
-    assert [(10, 10, 0), (13, -1, 0), (14, 14, 0)] == [
+    assert [(10, 0, 0), (13, -1, 0), (14, 2, 0)] == [
         (one.request.index, one.request.session, one.request.turn) for one in made
     ]
     turns = made[0].request.turns

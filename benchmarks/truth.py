@@ -1,0 +1,77 @@
+"""Reported latencies beside a server's own, with a load worker at about 20, 50 and 80 % of a core.
+
+    python benchmarks/truth.py --bench DIR
+
+DIR holds `mockllm.c`, as for load.py. Requests come evenly, so that the n-th that was submitted is the n-th to arrive.
+The mock stamps a request when it reads it, which on a busy core is later than when it came: that wait is the server's,
+though a client sees it. So two errors are given: of the first token's stamp, against the moment at which the mock sent
+it, and of TTFT as a whole, the mock's wait included. Of inter-token latency the mock logs each request's mean.
+`within` is the share of requests whose error is at most what the worker's self-check states of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from load_clients import Bench, Load, Outcome, measure
+
+from loadgen.request_metrics import request_metrics
+from loadgen.self_check import self_check
+
+TOKENS = 200
+RATES_PER_S = (60.0, 200.0, 320.0)
+SECONDS = 12
+
+
+def compared(outcome: Outcome) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """The self-check's stated errors of ttft and itl in ms, and the errors of each request: stamp, ttft, itl."""
+    log, truth = outcome.log, outcome.truth
+    if log is None:
+        raise SystemExit("only our own workers have a log")
+    check = self_check(log, outcome.stats, open_loop=True)
+    ours, theirs = np.argsort(log.submit_ns), np.argsort(truth["arr_wall_ns"])
+    told = request_metrics(log)
+    true_itl_ms = (truth["e2e_ns"] - truth["ttft_ns"]) / 1e6 / (TOKENS - 1)
+    sent_ns = (truth["arr_wall_ns"] + truth["ttft_ns"])[theirs]
+    return {name: check["error_ms"][name]["p99"] for name in ("ttft", "itl")}, {
+        "stamp": (log.first_token_ns[ours] - sent_ns) / 1e6,
+        "ttft": told.ttft_ms[ours] - truth["ttft_ns"][theirs] / 1e6,
+        "itl": told.tpot_ms[ours] - true_itl_ms[theirs],
+    }
+
+
+def row(rate: float, outcome: Outcome) -> str:
+    """One line of the table."""
+    stated, errors = compared(outcome)
+    check = self_check(outcome.log, outcome.stats, open_loop=True)
+    cells = [f"{rate:g}", f"{100 * check['cpu_ratio']['max']:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
+    for name, error in errors.items():
+        bound = stated["itl" if name == "itl" else "ttft"]
+        p99, within = np.quantile(np.abs(error), 0.99), 100 * (np.abs(error) <= bound).mean()
+        cells.append(f"{error.mean():+.3f}, {p99:.3f}, {within:.1f} %")
+    return f"| {' | '.join((*cells, check['verdict']))} |"
+
+
+def main() -> None:
+    """Print a row a load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", type=Path, required=True, help="directory of mockllm.c and rawclient.py")
+    given = parser.parse_args()
+    print("| requests/s | CPU | stated TTFT, ITL, ms | error of stamp: mean, p99, within | TTFT | ITL | verdict |")
+    with tempfile.TemporaryDirectory(prefix="sidelight-truth-") as name:
+        mock = Path(name) / "mockllm"
+        gcc = shutil.which("gcc") or "cc"
+        subprocess.run([gcc, "-O2", "-w", "-o", mock, given.bench / "mockllm.c", "-lm"], check=True)
+        bench = Bench(mock=mock, sources=given.bench, aiperf=Path(), clients=["ours"], repeat=1)
+        for rate in RATES_PER_S:
+            load = Load(requests=int(rate * SECONDS), tokens=TOKENS, rate_per_s=rate, arrival="uniform", cores=(0, 1))
+            print(row(rate, measure(bench, "ours", load)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

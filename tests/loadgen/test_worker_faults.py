@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Peer, Serve, Start, Wire
+
+
+async def test_kill_9_leaves_a_readable_log(serve: Serve, wire: type[Wire], start: Start):
+    """What had come half a second before the kill is there: first tokens of streams still going on."""
+
+    async def script(peer: Peer) -> None:
+        if b'"n":0' in peer.body:
+            await peer.say(wire.answer(2))
+            return
+        await peer.say(wire.SSE_HEAD, wire.event(wire.ROLE))
+        if b'"n":1' in peer.body:
+            await asyncio.Event().wait()
+        while True:
+            await peer.say(wire.event(wire.content("x")))
+            await asyncio.sleep(0.01)
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, 0, 0)
+    await worker.until(lambda: len(worker.log()) == 3 and len(worker.log().chunk_ns) > 20)
+    worker.process.kill()
+    assert await worker.exit_code() == -signal.SIGKILL
+    got = worker.log()
+    assert ["ok", "in_flight", "in_flight"] == got.status.tolist()
+    assert (got.first_token_ns >= 0).tolist() == [True, False, True]
+    assert (got.submit_ns >= got.dispatch_ns).all()
+    assert got.role_only_first.all()
+
+
+@pytest.mark.parametrize("how", ["stop", "end of input", "exit"])
+async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[Wire], start: Start, how: str):
+    """Each way to end cancels, records and reports; SIGINT is not one of them."""
+    streaming = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x")))
+        streaming.set()
+        await peer.reader.read()
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, 10**12)
+    await streaming.wait()
+    worker.process.send_signal(signal.SIGINT)
+    if how == "end of input":
+        worker.process.stdin.close()
+    else:
+        await worker.send(cmd=how)
+    drained = await worker.hear()
+    assert ("drained", 1, 1) == (drained["event"], drained["started"], drained["finished"])
+    if how == "stop":
+        assert worker.process.returncode is None
+        await worker.send(cmd="exit")
+    assert await worker.exit_code() == 0
+    got = worker.log()
+    reasons = {
+        "stop": "stopped",
+        "end of input": "the conductor is gone",
+        "exit": "the worker was told to leave",
+    }
+    assert [("cancelled", f"cancelled: {reasons[how]}")] == list(zip(got.status, got.error, strict=True))
+    assert got.end_ns[0] > got.submit_ns[0]
+
+
+async def test_sigterm_is_an_error_and_no_natural_end(serve: Serve, wire: type[Wire], start: Start):
+    """What is in flight is recorded as cancelled; then an error event, no drained event, and exit code 143."""
+    streaming = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x")))
+        streaming.set()
+        await peer.reader.read()
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, 10**12)
+    await streaming.wait()
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
+    assert await worker.hear() == {}
+    assert await worker.exit_code() == 143
+    got = worker.log()
+    assert [("cancelled", "cancelled: SIGTERM")] == list(zip(got.status, got.error, strict=True))
+    assert got.end_ns[0] > got.submit_ns[0]
+
+
+async def test_sigterm_ends_an_idle_worker(start: Start):
+    """Though nothing runs."""
+    worker = await start("http://127.0.0.1:1")
+    await worker.hear()
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
+    assert await worker.exit_code() == 143
+
+
+async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: type[Wire], start: Start):
+    """What still runs at the bound is cancelled by it."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x")))
+        await peer.reader.read()
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.hear()
+    await worker.run(0, drain_s=0.7)
+    await worker.hear()
+    assert worker.log().error.tolist() == ["cancelled: the drain bound was reached"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"worker": 2}, "there is no worker 2 of 1"),
+        ({"urls": ["ftp://h"]}, "is not an http"),
+        ({"urls": []}, "no URL"),
+        ({"transport": "pigeon"}, "none of http"),
+        ({"urls": ["https://h"], "tls": {"ca": "/nowhere.pem"}}, "No such file"),
+        ({"headers": {"X": "a\r\nY: b"}}, "line break"),
+        ({"out": "/nowhere/requests-0.log"}, "No such file"),
+        ({"run_id": 7}, "run_id"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+async def test_an_unusable_specification_is_one_error(start: Start, changes: dict[str, object], says: str):
+    """The event names what is wrong, and the exit code is 2."""
+    worker = await start("http://127.0.0.1:1", **changes)
+    event = await worker.hear()
+    assert event["event"] == "error"
+    assert says in str(event["message"])
+    assert await worker.exit_code() == 2
+
+
+async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: Path):
+    """No JSON, an unknown command, no plan; a stop while idle is answered at once."""
+    worker = await start("http://127.0.0.1:1")
+    await worker.hear()
+    await worker.send(cmd="jump")
+    assert "command" in str((await worker.hear())["message"])
+    assert worker.process.stdin is not None
+    worker.process.stdin.write(b'{"cmd":"\xff"}\n')
+    assert "command" in str((await worker.hear())["message"])
+    await worker.send(cmd="run", plan=str(tmp_path / "none"), start_ns=0)
+    assert "No such file" in str((await worker.hear())["message"])
+    assert (await worker.hear())["started"] == 0
+    await worker.send(cmd="stop")
+    assert (await worker.hear())["event"] == "drained"
+
+
+async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire], start: Start):
+    """Two hundred at once where forty files may be open: those beyond are failures that say why, and the run ends."""
+    served = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await served.wait()
+        await peer.say(wire.answer(1))
+
+    server = await serve(script)
+    worker = await start(server.url, prelude="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))")
+    await worker.hear()
+    await worker.run(*[0] * 200)
+    await worker.until(lambda: len(worker.log()) == 200 and worker.log().status.tolist().count("failed") > 150)
+    served.set()
+    assert (await worker.hear())["finished"] == 200
+    got = worker.log()
+    assert {"", "connect: Too many open files"} == set(got.error)
+    assert got.status.tolist().count("ok") == len(server.peers) > 0
+
+
+async def test_a_full_disk_ends_the_worker(serve: Serve, wire: type[Wire], start: Start):
+    """Nothing is sent that nobody records: an error event, and exit code 1."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.answer(1))
+
+    server = await serve(script)
+    worker = await start(server.url, out="/dev/full")
+    events = [await worker.hear(), await worker.hear()]
+    assert events[1]["event"] == "error"
+    assert "No space left" in str(events[1]["message"])
+    assert await worker.exit_code() == 1
