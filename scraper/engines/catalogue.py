@@ -1,4 +1,5 @@
-"""The engines' YAML files as records: their canonical quantities, the entries that provide each, and the switches."""
+"""The engines' YAML files as records: their canonical quantities, the entries that provide each, what their
+spans mean, and the switches."""
 
 from __future__ import annotations
 
@@ -83,6 +84,46 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanMatch:
+    """What tells a span: its name, how the name of its scope begins, attributes it has, attributes with their values.
+
+    Empty says nothing of it; all that is said must hold.
+    """
+
+    name: str = ""
+    scope: str = ""
+    attributes: tuple[str, ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanTime:
+    """One way to a time: an attribute (s, or a text such as 1.2ms), `less` another of the times; or from where the
+    first of the `begin` spans under the request's begins to where the next `end` span ends.
+    """
+
+    attribute: str = ""
+    less: str = ""
+    begin: tuple[str, ...] = ()
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
+
+    `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
+    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. A gateway's span has no engine times.
+    """
+
+    match: tuple[SpanMatch, ...]
+    request_id: str
+    ids: tuple[str, ...]
+    times: dict[str, tuple[SpanTime, ...]]
+    is_gateway: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """What is known of one engine. `aliases` are prefixes seen instead of `prefix`; `ranks` and `totals` are labels:
     of label sets that differ in ranks only the lowest counts, and an empty total stands for those that split it.
@@ -102,6 +143,7 @@ class Catalogue:
     shared: tuple[str, ...]
     quantities: dict[str, Quantity]
     timing: tuple[Timing, ...]
+    spans: Spans | None
 
     def normalised(self, name: str) -> str:
         """Return an exposed name with the engine's own prefix in place of an alias."""
@@ -133,6 +175,7 @@ def catalogue(engine: str) -> Catalogue:
         shared=tuple(table.get("shared", ())),
         quantities={name: _quantity(name, entry) for name, entry in table["quantities"].items()},
         timing=tuple(Timing(**entry) for entry in table["timing"]),
+        spans=_spans(table["spans"]) if "spans" in table else None,
     )
 
 
@@ -144,6 +187,27 @@ def own_names(engine: str) -> dict[str, str]:
     known = catalogue(engine)
     entries = [entry for quantity in known.quantities.values() for entry in quantity.metrics]
     return {name: entry.page for entry in entries for name in entry.names if name not in known.shared}
+
+
+def _spans(table: dict[str, Any]) -> Spans:
+    return Spans(
+        match=tuple(
+            SpanMatch(
+                name=one.get("name", ""),
+                scope=one.get("scope", ""),
+                attributes=tuple(one.get("attributes", ())),
+                values=tuple(one.get("values", {}).items()),
+            )
+            for one in table["match"]
+        ),
+        request_id=table.get("request_id", ""),
+        ids=tuple(table.get("ids", ())),
+        times={
+            name: tuple(SpanTime(**{**way, "begin": tuple(way.get("begin", ()))}) for way in ways)
+            for name, ways in table.get("times", {}).items()
+        },
+        is_gateway=table.get("gateway", False),
+    )
 
 
 def _quantity(name: str, table: dict[str, Any]) -> Quantity:

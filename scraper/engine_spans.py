@@ -1,0 +1,258 @@
+"""From recorded exports to one row an engine's request: its stamps and times, by what `engines/*.yaml` say of spans."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from scraper.engines.catalogue import ENGINES, Catalogue, SpanMatch, Spans, SpanTime, catalogue
+from scraper.span_log import ExportRecord, SpanLogRecord, fault
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+
+TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be told as the rest of another before it
+IMPOSSIBLE = "a time that is negative or no number"
+_DEPTH = 8  # between a stage's span and its request's there is one, of the process
+# A Duration of Rust as its {:?} shows it.
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
+_UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+
+Key = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpans:
+    """Columns of n spans of requests, in the order in which they came.
+
+    trace_id, span_id, parent_span_id  hex; the parent is "" of a span that the engine began by itself
+    request_id              the engine's id of the request, "" for none
+    engine                  its name in ENGINES
+    is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
+    arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
+    received_ns             int64 ns Unix by ours: when the span came
+    queue_s, prefill_s, decode_s  float64, NaN where it does not tell; ttft_s, e2e_s: from arrival to the first and last
+                            token. As the engine states them, to the bit, where it states them itself
+    refused                 spans left out, by reason; `repeated` of them were the same span sent again
+    """
+
+    trace_id: Texts
+    span_id: Texts
+    parent_span_id: Texts
+    request_id: Texts
+    engine: Texts
+    is_gateway: npt.NDArray[np.bool_]
+    arrival_ns: Ints
+    end_ns: Ints
+    received_ns: Ints
+    queue_s: Floats
+    ttft_s: Floats
+    prefill_s: Floats
+    e2e_s: Floats
+    decode_s: Floats
+    refused: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.trace_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    span: Span
+    known: Catalogue
+    attributes: Mapping[str, str | float]
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
+    """Read the spans of requests out of a span log's records; spans that tell none are passed over.
+
+    - a span that came twice counts once; one that breaks OTLP's rules or tells an impossible time is refused
+    - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
+    """
+    requests: dict[Key, _Request] = {}
+    stages: dict[Key, _Stage] = {}
+    parents: dict[Key, bytes] = {}
+    refused: Counter[str] = Counter()
+    for record, scope, span in _spans(records):
+        reason = fault(span)
+        key = (span.trace_id, span.span_id)
+        if reason or key in parents:
+            refused[reason or "repeated"] += 1
+            continue
+        parents[key] = span.parent_span_id
+        known = _told_by(span, scope)
+        if known is not None:
+            wanted = _wanted(known)
+            attributes = {one.key: _plain(one.value) for one in span.attributes if one.key in wanted}
+            requests[key] = _Request(span=span, known=known, attributes=attributes, received_ns=record.received_ns)
+        elif span.name in _stage_names():
+            stages[key] = _Stage(name=span.name, start_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
+    under = _under(requests, stages, parents)
+    rows = [(request, _times(request, under.get(key, ()))) for key, request in requests.items()]
+    refused[IMPOSSIBLE] += sum(times is None for _, times in rows)
+    return _columns([(request, times) for request, times in rows if times is not None], +refused)
+
+
+def whole_request(span: Span, scope: str) -> bool:
+    """Tell whether a span by itself tells the times of an engine's request; `scope` is the name of its scope."""
+    known = _told_by(span, scope)
+    if known is None or known.spans is None or known.spans.is_gateway:
+        return False
+    return not any(way.begin for ways in known.spans.times.values() for way in ways)
+
+
+def _spans(records: Iterable[SpanLogRecord]) -> Iterator[tuple[ExportRecord, str, Span]]:
+    for record in records:
+        if isinstance(record, ExportRecord):
+            for resource in record.request().resource_spans:
+                for scope in resource.scope_spans:
+                    for span in scope.spans:
+                        yield record, scope.scope.name, span
+
+
+@cache
+def _catalogues() -> tuple[tuple[Catalogue, Spans], ...]:
+    return tuple((known, known.spans) for name in ENGINES if (known := catalogue(name)).spans is not None)
+
+
+@cache
+def _stage_names() -> frozenset[str]:
+    ways = [way for _, spans in _catalogues() for ways in spans.times.values() for way in ways]
+    return frozenset(name for way in ways for name in (*way.begin, way.end) if name)
+
+
+def _wanted(known: Catalogue) -> frozenset[str]:
+    spans = known.spans
+    if spans is None:
+        return frozenset()
+    return frozenset({spans.request_id, *(way.attribute for ways in spans.times.values() for way in ways)})
+
+
+def _told_by(span: Span, scope: str) -> Catalogue | None:
+    """Return the engine whose request a span tells, if any."""
+    for known, spans in _catalogues():
+        if any(_matches(span, scope, one) for one in spans.match):
+            return known
+    return None
+
+
+def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
+    if (match.name and span.name != match.name) or not scope.startswith(match.scope):
+        return False
+    if not match.attributes and not match.values:
+        return True
+    shown = {one.key: one.value.string_value for one in span.attributes}
+    return all(name in shown for name in match.attributes) and all(
+        shown.get(name) == value for name, value in match.values
+    )
+
+
+def _plain(value: AnyValue) -> str | float:
+    """Return a number as a float, anything else as a text."""
+    kind = value.WhichOneof("value")
+    if kind in ("int_value", "double_value"):
+        return float(getattr(value, kind))
+    return value.string_value
+
+
+def _under(
+    requests: Mapping[Key, _Request], stages: Mapping[Key, _Stage], parents: Mapping[Key, bytes]
+) -> dict[Key, list[_Stage]]:
+    """Return the stages of each request's span."""
+    if not stages:
+        return {}
+    in_trace: dict[bytes, list[Key]] = {}
+    for key in requests:
+        in_trace.setdefault(key[0], []).append(key)
+    found: dict[Key, list[_Stage]] = {}
+    for key, stage in stages.items():
+        above = key
+        for _ in range(_DEPTH):
+            above = (above[0], parents.get(above, b""))
+            if above in requests:
+                break
+        alone = in_trace.get(key[0], ())
+        if above not in requests and len(alone) == 1:
+            above = alone[0]
+        if above in requests:
+            found.setdefault(above, []).append(stage)
+    return found
+
+
+def _times(request: _Request, stages: Sequence[_Stage]) -> dict[str, float] | None:
+    """Return a request's times in s, NaN where its spans do not tell one; nothing where they tell the impossible."""
+    known: dict[str, float] = {}
+    for name in TIMES:
+        known[name] = math.nan
+        for way in request.known.spans.times.get(name, ()) if request.known.spans else ():
+            stated = _stated(request, way.attribute) if way.attribute else _staged(stages, way)
+            if stated is None:
+                continue
+            if not 0 <= stated < math.inf:
+                return None
+            rest = stated - known[way.less] if way.less else stated
+            if rest >= 0:  # a part longer than its whole tells nothing of the other part
+                known[name] = rest
+                break
+    return known
+
+
+def _stated(request: _Request, attribute: str) -> float | None:
+    value = request.attributes.get(attribute)
+    if isinstance(value, str):
+        parts = _DURATION.fullmatch(value)
+        return float(parts[1]) * _UNIT_S[parts[2]] if parts else None
+    return value
+
+
+def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
+    begins = [stage.start_ns for stage in stages if stage.name in way.begin]
+    if not begins:
+        return None
+    begin_ns = min(begins)
+    ends = [stage.end_ns for stage in stages if stage.name == way.end and stage.end_ns >= begin_ns]
+    return (min(ends) - begin_ns) / 1e9 if ends else None
+
+
+def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
+    spans = [request.span for request, _ in rows]
+    return EngineSpans(
+        trace_id=_texts(span.trace_id.hex() for span in spans),
+        span_id=_texts(span.span_id.hex() for span in spans),
+        parent_span_id=_texts(span.parent_span_id.hex() for span in spans),
+        request_id=_texts(_request_id(request) for request, _ in rows),
+        engine=_texts(request.known.name for request, _ in rows),
+        is_gateway=np.fromiter((bool(one.known.spans and one.known.spans.is_gateway) for one, _ in rows), np.bool_),
+        arrival_ns=np.fromiter((span.start_time_unix_nano for span in spans), np.int64),
+        end_ns=np.fromiter((span.end_time_unix_nano for span in spans), np.int64),
+        received_ns=np.fromiter((request.received_ns for request, _ in rows), np.int64),
+        **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
+        refused=dict(refused),
+    )
+
+
+def _request_id(request: _Request) -> str:
+    told = request.attributes.get(request.known.spans.request_id, "") if request.known.spans else ""
+    return f"{told:.0f}" if isinstance(told, float) else told
+
+
+def _texts(values: Iterable[str]) -> Texts:
+    return np.fromiter(values, np.object_)

@@ -1,0 +1,300 @@
+"""The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
+
+Each export is checked, logged as it came and, where asked for, passed on. What spans mean is `engine_spans`' business.
+Imported only where it is chosen, because grpcio is heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Self
+
+# Read on import; else each failed connection is written to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import msgspec
+from aiohttp import web
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from scraper.access import Access
+from scraper.engine_spans import whole_request
+from scraper.span_body import Refusal, malformed, parsed, too_large, turned_away, unpacked
+from scraper.span_forward import EXPORT, HTTP_PATH, Forwarder
+from scraper.span_log import Counts, SpanLog, StateRecord, fault, packed
+
+# OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
+LIMIT_BYTES = 4 * 1024 * 1024
+# OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
+SETTLE_S = 6.0
+_AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
+_READ_S = 10.0
+_INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
+_TRACES_KEPT = 100_000
+_PROTOBUF = "application/x-protobuf"
+
+Deliver = Callable[[int, ExportTraceServiceRequest], None]
+
+
+class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to."""
+
+    grpc: str = "127.0.0.1:4317"
+    http: str = "127.0.0.1:4318"
+    clock_offset_ns: int = 0
+    forward: str = ""
+    access: Access = Access()
+    limit_bytes: int = LIMIT_BYTES
+
+
+class CannotListen(Exception):
+    """An address that the receiver cannot have; the text names it."""
+
+
+class Receiver:
+    """Owns both servers, and the forwarder if there is one; an async context manager.
+
+    `log` keeps every export; `deliver` is given each as it comes, with its stamp; `say` is told once of each kind of
+    trouble, in one line: the counts tell how often. `grpc_port` and `http_port` are 0 where nothing listens.
+    """
+
+    def __init__(
+        self, spec: ReceiverSpec, *, log: SpanLog | None, say: Callable[[str], None], deliver: Deliver | None = None
+    ) -> None:
+        """Raises ValueError for an address or a forwarding URL that is none."""
+        for address in (spec.grpc, spec.http):
+            _host_and_port(address or "none:0")
+        whole_request(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
+        self.grpc_port = self.http_port = 0
+        self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
+        self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
+        self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
+        self._said: set[str] = set()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._traces: dict[bytes, None] = {}
+        self._news = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log cannot be written)."""
+        try:
+            if self._forwarder:
+                await self._stack.enter_async_context(self._forwarder)
+            if self._spec.grpc:
+                await self._listen_grpc()
+            if self._spec.http:
+                await self._listen_http()
+            self._write_state("started")
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening, pass on what is queued, within a few seconds; the log then says that it ended."""
+        try:
+            await self._stack.aclose()
+        finally:
+            self._write_state("ended")
+
+    def counts(self) -> Counts:
+        """Return what was done so far."""
+        forwarder = self._forwarder
+        ahead = {"forwarded": forwarder.sent, "forward_dropped": forwarder.dropped} if forwarder else {}
+        return Counts(**{**self._totals, **ahead})
+
+    async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
+        """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.
+
+        Returns early once each of `trace_ids` (hex) has a span that tells its request's times; without any, or with an
+        engine that tells them by several spans, the whole time is waited. Of many requests those that ended last will
+        do: an exporter keeps the order.
+        """
+        wanted = {bytes.fromhex(one) for one in trace_ids}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not wanted or wanted - self._traces.keys():
+                    self._news.clear()
+                    await self._news.wait()
+        self._write_state("settled")
+        return len(wanted - self._traces.keys())
+
+    async def _listen_grpc(self) -> None:
+        server = aio.server(
+            # Beyond these a call is refused before its message is read; this bounds the memory of all together.
+            maximum_concurrent_rpcs=4 * _AT_ONCE,
+            options=[("grpc.max_receive_message_length", self._spec.limit_bytes), ("grpc.so_reuseport", 0)],
+        )
+        # As a stream of one message: else grpcio reads it before we are asked, and we never hear of one it refuses.
+        service, _, method = EXPORT[1:].partition("/")
+        rpc: Any = grpc.stream_unary_rpc_method_handler(self._from_grpc)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
+        try:
+            self.grpc_port = server.add_insecure_port(self._spec.grpc)
+        except RuntimeError:
+            raise CannotListen(f"cannot listen on {self._spec.grpc}: the address is in use, or not ours") from None
+        await server.start()
+        self._stack.push_async_callback(server.stop, 1.0)
+
+    async def _listen_http(self) -> None:
+        app = web.Application()
+        app.router.add_post(HTTP_PATH, self._from_http)
+        # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
+        # a sender that is cut off does not see why.
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=self._noise_logger(),
+            auto_decompress=False,
+            handler_cancellation=True,
+            shutdown_timeout=1,
+            lingering_time=2,
+        )
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        host, port = _host_and_port(self._spec.http)
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise CannotListen(f"cannot listen on {self._spec.http}: {reason}") from error
+        self.http_port = runner.addresses[0][1]
+
+    async def _from_grpc(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        async def read() -> bytes:
+            async for body in requests:
+                return body
+            raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message is no export
+
+        try:
+            return await self._admit("grpc", read)
+        except Refusal as refusal:
+            if refusal.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return b""  # grpcio has answered
+            await context.abort(refusal.grpc_code, refusal.text)
+            raise  # abort has raised
+
+    async def _from_http(self, request: web.Request) -> web.Response:
+        try:
+            body = await self._admit("http", lambda: self._read_http(request))
+        except Refusal as refusal:
+            retry = {"Retry-After": "1"} if refusal.http_status == 503 else {}
+            reply = web.Response(
+                body=refusal.status(), status=refusal.http_status, content_type=_PROTOBUF, headers=retry
+            )
+            reply.force_close()
+            return reply
+        return web.Response(body=body, content_type=_PROTOBUF)
+
+    async def _admit(self, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Read and take an export when it is its turn. Raises Refusal, which is then counted and said already."""
+        try:
+            try:
+                async with asyncio.timeout(_READ_S), self._turns:
+                    return await self._take(via, await read())
+            except TimeoutError:
+                raise turned_away(f"no whole export within {_READ_S:g} s") from None
+        except Refusal as refusal:
+            self._totals[refusal.count] += 1
+            self._say_once(refusal.count, f"an export of spans over {via} is refused: {refusal.text}")
+            raise
+
+    async def _read_http(self, request: web.Request) -> bytes:
+        kind, encoding = request.content_type, request.headers.get("Content-Encoding", "identity").strip().lower()
+        if kind != _PROTOBUF:
+            raise malformed(f"it is {kind}, not {_PROTOBUF}", 415)
+        if encoding not in ("", "identity", "gzip"):
+            raise malformed(f"encoded as {encoding[:20]!r}", 415)
+        limit = self._spec.limit_bytes
+        body = bytearray()
+        if (request.content_length or 0) > limit:
+            raise too_large(limit)
+        try:
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large(limit)
+        except web.RequestPayloadError:
+            raise malformed("its body is not framed as HTTP has it") from None
+        return bytes(body) if encoding != "gzip" else await asyncio.to_thread(unpacked, bytes(body), limit)
+
+    async def _take(self, via: str, body: bytes) -> bytes:
+        """Check, log, deliver and queue one export; return the reply that says what of it was bad."""
+        received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
+        request = parsed(body)
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        spans = sum(len(scope.spans) for scope in scopes)
+        await self._keep(via, body, received_ns)
+        bad = 0
+        reply = ExportTraceServiceResponse()
+        for scope in scopes:
+            for span in scope.spans:
+                if reason := fault(span):
+                    bad += 1
+                    reply.partial_success.error_message = reason
+                elif whole_request(span, scope.scope.name):
+                    self._traces[span.trace_id] = None
+        if bad:
+            reply.partial_success.rejected_spans = bad
+            self._say_once("bad", f"spans that came over {via} are not used: {reply.partial_success.error_message}")
+        for key, more in (("exports", 1), ("spans", spans), ("bad_spans", bad)):
+            self._totals[key] += more
+        while len(self._traces) > _TRACES_KEPT:
+            del self._traces[next(iter(self._traces))]
+        if self._deliver:
+            self._deliver(received_ns, request)
+        if self._forwarder:
+            self._forwarder.offer(body)
+        self._news.set()
+        return reply.SerializeToString()
+
+    async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
+        """Log an export before its sender is told that we have it."""
+        if self._log is None:
+            return
+        small = len(body) <= _INLINE_BYTES
+        record = packed(received_ns, via, body) if small else await asyncio.to_thread(packed, received_ns, via, body)
+        try:
+            self._log.append(record)
+        except OSError as error:
+            raise turned_away(f"it cannot be logged: {error.strerror}") from error
+
+    def _noise_logger(self) -> logging.Logger:
+        """Return what aiohttp reports to: what speaks no HTTP is worth a line, not a traceback each time."""
+        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  nobody else is to hear it
+        logger.addFilter(self._noise)
+        return logger
+
+    def _noise(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        text = " ".join(f"{record.getMessage()}: {error!r}".split())[:200]
+        self._totals["malformed"] += 1
+        self._say_once("noise", f"at the port for spans over http: {text}")
+        return False
+
+    def _write_state(self, state: str) -> None:
+        if self._log:
+            now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
+            self._log.append(StateRecord(at_ns=now_ns, state=state, counts=self.counts()))
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(f"{text} (said once; the counts tell how often)")
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
