@@ -211,9 +211,15 @@ async def under_way(url: str, protocol: str) -> AsyncIterator[tuple[Exchange, as
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
     async with linked(url, protocol) as link:
         sending = asyncio.create_task(link.perform(exchange, planned(protocol, 0, tokens=100_000), timeout_s=BOUND_S))
-        await until(lambda: len(exchange.body) > 3000)
+        await until(lambda: _caught_up(exchange) > 3000)
         yield exchange, sending
         await asyncio.wait_for(asyncio.wait([sending]), BOUND_S)
+
+
+def _caught_up(exchange: Exchange) -> int:
+    """Take in what has come, as the recorder does before it looks; the bytes of the body so far."""
+    exchange.catch_up()
+    return len(exchange.body)
 
 
 async def until(condition: Callable[[], bool]) -> None:

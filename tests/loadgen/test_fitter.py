@@ -167,7 +167,7 @@ async def test_a_session_is_one_record_with_its_turns():
         (one.request.index, one.request.session, one.request.turn) for one in made
     ]
     turns = made[0].request.turns
-    assert [(11, 10, 1, 0), (12, 10, 2, 500_000_000)] == [
+    assert [(11, 0, 1, 0), (12, 0, 2, 500_000_000)] == [
         (one.index, one.session, one.turn, one.think_ns) for one in turns
     ]
     assert [-1, -1] == [one.offset_ns for one in turns]
