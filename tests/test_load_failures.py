@@ -374,7 +374,8 @@ def test_a_signal_ends_the_run_and_keeps_what_there_was(runs: Callable[[str], En
     """Exit 130, a report that says so, and every answer up to then."""
     run = runs(name)
     assert (130, "interrupted", "interrupted") == (run.code, run.manifest["status"], run.summary["status"])
-    assert "interrupted" in run.out.partition("\n")[0]
+    # On a busy machine a line that warns of the generator itself comes before.
+    assert "interrupted" in next(line for line in run.out.splitlines() if line.startswith("sidelight "))
     assert "" == run.err
     assert kept(run, failed=0, refused=0)
     assert run.summary["client"]["requests"]["ok"] > 0
