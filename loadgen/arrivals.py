@@ -10,7 +10,6 @@ A schedule does not depend on how many workers share it, nor on where it is cut:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,9 +24,8 @@ KINDS: tuple[Kind, ...] = ("poisson", "uniform", "gamma", "burst", "replay")
 Ramp = Literal["none", "linear", "exponential"]
 RAMPS: tuple[Ramp, ...] = ("none", "linear", "exponential")
 
-# Their places among the streams spawned from a run's seed; 1 is the warm-up's, 2 the workloads'.
+# Its place among the streams spawned from a run's seed; 1 is the warm-up's, 2 the workloads'.
 _ARRIVALS_KEY = (0,)
-_CLASSES_KEY = (3,)
 _BLOCK = 4096
 # A thousand requests at one instant, then a long pause; far below, every gap would be rounded to none.
 _LEAST_BURSTINESS = 0.001
@@ -164,24 +162,6 @@ def expected(arrival: Arrival, at_s: float, *, count: int | None = None, duratio
         growth = math.log(arrival.ramp_to_per_s / rate) / length_s
         ramped = rate * (math.expm1(growth * ramping_s) / growth if growth else ramping_s)
     return ramped + arrival.ramp_to_per_s * there_s
-
-
-def classes(weights: Sequence[float], *, seed: int, count: int) -> npt.NDArray[np.int64]:
-    """Which class each request of a mix belongs to: int64[count], positions in `weights`.
-
-    Each is drawn by itself with the weights' shares; independent of the arrivals, and a longer one begins with the
-    shorter. A weight of 0 is never drawn.
-
-    Raises ValueError for a weight that is negative or not finite, and when none is positive.
-    """
-    shares = np.asarray(weights, np.float64)
-    if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.sum() > 0):
-        raise ValueError(f"weights {list(weights)}; they must not be negative, and one must be positive")
-    bounds = np.cumsum(shares) / shares.sum()
-    # Rounding may leave the last sum below 1, and a draw above it: that is the last class with a weight.
-    bounds[np.flatnonzero(shares)[-1] :] = 1.0
-    draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_CLASSES_KEY)).random(count)
-    return np.searchsorted(bounds, draws, side="right")
 
 
 def offsets_ns(

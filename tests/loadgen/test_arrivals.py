@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrivals import Arrival, classes, expected, offsets_ns, schedule
+from loadgen.arrivals import Arrival, expected, offsets_ns, schedule
 
 S = 1_000_000_000
 rates = st.floats(0.01, 5000)
@@ -213,35 +213,6 @@ def test_a_replay_keeps_the_gaps_of_its_trace(fields: dict[str, float], limits: 
     """As recorded, at a multiple of its speed, or at a mean rate; no more than it has."""
     offsets = schedule(Arrival(kind="replay", trace_ns=trace, **fields), seed=1, **limits)
     assert [round(at_s * S) for at_s in expected_s] == offsets.tolist()
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 50), st.integers(0, 50))
-def test_a_longer_mix_begins_with_the_shorter(weights: list[float], seed: int, n: int, more: int):
-    """What class a request is of does not depend on how many follow; a class without weight never comes."""
-    long = classes(weights, seed=seed, count=n + more)
-    assert classes(weights, seed=seed, count=n).tolist() == long[:n].tolist()
-    assert all(weights[one] > 0 for one in long.tolist())
-
-
-def test_a_mix_has_the_shares_of_its_weights():
-    """Weights 1, 0, 3 of 10,000 requests: a chi-square test accepts a quarter, none, three quarters."""
-    counts = np.bincount(classes([1, 0, 3], seed=11, count=10_000), minlength=3)
-    assert 0 == counts[1]
-    assert stats.chisquare(counts[[0, 2]], [2500, 7500]).pvalue > 0.01
-
-
-def test_a_mix_is_independent_of_the_arrivals():
-    """The gaps before the requests of either class have the same mean: both are not drawn from one stream."""
-    gaps = np.diff(offsets_ns("poisson", 1, seed=42, count=20_001))
-    drawn = classes([1, 1], seed=42, count=20_000)
-    assert stats.ks_2samp(gaps[drawn == 0], gaps[drawn == 1]).pvalue > 0.01
-
-
-@pytest.mark.parametrize("weights", [[], [0.0], [1, -1], [1, math.nan], [math.inf]])
-def test_weights_that_are_no_shares_are_refused(weights: list[float]):
-    """Negative, not finite, or none at all."""
-    with pytest.raises(ValueError, match="weights"):
-        classes(weights, seed=1, count=1)
 
 
 @pytest.mark.parametrize(
