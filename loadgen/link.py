@@ -44,7 +44,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     out: str
     request_timeout_s: float
     urls: list[str] = []
-    url: str = ""
     transport: str = "http"
     protocol: str = "chat"
     tls: TlsSpec = TlsSpec()
@@ -63,7 +62,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def roots(self) -> list[str]:
         """The URLs with nothing behind their last name, not even /v1: `PlannedRequest.path` begins with it."""
-        return [url.rstrip("/").removesuffix("/v1") for url in self.urls or [self.url] if url]
+        return [url.rstrip("/").removesuffix("/v1") for url in self.urls if url]
 
 
 class Link(Protocol):

@@ -63,11 +63,6 @@ def more_requests(policy: Warmup, log: RequestLog) -> int:
     return max(DRAFT_REQUESTS - requests, by_tokens, 0)
 
 
-def needs_more(policy: Warmup, log: RequestLog) -> bool:
-    """Whether a warm-up is not done yet."""
-    return more_requests(policy, log) > 0
-
-
 def warmed(log: RequestLog) -> tuple[int, int]:
     """Requests that ended ok and the output tokens they brought, at least."""
     ok = log.status == "ok"

@@ -171,7 +171,7 @@ async def worker(directory: Path, url: str, *, number: int = 0, workers: int = 1
 
     try:
         spec = {
-            "worker": number, "workers": workers, "run_id": "run", "headers": {}, "url": url, "sessions": True,
+            "worker": number, "workers": workers, "run_id": "run", "headers": {}, "urls": [url], "sessions": True,
             "clock_offset_ns": time.time_ns() - time.monotonic_ns(), "request_timeout_s": BOUND_S,
             "out": str(directory / f"requests-{number}.log"),
         }  # fmt: skip
