@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,9 @@ from loadgen.records import RequestPart, WorkerStat
 from scraper import readings, series
 from scraper.log import FailureRecord, LogReader, Row
 from sidecar.errors import CannotWrite, ConfigurationError
+
+if TYPE_CHECKING:
+    from scraper.engine_spans import EngineSpans
 
 MANIFEST = "manifest.json"
 RAW = "raw"
@@ -52,6 +55,7 @@ class Run:
     requests: RequestLog
     worker_stats: tuple[WorkerStat, ...]
     endpoints: tuple[series.EndpointSeries, ...]
+    spans: EngineSpans
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
 
@@ -127,6 +131,7 @@ def open_run(path: Path) -> Run:
         requests=requests,
         worker_stats=stats,
         endpoints=series.build(_scrapes(path)),
+        spans=_spans(path),
         hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
         events=tuple(_events(path)),
     )
@@ -177,6 +182,14 @@ def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
             scrape = reader.take(payload)
             if scrape is not None:
                 yield scrape
+
+
+def _spans(path: Path) -> EngineSpans:
+    # Protobuf takes a tenth of a second to import, and a run's start has no use for it.
+    from scraper import engine_spans, span_log  # noqa: PLC0415
+
+    frames = (frame for name in _logs(path, "spans-*.log") for frame in read_frames(name))
+    return engine_spans.engine_spans(span_log.decode(frame) for frame in frames)
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -11,6 +11,7 @@ from exporter.breakdown_text import answer
 from loadgen.log import assemble
 from loadgen.records import PlannedRequest, RequestPart
 from scraper.endpoint import Scrape
+from scraper.engine_spans import engine_spans
 from scraper.log import rows
 from scraper.series import build
 from sidecar.derive import summarise, window_of
@@ -107,6 +108,7 @@ def run_of(*parts: RequestPart, status: str = "complete", phase_end_s: float = 3
         requests=assemble([planned(one.index) for one in parts], parts, run_id="r"),
         worker_stats=(),
         endpoints=(),
+        spans=engine_spans([]),
         events=tuple(Event(at_ns=int(at * SECOND), name=name, data={"phase": "measure"}) for name, at in marks),
     )
 
@@ -143,6 +145,7 @@ def test_a_run_that_never_came_to_measuring_has_an_empty_window():
         requests=run.requests,
         worker_stats=(),
         endpoints=(),
+        spans=engine_spans([]),
         events=(),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.log import assemble
+from scraper.engine_spans import engine_spans
 from sidecar.derive import workload
 from sidecar.run import Event, Run
 from sidecar.warnings import warnings
@@ -46,6 +47,7 @@ def said(change: dict[tuple[str | int, ...], Any], **manifest: Any) -> list[str]
         requests=assemble([], [], run_id="r"),
         worker_stats=(),
         endpoints=(),
+        spans=engine_spans([]),
         events=(Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),),
     )
     return list(warnings(run, workload(run), **sections))
