@@ -1,0 +1,260 @@
+"""What makes the TTFT vary, and what makes its tail: which part of the wait is to blame.
+
+A part's share of the variance is cov(part, T) / var(T): the parts add up to T, so the shares add up to 1. One below 0
+belongs to a part that shrinks as T grows. Intervals come from blocks of requests in the order of submission.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from correlator.blocks import block_count, block_length, interval95, resampled_sums
+from scraper.missing import Missing
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+Bools = npt.NDArray[np.bool_]
+
+PARTS = ("network", "gateway", "queue", "prefill", "other")
+TAILS = {"p95": 0.95, "p99": 0.99}
+MIN_REQUESTS = 20
+# A part that fewer of the requests tell is merged for all of them; it would vary by being told or not.
+LEAST_TOLD = 0.9
+# The median of fewer requests at one length of the queue is a chance; they count with the next length.
+LEAST_AT_LENGTH = 5
+
+
+class PartColumns(Protocol):
+    """The columns of `correlator.parts.Parts` that are read here: ms, NaN unknown; `source` "none" without parts."""
+
+    @property
+    def ttft_ms(self) -> Floats: ...
+    @property
+    def network_ms(self) -> Floats: ...
+    @property
+    def gateway_ms(self) -> Floats: ...
+    @property
+    def queue_ms(self) -> Floats: ...
+    @property
+    def prefill_ms(self) -> Floats: ...
+    @property
+    def error_ms(self) -> Floats: ...
+    @property
+    def source(self) -> Texts: ...
+    @property
+    def merged(self) -> Texts: ...
+    @property
+    def quality(self) -> Texts: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The requests whose TTFT is at or above a quantile of all.
+
+    `explained` of them have their parts: `mean_ms`, `error_ms` (the mean of their standard errors), `share` (of their
+    mean TTFT, adding up to 1) and `above_median_ms` (their mean parts less those of the middle fifth) are of these,
+    None where there is none. `estimated` of them are not the engine's own numbers.
+    """
+
+    from_ms: float
+    requests: int
+    explained: int
+    estimated: int
+    mean_ms: float | None
+    error_ms: float | None
+    share: Mapping[str, float | None]
+    above_median_ms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """From how many waiting requests on, at submission, queueing is most of the TTFT.
+
+    `waiting`: the least number seen at which the median request spent more than half of its TTFT in the queue, and did
+    so at every number above it; None where there is none. `requests` were submitted at or above it, `fewest` is the
+    least number seen at all. Numbers seen by fewer than 5 requests count with the next below them.
+    """
+
+    waiting: float | None
+    requests: int
+    fewest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Shares by part (`PARTS`), None for one that is merged: the gateway into the network, the others into `other`.
+
+    - `variance_share` and `mean_share` (of the mean) each add up to 1; `ci95` are intervals of the former, None with
+      fewer than two blocks and a guess with fewer than 10. A queue with a long tail needs many: of 9 to 64 blocks of
+      a lognormal AR(1) they cover the truth in 79 to 84 % of the runs.
+    - `requests` have their parts, of `with_ttft`; `mean_ms` and `std_ms` are of the former, `p50_ms` of the latter.
+    - `merged` and `quality` count requests with parts by what their columns say.
+    """
+
+    requests: int
+    with_ttft: int
+    blocks: int
+    variance_share: Mapping[str, float | None]
+    ci95: Mapping[str, tuple[float, float] | None]
+    mean_share: Mapping[str, float | None]
+    merged: Mapping[str, int]
+    quality: Mapping[str, int]
+    mean_ms: float
+    std_ms: float
+    p50_ms: float
+    tails: Mapping[str, Tail]
+    threshold: Threshold | Missing
+
+
+def blame(parts: PartColumns, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
+    """Say which part the TTFT [n], its variance and its tail are made of; `waiting` [n] requests at each submission.
+
+    `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
+    Missing: fewer than 20 requests with parts, or a TTFT that never varied.
+    """
+    with_ttft = np.isfinite(parts.ttft_ms)
+    known = with_ttft & (parts.source != "none")
+    if known.sum() < MIN_REQUESTS:
+        return Missing(
+            f"only {known.sum()} requests have a TTFT and the parts of it; at least {MIN_REQUESTS} are needed"
+        )
+    rows = np.flatnonzero(known)[np.argsort(submit_ns[known], kind="stable")]
+    ttft_ms = parts.ttft_ms[rows]
+    if np.ptp(ttft_ms) == 0:
+        return Missing("the TTFT never varied")
+    columns = _columns(parts, rows)
+    told = list(columns)
+    table = np.column_stack([columns[name] for name in told])
+    block = block_length(ttft_ms)
+    blocks = block_count(len(rows), block)
+    shares = _variance_shares(np.sum(_moments(table, ttft_ms), axis=0)[None])[0]
+    resampled = _variance_shares(resampled_sums(_moments(table, ttft_ms), block))
+    intervals = (interval95(float(share), resampled[:, at], blocks) for at, share in enumerate(shares))
+    return Blame(
+        requests=len(rows),
+        with_ttft=int(with_ttft.sum()),
+        blocks=blocks,
+        variance_share=_named(told, shares),
+        ci95=dict.fromkeys(PARTS) | dict(zip(told, intervals, strict=True)),
+        mean_share=_named(told, table.mean(axis=0) / ttft_ms.mean()),
+        merged=_counted(parts.merged[rows]),
+        quality=_counted(parts.quality[rows]),
+        mean_ms=float(ttft_ms.mean()),
+        std_ms=float(ttft_ms.std()),
+        p50_ms=float(np.quantile(parts.ttft_ms[with_ttft], 0.5)),
+        tails={
+            name: _tail(parts, rows, columns, float(np.quantile(parts.ttft_ms[with_ttft], q)))
+            for name, q in TAILS.items()
+        },
+        threshold=_threshold(columns.get("queue"), ttft_ms, waiting if isinstance(waiting, Missing) else waiting[rows]),
+    )
+
+
+def _columns(parts: PartColumns, rows: npt.NDArray[np.intp]) -> dict[str, Floats]:
+    """Return the parts [n] that are told, in the order of `PARTS`; they add up to the TTFT.
+
+    What a request does not tell stands in its `other`; but of its gateway, in its network.
+    """
+    columns: dict[str, Floats] = {}
+    untold = np.zeros(len(rows))
+    for name in ("gateway", "network", "queue", "prefill"):
+        values = getattr(parts, f"{name}_ms")[rows]
+        filled = np.nan_to_num(values) + (untold if name == "network" else 0.0)
+        if np.isfinite(values).mean() >= LEAST_TOLD:
+            columns[name] = filled
+        elif name == "gateway":
+            untold = filled
+    ttft_ms = parts.ttft_ms[rows]
+    columns["other"] = ttft_ms - np.sum(list(columns.values()), axis=0, initial=0.0)
+    return {name: columns[name] for name in PARTS if name in columns}
+
+
+def _moments(table: Floats, ttft_ms: Floats) -> Floats:
+    """Return per request [n, 3 + 2 P] what covariances are made of: 1, T, T^2, parts, parts times T; about means."""
+    parts, whole = table - table.mean(axis=0), (ttft_ms - ttft_ms.mean())[:, None]
+    return np.concatenate([np.ones_like(whole), whole, whole * whole, parts, parts * whole], axis=1)
+
+
+def _variance_shares(sums: Floats) -> Floats:
+    """Return cov(part, T) / var(T) [R, P] from sums of moments [R, 3 + 2 P]."""
+    size, whole, square = (sums[:, [at]] for at in range(3))
+    parts, products = np.split(sums[:, 3:], 2, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
+        return np.asarray((products - parts * whole / size) / (square - whole * whole / size))
+
+
+def _named(told: list[str], shares: Floats) -> dict[str, float | None]:
+    return dict.fromkeys(PARTS) | dict(zip(told, shares.tolist(), strict=True))
+
+
+def _counted(column: Texts) -> dict[str, int]:
+    return {str(value): count for value, count in Counter(column.tolist()).most_common() if value}
+
+
+def _tail(parts: PartColumns, rows: npt.NDArray[np.intp], columns: Mapping[str, Floats], from_ms: float) -> Tail:
+    ttft_ms = parts.ttft_ms[rows]
+    inside = ttft_ms >= from_ms
+    low, high = np.quantile(ttft_ms, [0.4, 0.6])
+    middle = (ttft_ms >= low) & (ttft_ms <= high)
+    told = list(columns)
+    requests = int((parts.ttft_ms >= from_ms).sum())
+    if not inside.any():
+        nothing: dict[str, float | None] = dict.fromkeys(PARTS)
+        return Tail(
+            from_ms=from_ms,
+            requests=requests,
+            explained=0,
+            estimated=0,
+            mean_ms=None,
+            error_ms=None,
+            share=nothing,
+            above_median_ms=nothing,
+        )
+    means = np.array([columns[name][inside].mean() for name in told])
+    usual = np.array([columns[name][middle].mean() for name in told])
+    mean_ms = float(ttft_ms[inside].mean())
+    errors = parts.error_ms[rows][inside]
+    return Tail(
+        from_ms=from_ms,
+        requests=requests,
+        explained=int(inside.sum()),
+        estimated=int((parts.quality[rows][inside] != "exact").sum()),
+        mean_ms=mean_ms,
+        error_ms=float(np.mean(errors)) if np.isfinite(errors).all() else None,
+        share=_named(told, means / mean_ms),
+        above_median_ms=_named(told, means - usual),
+    )
+
+
+def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold | Missing:
+    if queue_ms is None:
+        return Missing("the queue is not told apart from the rest")
+    if isinstance(waiting, Missing):
+        return waiting
+    known = np.isfinite(waiting) & (ttft_ms > 0)
+    if known.sum() < MIN_REQUESTS:
+        return Missing(f"only {known.sum()} requests have a sample of the queue's length beside them")
+    length, queue_share = waiting[known], queue_ms[known] / ttft_ms[known]
+    found: float | None = None
+    pooled = np.zeros(len(length), dtype=np.bool_)
+    lengths = np.unique(length)
+    for one in lengths[::-1].tolist():
+        pooled |= length == one
+        if pooled.sum() < LEAST_AT_LENGTH:
+            continue
+        if not np.median(queue_share[pooled]) > 0.5:
+            break
+        found = one
+        pooled[:] = False
+    return Threshold(
+        waiting=found,
+        requests=0 if found is None else int((length >= found).sum()),
+        fewest=float(lengths[0]),
+    )

@@ -1,0 +1,68 @@
+"""Scrapes of a vLLM made of columns, and requests beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scraper.exposition import Series
+from scraper.series import EndpointSeries
+
+SECOND = 10**9
+NAMES = {
+    "waiting": ("vllm:num_requests_waiting", "gauge"),
+    "running": ("vllm:num_requests_running", "gauge"),
+    "kv": ("vllm:kv_cache_usage_perc", "gauge"),
+    "preemptions": ("vllm:num_preemptions_total", "counter"),
+    "queries": ("vllm:prefix_cache_queries_total", "counter"),
+    "hits": ("vllm:prefix_cache_hits_total", "counter"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """The columns that are read."""
+
+    submit_ns: npt.NDArray[np.int64]
+    endpoint_url: npt.NDArray[np.object_]
+    input_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
+
+
+def requests(at_s: npt.ArrayLike, urls: str | list[str] = "http://engine:8000/v1") -> Requests:
+    """Requests submitted at some seconds, of unknown tokens."""
+    stamps = np.asarray(np.asarray(at_s, dtype=np.float64) * SECOND, dtype=np.int64)
+    unknown = np.full(len(stamps), -1)
+    asked = [urls] * len(stamps) if isinstance(urls, str) else urls
+    return Requests(
+        submit_ns=stamps,
+        endpoint_url=np.array(asked, dtype=np.object_),
+        input_tokens=unknown,
+        output_tokens=unknown,
+    )
+
+
+def engine(at_s: npt.ArrayLike, url: str = "http://engine:8000/metrics", **columns: npt.ArrayLike) -> EndpointSeries:
+    """An engine's scrapes; columns [T] by a name of `NAMES`, or [T, K] of K label sets."""
+    at_ns = np.asarray(np.asarray(at_s, dtype=np.float64) * SECOND, dtype=np.int64)
+    series, values = [], []
+    for short, column in columns.items():
+        name, kind = NAMES[short]
+        table = np.asarray(column, dtype=np.float64)
+        for at, one in enumerate(table.reshape(len(at_ns), -1).T):
+            labels = (("engine", str(at)),)
+            series.append(Series(name=name, labels=labels, family=name, type=kind, help=""))
+            values.append(one)
+    return EndpointSeries(
+        url=url,
+        tick_ns=at_ns,
+        request_ns=at_ns,
+        response_ns=at_ns,
+        at_ns=at_ns,
+        series=tuple(series),
+        values=np.column_stack(values) if values else np.zeros((len(at_ns), 0)),
+        changed=np.ones(len(at_ns), dtype=np.bool_),
+        failures=(),
+    )

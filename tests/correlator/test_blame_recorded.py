@@ -1,0 +1,107 @@
+"""What is to blame for the TTFT of a real vLLM: from scrapes alone as from its own spans."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from correlator.associate import Association, associations
+from correlator.attribute import attribute
+from correlator.blame import Blame, blame
+from correlator.clock_offset import clock_offset
+from correlator.join import join
+from correlator.parts import decomposed
+from correlator.server_load import waiting_at
+from exporter.association import sentence
+from scraper.engine_spans import engine_spans
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("recordings", Path(__file__).with_name("recordings.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+recordings = _load()
+
+
+@pytest.fixture(scope="module")
+def main() -> Any:
+    """The recording `main`: idle, closed loop, under- and overload."""
+    return recordings.recording("main")
+
+
+def blamed(run: Any) -> Blame:
+    joined = join(run.requests, run.spans)
+    parts = decomposed(run.requests, joined, attribute(run.requests, run.endpoints), clock_offset(run.requests, joined))
+    found = blame(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))
+    assert isinstance(found, Blame)
+    return found
+
+
+@pytest.fixture(scope="module")
+def told(main: Any) -> Blame:
+    """With the engine's spans."""
+    return blamed(main)
+
+
+@pytest.fixture(scope="module")
+def withheld(main: Any) -> Blame:
+    """Without spans and without timings in replies."""
+    unknown = np.full(len(main.requests.submit_ns), np.nan)
+    told_by_reply = {f"server_{part}_ms": unknown for part in ("queue", "prefill", "decode", "ttft", "e2e")}
+    return blamed(replace(main, requests=replace(main.requests, **told_by_reply), spans=engine_spans([])))
+
+
+def test_the_queue_varies_the_ttft(told: Blame, withheld: Blame):
+    """The queue's share of var(TTFT) is 0.994, and within 0.05 of it without the spans."""
+    assert told.variance_share["queue"] == pytest.approx(0.994, abs=0.0005)
+    assert withheld.variance_share["queue"] == pytest.approx(0.994, abs=0.05)
+    assert {"exact": 397} == told.quality
+    assert 397 == sum(withheld.quality.values())
+    assert 0 < withheld.quality["exact"] < 200
+
+
+def test_few_blocks_are_told_as_few(told: Blame):
+    """Three phases of load are not many independent samples."""
+    interval = told.ci95["queue"]
+    assert interval is not None
+    assert interval[0] < 0.994 < interval[1]
+    assert 5 == told.blocks
+
+
+def test_the_sentence_is_the_same_without_spans_but_for_its_flag(told: Blame, withheld: Blame):
+    assert "p99 TTFT is queueing: 97 % of it, starting when waiting > 1." == sentence(told)
+    assert sentence(withheld).startswith("p99 TTFT is queueing: 97 % of it, starting when waiting > 1 (estimated, ")
+
+
+def test_waiting_requests_go_with_the_ttft_and_running_ones_do_not(main: Any):
+    """Rank correlation 0.88 [0.50, 0.98], greatest within half a second; a gauge that saturates tells nothing."""
+    ttft_ms = (main.requests.first_token_ns - main.requests.submit_ns) / 1e6
+    found = {one.server: one for one in associations(main.requests, {"ttft_ms": ttft_ms}, main.endpoints)}
+    waiting, running = found["requests_waiting"], found["requests_running"]
+
+    assert waiting.rho_lag0 == pytest.approx(0.88, abs=0.02)
+    assert ends(waiting) == pytest.approx((0.50, 0.98), abs=0.05)
+    assert waiting.lag_s in {0.0, 0.5}
+    assert waiting.partial_rho is not None
+    assert waiting.partial_rho > 0.8
+    low, high = ends(running)
+    assert low < 0 < high
+    assert "the quantity never changed" == found["preemptions"].missing
+
+
+def ends(found: Association) -> tuple[float, float]:
+    assert found.ci95_lag0 is not None
+    return found.ci95_lag0
