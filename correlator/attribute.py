@@ -179,6 +179,9 @@ def _table(
     network_s = np.minimum(network.value_s, np.maximum(wait_s - value[:, :2].sum(axis=1), 0.0))
     columns = {"network": (network_s, np.sqrt(network.variance))}
     columns["rest"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
+    if not network.measured:
+        columns["network"] = (np.full(len(rows), np.nan), np.full(len(rows), np.nan))
+        columns["rest"] = (wait_s - value[:, 0] - value[:, 1], np.sqrt(sd[:, 2] ** 2 + network.variance))
     for part, name in enumerate(("queue", "prefill")):
         columns[name] = (value[:, part], sd[:, part])
         getattr(table, f"{name}_low_s")[rows] = np.where(exact, value[:, part], found.low[:, part])

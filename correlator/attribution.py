@@ -22,7 +22,8 @@ class Attribution:
     queue_s, prefill_s      estimates; _sd_s their standard deviations, 0 where they are the engine's own numbers;
                             _low_s and _high_s bounds that hold if the request ended where it is thought to have ended
     network_s, rest_s       outside the engine, and in it but neither queue nor prefill: the four add up to the client's
-                            wait for its first output
+                            wait for its first output. Where nothing tells the two apart (the engine has no TTFT, or
+                            there are several engines), network_s is NaN and rest_s both
     quality                 exact: the only request of its scrape interval, as whole numbers prove
                             tight: one of two or three; shared: one of more
                             foreign: requests that are not ours ended there too, or whole numbers contradict
@@ -63,6 +64,11 @@ def nothing(size: int, reason: str) -> Attribution:
         members=np.zeros(size, dtype=np.int64),
         interval=np.full(size, -1, dtype=np.int64),
     )
+
+
+def select(table: Attribution, rows: Rows | npt.NDArray[np.bool_]) -> Attribution:
+    """Return some of the requests."""
+    return Attribution(**{one.name: getattr(table, one.name)[rows] for one in fields(Attribution)})
 
 
 def put(table: Attribution, rows: Rows, part: Attribution) -> None:

@@ -24,7 +24,7 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
 
     Missing: no scrape, no known engine, an engine that shows no queue or prefill histogram, or one without count or
     sum, or one that observes them at another moment than the end of a request (its sums then speak of other requests
-    than the client's that ended). An engine's own TTFT without count or sum is none.
+    than the client's that ended).
     """
     if not len(endpoint.at_ns):
         return Missing("no scrape succeeded")
@@ -54,16 +54,7 @@ def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Mi
     prefill_s = _rising(endpoint, prefill, "sum")
     if not np.isfinite([count, queue_s, prefill_s]).all():
         return Missing("the server's sums are too large to add up")
-    ttft = sources["ttft"]
-    own = None if isinstance(ttft, Missing) or _lacks(ttft) else ttft
-    return FinishSums(
-        at_ns=endpoint.at_ns,
-        count=count,
-        queue_s=queue_s,
-        prefill_s=prefill_s,
-        first_tokens=_rising(endpoint, own, "count") if own else None,
-        ttft_s=_rising(endpoint, own, "sum") if own else None,
-    )
+    return FinishSums(at_ns=endpoint.at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
 
 
 def _moment(source: CanonicalSource) -> str:

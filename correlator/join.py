@@ -23,7 +23,7 @@ Texts = npt.NDArray[np.object_]
 
 SOURCES = ("trace", "request id", "response", "none")
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
-_SLACK_MS = 10.0
+SLACK_MS = 10.0
 _PARTS = ("queue", "prefill", "decode", "ttft", "e2e")
 
 
@@ -98,7 +98,7 @@ def join(requests: Requests, spans: EngineSpans) -> Joined:
     - a gateway's span is no engine's: it joins nothing
     - times longer than the client waited are not believed, whichever source states them
     """
-    table = _empty(len(requests.trace_id))
+    table = unjoined(len(requests.trace_id))
     why: list[list[str]] = [[] for _ in range(len(table))]
     taken = set(np.flatnonzero(spans.is_gateway).tolist())
     for source, found in (("trace", _by_trace), ("request id", _by_request_id)):
@@ -248,7 +248,7 @@ def _put(table: Joined, requests: Requests, place: int, times: _Times, why: list
     if any(not 0 <= ms < np.inf for ms in parts):
         why.append(f"its {where} tells impossible times")
         return
-    if requests.submit_ns[place] >= 0 and requests.end_ns[place] >= 0 and sum(parts) > waited_ms + _SLACK_MS:
+    if requests.submit_ns[place] >= 0 and requests.end_ns[place] >= 0 and sum(parts) > waited_ms + SLACK_MS:
         why.append(f"its {where} tells longer times than the client waited")
         return
     table.source[place], table.engine[place] = times.source, times.engine
@@ -273,7 +273,8 @@ def _why_none(requests: Requests, place: int, why: Sequence[str], *, any_spans: 
     return "; ".join(dict.fromkeys(why))
 
 
-def _empty(size: int) -> Joined:
+def unjoined(size: int) -> Joined:
+    """Return a table in which nothing is known of any request, nor why."""
     def texts(text: str) -> Texts:
         return np.full(size, text, dtype=np.object_)
 

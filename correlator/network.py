@@ -24,19 +24,20 @@ LEAST_SD_S = 2e-4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Network time [m] and its variance, s and s^2. `rest_s` is the mean of what the engine's own TTFT
-    holds beside queue and prefill time.
+    holds beside queue and prefill time. `measured`: not merely assumed.
     """
 
     value_s: Floats
     variance: Floats
     rest_s: float
+    measured: bool
 
 
 def assumed(waits: Waits, rest_s: float) -> Network:
     """Take 2 ms, more or less, for want of the engine's own TTFT."""
     value_s = np.minimum(np.full(len(waits.wait_s), ASSUMED_S), waits.wait_s)
     variance = np.full(len(value_s), ASSUMED_SD_S**2)
-    return Network(value_s=value_s, variance=variance, rest_s=rest_s)
+    return Network(value_s=value_s, variance=variance, rest_s=rest_s, measured=False)
 
 
 def measure(waits: Waits, cells: Cells, members: Members, rest_s: float) -> Network:
@@ -59,4 +60,4 @@ def measure(waits: Waits, cells: Cells, members: Members, rest_s: float) -> Netw
     own = np.divide(total, count, out=np.full(len(cells), middle), where=count > 0)
     value_s = np.clip(np.where(inside, own[cell], max(middle, 0.0)), 0.0, waits.wait_s)
     left = np.where(inside, 1.0 - 1.0 / np.maximum(count[cell], 1), 1.0)
-    return Network(value_s=value_s, variance=variance * left, rest_s=rest_s)
+    return Network(value_s=value_s, variance=variance * left, rest_s=rest_s, measured=True)

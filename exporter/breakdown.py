@@ -1,112 +1,283 @@
-"""The `correlation` object of `summary.json`. Missing numbers are null beside a `missing` that says why."""
+"""The `correlation` object of `summary.json`: where the TTFT went by run, slice, class and URL.
+
+Missing numbers are null beside a `missing` that says why. How sure the requests are of their parts is counted wherever
+they are put together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
-from correlator.associate import Association
-from correlator.decompose import Breakdown, OtherParts
-from loadgen.metrics import QUANTILES
+import numpy as np
+import numpy.typing as npt
+
+from correlator.agreement import agreement
+from correlator.attribution import QUALITIES, Attribution
+from correlator.clock_offset import ClockOffset
+from correlator.decompose import Breakdown
+from correlator.parts import SOURCES, Parts
+from correlator.server_percentiles import ServerPercentiles
+from loadgen.metrics import QUANTILES, describe, stats_json
+from loadgen.stats import finite
+from scraper.missing import Missing
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
 
 SPREAD = ("std", "min", "max", *QUANTILES)
-NEEDS_SPANS = "part of other_ms; telling it apart needs the engine's spans, which are not read yet"
-NOT_PER_REQUEST = "all but the mean needs the engine's spans, which are not read yet"
+TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
+WITHIN = ("way_in_ms", "way_out_ms", "admission_ms", "blank_output_ms", "send_ms")
+E2E_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "e2e_other_ms")
+CLIENTS_OWN = ("blank_output_ms", "send_ms")
+# The standard error of a part is that of the column of `Attribution` beside it.
+ERRORS = {
+    "network_ms": "network",
+    "queue_ms": "queue",
+    "prefill_ms": "prefill",
+    "other_ms": "rest",
+    "admission_ms": "rest",
+    "e2e_other_ms": "rest",
+}
+UNTIMED = "no request with a first token is here"
 COMPARABLE_RATIO = 0.02
 
 
-def correlation(
-    whole: Breakdown,
-    slices: Sequence[Breakdown],
-    associations: Iterable[Association | tuple[str, str, str]],
-    *,
-    ok: int,
-) -> dict[str, Any]:
-    """Return the `correlation` object: the run's mean TTFT in parts, the same by slice, and associations.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is known of n measured requests: columns [n] in their order, and what is said of all of them.
 
-    Sources: `client`, its stamps; `histogram`, the engine's sums over the requests that ended in the window;
-    `remainder`, the TTFT less queue and prefill: network, gateway, tokenising, the wait for the running step, output,
-    the client itself. `ok` is how many requests succeeded, with a first token or without: `comparable` says whether the
-    engine finished as many, within 2 %. An association that could not be computed is (client measure, server measure,
-    reason).
+    means         what the histograms' sums tell of the run as a whole; `ok` requests succeeded
+    edges_ns      of the slices, ascending; a request belongs to the slice that it was submitted in
     """
-    covered = min(1.0, whole.coverage) if whole.missing is None and whole.coverage is not None else 0.0
+
+    parts: Parts
+    attribution: Attribution
+    offset: ClockOffset
+    means: Breakdown
+    ok: int
+    submit_ns: Ints
+    workload_class: Texts
+    endpoint_url: Texts
+    edges_ns: Sequence[int]
+
+
+def correlation(found: Findings) -> dict[str, Any]:
+    """Return the `correlation` object but for associations; docs/metrics.md defines its names.
+
+    Where no request has a breakdown of its own, the histograms' means stand in, if the engine finished as many requests
+    as succeeded here, within 2 %.
+    """
+    parts, means = found.parts, found.means
+    timed = np.isfinite(parts.ttft_ms)
+    comparable = means.missing is None and abs(means.server_requests - found.ok) <= COMPARABLE_RATIO * found.ok
+    group = _group(found, np.ones(len(parts), dtype=np.bool_))
+    missing = None
+    if not parts.covered.any():
+        missing = _why_none(found, timed, comparable=comparable)
+        if missing is None:
+            group["breakdown"] |= _of_means(means, _commonest(found.attribution.reason[timed]))
     return {
-        **({"missing": whole.missing} if whole.missing else {}),
-        "coverage": {"trace": 0.0, "response": 0.0, "histogram": covered, "none": 1.0 - covered},
-        "client_requests": whole.client_requests,
-        "server_requests": whole.server_requests,
-        "server_over_client": whole.coverage,
-        "comparable": whole.missing is None and abs(whole.server_requests - ok) <= COMPARABLE_RATIO * ok,
-        "breakdown": _parts(whole),
-        "timeslices": [_slice(piece) for piece in slices],
-        "association": [_association(found) for found in associations],
+        **({"missing": missing} if missing else {}),
+        **group,
+        "none_reasons": _counted(parts.reason[timed & (parts.source == "none")]),
+        "client_requests": means.client_requests,
+        "server_requests": means.server_requests,
+        "server_over_client": means.coverage,
+        "comparable": comparable,
+        "classes": _groups(found, found.workload_class),
+        "urls": _groups(found, found.endpoint_url),
+        "timeslices": list(_slices(found, timed)),
+        "clock": _clock(found.offset),
+        "attribution": _agreement(parts, found.attribution),
     }
 
 
-def _parts(whole: Breakdown) -> dict[str, Any]:
+def _group(found: Findings, rows: Bools) -> dict[str, Any]:
+    """Put some requests together."""
+    timed = rows & np.isfinite(found.parts.ttft_ms)
     return {
-        "ttft_ms": {"mean": whole.ttft_ms, "count": whole.client_requests, "source": "client"},
-        "network_ms": _absent(NEEDS_SPANS),
-        "gateway_ms": _absent(NEEDS_SPANS),
-        "queue_ms": _part(whole.queue_ms, whole, "histogram"),
-        "prefill_ms": _part(whole.prefill_ms, whole, "histogram"),
-        "other_ms": _part(whole.other_ms, whole, "remainder"),
-        "other_of_which": _other(whole),
+        "requests": int(timed.sum()),
+        "coverage": _coverage(found.parts, timed),
+        "quality": _quality(found.parts, timed),
+        "breakdown": _breakdown(found, rows),
     }
 
 
-def _part(mean_ms: float | None, whole: Breakdown, source: str) -> dict[str, Any]:
-    if mean_ms is None:
-        return _absent(whole.missing or "unknown")
-    share = mean_ms / whole.ttft_ms if whole.ttft_ms else None
+def _groups(found: Findings, names: Texts) -> dict[str, Any]:
+    several = sorted({str(name) for name in names})
+    return {name: _group(found, names == name) for name in several} if len(several) > 1 else {}
+
+
+def _coverage(parts: Parts, rows: Bools) -> dict[str, float]:
+    count = int(rows.sum())
+    sources = Counter(parts.source[rows].tolist())
+    return {name: sources[name] / count if count else float(name == "none") for name in SOURCES}
+
+
+def _quality(parts: Parts, rows: Bools) -> dict[str, int]:
+    qualities = Counter(parts.quality[rows].tolist())
+    return {name: qualities[name] for name in QUALITIES}
+
+
+def _breakdown(found: Findings, rows: Bools) -> dict[str, Any]:
+    parts = found.parts
+    timed, covered = rows & np.isfinite(parts.ttft_ms), rows & parts.covered
+    ended = rows & (parts.source != "none") & np.isfinite(parts.e2e_ms)
+    why = "no request has a breakdown of its own" if timed.any() else UNTIMED
+    e2e = {name.removeprefix("e2e_"): _part(found, name, ended, "e2e", why) for name in E2E_PARTS}
     return {
-        "count": whole.server_requests,
-        "mean": mean_ms,
-        **dict.fromkeys(SPREAD),
-        "share_of_ttft": share,
+        "ttft_ms": {
+            **stats_json(describe(parts.ttft_ms[covered if covered.any() else timed], why)),
+            "source": "client",
+        },
+        **{name: _part(found, name, covered, "ttft", why) for name in (*TTFT_PARTS, *WITHIN)},
+        "merged": _counted(parts.merged[covered & (parts.merged != "")]),
+        "e2e": {"e2e_ms": {**stats_json(describe(parts.e2e_ms[ended], why)), "source": "client"}, **e2e},
+    }
+
+
+def _part(found: Findings, name: str, rows: Bools, whole: str, why: str) -> dict[str, Any]:
+    """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
+    values = getattr(found.parts, name)
+    known = rows & np.isfinite(values)
+    total_ms = float(getattr(found.parts, f"{whole}_ms")[rows].sum())
+    sources = sorted(set(found.parts.source[known].tolist()))
+    source = ("client" if name in CLIENTS_OWN else sources[0] if len(sources) == 1 else "mixed") if sources else None
+    return {
+        **stats_json(describe(values[known], _why_unknown(found, name) if rows.any() else why)),
+        f"share_of_{whole}": float(values[known].sum()) / total_ms if sources and total_ms > 0 else None,
         "source": source,
-        "missing": NOT_PER_REQUEST,
+        "error_ms": _error_ms(found, name, known) if sources else None,
     }
 
 
-def _other(whole: Breakdown) -> dict[str, Any]:
-    """Return what `other` consists of, or why that is not told apart."""
-    if whole.other is None:
-        names = (field.name for field in fields(OtherParts))
-        return {**dict.fromkeys(names), "missing": "the engine's own TTFT does not speak of just these requests"}
-    return asdict(whole.other)
+def _error_ms(found: Findings, name: str, rows: Bools) -> float:
+    """Return the root mean square of the requests' standard errors."""
+    if name.startswith("way_"):
+        return (found.offset.error_ns or 0) / 1e6
+    if name not in ERRORS:
+        return 0.0
+    estimated = rows & (found.parts.source == "histogram")
+    errors_ms = 1e3 * getattr(found.attribution, f"{ERRORS[name]}_sd_s")[estimated]
+    return float(np.sqrt((errors_ms**2).sum() / rows.sum()))
 
 
-def _absent(reason: str) -> dict[str, Any]:
-    return {"count": 0, "mean": None, **dict.fromkeys(SPREAD), "share_of_ttft": None, "source": None, "missing": reason}
+def _why_unknown(found: Findings, name: str) -> str:
+    """Say why none of the requests that have a breakdown knows a part."""
+    if name == "gateway_ms":
+        return "no span of a gateway was joined"
+    if name.startswith("way_"):
+        return f"in network_ms: {found.offset.reason}" if found.offset.reason else "in network_ms"
+    return "not told apart: in other_ms"
 
 
-def _slice(piece: Breakdown) -> dict[str, Any]:
+def _of_means(means: Breakdown, why: str) -> dict[str, Any]:
+    """Return what the histograms' sums tell of the breakdown, in place of what each request tells."""
+    blank = dict.fromkeys(SPREAD)
+    shown = {}
+    for name in ("queue_ms", "prefill_ms", "other_ms"):
+        mean_ms = getattr(means, name)
+        shown[name] = {
+            "count": means.server_requests,
+            "mean": mean_ms,
+            **blank,
+            "share_of_ttft": mean_ms / means.ttft_ms if means.ttft_ms else None,
+            "source": "histogram",
+            "error_ms": None,
+            "missing": f"only the mean is known: {why}",
+        }
+    return {**shown, "means_only": why}
+
+
+def _why_none(found: Findings, timed: Bools, *, comparable: bool) -> str | None:
+    """Say why there is no breakdown, not even of means; None where there is one of means."""
+    if comparable and found.means.client_requests:
+        return None
+    reason = _commonest(found.attribution.reason[timed]) if timed.any() else UNTIMED
+    if found.means.missing is not None or not timed.any():
+        return found.means.missing or reason
+    return (
+        f"{reason}; and the engine finished {found.means.server_requests} requests where {found.ok} of yours "
+        "succeeded, so that its means are not theirs"
+    )
+
+
+def _commonest(reasons: Texts) -> str:
+    return str(Counter(reasons.tolist()).most_common(1)[0][0])
+
+
+def _counted(words: Texts) -> dict[str, int]:
+    """Count, most frequent first."""
+    return dict(sorted(Counter(words.tolist()).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _slices(found: Findings, timed: Bools) -> Iterator[dict[str, Any]]:
+    """Give each slice the means of the requests submitted in it; the last has those of its end as well."""
+    edges = found.edges_ns
+    for number, (start_ns, end_ns) in enumerate(pairwise(edges)):
+        last = number == len(edges) - 2
+        inside = (found.submit_ns >= start_ns) & ((found.submit_ns <= end_ns) if last else (found.submit_ns < end_ns))
+        yield {"start_ns": start_ns, "end_ns": end_ns, **_slice(found.parts, timed & inside)}
+
+
+def _slice(parts: Parts, rows: Bools) -> dict[str, Any]:
+    covered = rows & parts.covered
+    told = int(covered.sum())
+    means: dict[str, float | None] = {}
+    for name in TTFT_PARTS:
+        values = getattr(parts, name)[covered]
+        means[name] = float(np.nansum(values)) / told if np.isfinite(values).any() else None
+    shown = covered if told else rows
+    reason = UNTIMED if not rows.any() else None if told else _commonest(parts.reason[rows])
     return {
-        "start_ns": piece.start_ns,
-        "end_ns": piece.end_ns,
-        "client_requests": piece.client_requests,
-        "server_requests": piece.server_requests,
-        "ttft_ms": piece.ttft_ms,
-        "queue_ms": piece.queue_ms,
-        "prefill_ms": piece.prefill_ms,
-        "other_ms": piece.other_ms,
-        **({"missing": piece.missing} if piece.missing else {}),
+        "requests": int(rows.sum()),
+        "covered": told,
+        "ttft_ms": float(parts.ttft_ms[shown].mean()) if shown.any() else None,
+        **means,
+        "error_ms": float(np.sqrt((parts.error_ms[covered] ** 2).mean())) if told else None,
+        "coverage": _coverage(parts, rows),
+        "quality": _quality(parts, rows),
+        **({"missing": reason} if reason else {}),
     }
 
 
-def _association(found: Association | tuple[str, str, str]) -> dict[str, Any]:
-    if isinstance(found, tuple):
-        client, server, reason = found
-        return {"client": client, "server": server, "lag_s": None, "rho": None, "ci95": None, "missing": reason}
+def _clock(offset: ClockOffset) -> dict[str, Any]:
     return {
-        "client": found.client,
-        "server": found.server,
-        "lag_s": found.lag_s,
-        "rho": found.rho,
-        "ci95": list(found.ci95) if found.ci95 else None,
-        "rho_lag0": found.rho_lag0,
-        "pairs": found.pairs,
+        "offset_ms": None if offset.offset_ns is None else offset.offset_ns / 1e6,
+        "error_ms": None if offset.error_ns is None else offset.error_ns / 1e6,
+        "pairs": offset.pairs,
+        "reason": offset.reason or None,
+    }
+
+
+def _agreement(parts: Parts, attribution: Attribution) -> Mapping[str, Any]:
+    found = agreement(parts, attribution)
+    if isinstance(found, Missing):
+        return {"missing": found.reason}
+    return {name: asdict(error) for name, error in found.items()}
+
+
+def server_percentiles_object(found: Mapping[str, ServerPercentiles | Missing]) -> dict[str, Any]:
+    """Return percentiles of the server's times, by part, ms, each with its 90 % interval and what it was read from."""
+    return {name: _percentiles(one) for name, one in found.items()}
+
+
+def _percentiles(found: ServerPercentiles | Missing) -> dict[str, Any]:
+    if isinstance(found, Missing):
+        return {"missing": found.reason}
+    values, lows, highs = ((1e3 * column).tolist() for column in (found.values_s, found.low_s, found.high_s))
+    return {
+        **dict(zip(QUANTILES, map(finite, values), strict=True)),
+        "intervals": {
+            name: {"low": finite(low), "high": finite(high)}
+            for name, low, high in zip(QUANTILES, lows, highs, strict=True)
+        },
+        "source": found.source,
+        "covered_ratio": found.covered_ratio,
     }

@@ -1,4 +1,4 @@
-"""Where the TTFT went, for people: the table, the answer in a sentence, and what moves with what."""
+"""Where the TTFT went, for people: the table, the answer in a sentence, and what both rest on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from rich.text import Text
 from exporter.format import ms, percent, table
 
 BAR = 16
-PARTS = (("queue_ms", "queue"), ("prefill_ms", "prefill"), ("other_ms", "other"))
-OTHER = (
-    ("outside_engine_ms", "outside the engine", "network, gateway, client"),
-    ("engine_front_end_ms", "its front end", "tokenising, waiting for the running step"),
-    ("blank_output_ms", "blank output", "before the first text"),
+PARTS = (
+    ("network_ms", "network"),
+    ("gateway_ms", "gateway"),
+    ("queue_ms", "queue"),
+    ("prefill_ms", "prefill"),
+    ("other_ms", "other"),
 )
-SOURCES = {"histogram": "engine", "remainder": "what is left"}
+# What a part consists of, where that is told apart.
+WITHIN = {
+    "network_ms": (("way_in_ms", "way in"), ("way_out_ms", "way out")),
+    "other_ms": (("admission_ms", "engine front end"), ("blank_output_ms", "blank output")),
+}
+SOURCES = {
+    "trace": "engine's spans",
+    "response": "engine's replies",
+    "histogram": "estimate",
+    "mixed": "several",
+    "client": "client",
+}
+LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
 
 
 def answer(correlation: Mapping[str, Any]) -> str:
@@ -26,60 +39,113 @@ def answer(correlation: Mapping[str, Any]) -> str:
     ttft = breakdown["ttft_ms"]["mean"]
     if ttft is None or correlation.get("missing"):
         return f"Where the TTFT went is not known: {correlation.get('missing') or 'no reason was given'}."
-    if not correlation["comparable"]:
-        return "The engine's means are not those of your requests alone, so the TTFT is not shared out."
     shares = (
-        f"{ms(breakdown[key]['mean'])} ms ({percent(breakdown[key]['share_of_ttft'])}) {name}" for key, name in PARTS
+        f"{ms(ttft * part['share_of_ttft'])} ms ({percent(part['share_of_ttft'])}) {name}"
+        for key, name in PARTS
+        if (part := breakdown[key])["share_of_ttft"] is not None
     )
     return f"Of a mean TTFT of {ms(ttft)} ms: {', '.join(shares)}."
 
 
 def breakdown_table(correlation: Mapping[str, Any]) -> Table:
-    """Return the parts of the mean TTFT; without shares where client and engine do not speak of the same requests."""
-    shown = table("Where the TTFT went", "mean ms", "share", "", "source", label_width=20)
+    """Return the parts of the TTFT over the requests that know them, each with its share, source and error.
+
+    A row within another makes that up; its share is of TTFT too.
+    """
+    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=20)
     breakdown = correlation["breakdown"]
+    sources = {**SOURCES, "histogram": "engine's sums"} if "means_only" in breakdown else SOURCES
     for key, name in PARTS:
-        part = breakdown[key]
-        share = part["share_of_ttft"] if correlation["comparable"] else None
-        bar = Text("█" * max(0, round(BAR * (share or 0.0))), style="cyan")
-        shown.add_row(name, ms(part["mean"]), percent(share), bar, SOURCES.get(part["source"], ""))
-    of_which = breakdown["other_of_which"]
-    for key, name, what in OTHER:
-        if of_which[key] and _same_replies(correlation):
-            shown.add_row(
-                Text(f"  {name}", style="dim"), Text(ms(of_which[key]), style="dim"), "", "", Text(what, style="dim")
-            )
-    whole = breakdown["ttft_ms"]["mean"]
-    shown.add_row(Text("TTFT", style="bold"), ms(whole), "100 %" if correlation["comparable"] else "", "", "client")
+        if breakdown[key]["mean"] is None:
+            continue
+        shown.add_row(*_row(name, breakdown[key], sources))
+        for inner, label in WITHIN.get(key, ()):
+            share = breakdown[inner]["share_of_ttft"]
+            if share is not None and (key == "network_ms" or share > LEAST_SHARE):
+                shown.add_row(*_row(f"  {label}", breakdown[inner], sources, bar=False), style="dim")
+    whole, send = breakdown["ttft_ms"], breakdown["send_ms"]
+    shown.add_row(
+        Text("TTFT", style="bold"), *(ms(whole[name]) for name in ("mean", "p50", "p99")), "100 %", "", "client"
+    )
+    if send["mean"] is not None:
+        times = (ms(send[name]) for name in ("mean", "p50", "p99"))
+        shown.add_row("connect and send", *times, "", "", "client", "before TTFT", style="dim")
     return shown
 
 
-def other_row(correlation: Mapping[str, Any]) -> str | None:
-    """Return what `other` consists of where that is of other replies than have a TTFT; else it is in the table."""
-    of_which = correlation["breakdown"]["other_of_which"]
-    if _same_replies(correlation) or of_which[OTHER[0][0]] is None:
-        return None
-    shown = ", ".join(f"{ms(of_which[key])} ms {name}" for key, name, _ in OTHER)
-    return f"Over all {correlation['server_requests']} replies, with or without a TTFT: {shown}."
-
-
-def _same_replies(correlation: Mapping[str, Any]) -> bool:
-    return bool(correlation["comparable"]) and correlation["client_requests"] == correlation["server_requests"]
-
-
-def association_rows(correlation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line an association."""
-    for found in correlation.get("association", ()):
-        if found.get("rho") is None:
-            yield f"{found['client']} against {found['server']}: not known, {found['missing']}"
+def group_tables(correlation: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the mean parts by workload class, and by the URL that was asked, where there are several."""
+    for key, title in (("classes", "class"), ("urls", "URL")):
+        if not correlation[key]:
             continue
-        ci95 = found.get("ci95")
-        clear = ci95 is not None and ci95[0] * ci95[1] > 0
-        interval = (
-            f"95 % interval {ci95[0]:.2f} to {ci95[1]:.2f}" if ci95 else "too few independent samples for an interval"
+        names = [name for part, name in PARTS if correlation["breakdown"][part]["mean"] is not None]
+        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *names)
+        for label, group in correlation[key].items():
+            breakdown = group["breakdown"]
+            parts = (breakdown[part]["mean"] for part, name in PARTS if name in names)
+            shown.add_row(label, f"{group['requests']:,}", *map(ms, (breakdown["ttft_ms"]["mean"], *parts)))
+        yield shown
+
+
+def basis(correlation: Mapping[str, Any]) -> Iterator[str]:
+    """Say in lines what the table rests on: requests by source, how sure estimates are, what stands merged, clocks."""
+    requests, breakdown = correlation["requests"], correlation["breakdown"]
+    if reason := breakdown.get("means_only"):
+        counts = "Means of {client_requests} requests by the client's count and {server_requests} by the engine's"
+        yield f"{counts.format_map(correlation)}; not by request: {reason}."
+        return
+    yield f"Over {requests} requests: {', '.join(_covered(correlation))}."
+    for merged, count in breakdown["merged"].items():
+        yield f"other holds {merged} of {count} requests: not told apart."
+    if correlation["clock"]["error_ms"] is not None:
+        yield _clock(correlation["clock"])
+    if "missing" not in correlation["attribution"]:
+        yield _measured(correlation["attribution"])
+
+
+def _covered(correlation: Mapping[str, Any]) -> Iterator[str]:
+    """Name the sources with how many requests each told of, and how sure the estimates are."""
+    requests, coverage = correlation["requests"], correlation["coverage"]
+    quality = correlation["quality"]
+    for source, label in (("trace", "by the engine's spans"), ("response", "by the engine's replies")):
+        if coverage[source]:
+            yield f"{round(requests * coverage[source])} {label}"
+    if coverage["histogram"]:
+        joined = round(requests * (coverage["trace"] + coverage["response"]))
+        sure = {**quality, "exact": quality["exact"] - joined}
+        flags = ", ".join(
+            f"{sure[name]} {name}" for name in ("exact", "tight", "shared", "foreign", "prior") if sure[name]
         )
-        yield (
-            f"{found['client']} and {found['server']}: rank correlation {found['rho']:.2f} "
-            f"at a lag of {found['lag_s']:g} s, "
-            f"{interval}{'' if clear else ' (not told apart from chance)'}"
-        )
+        yield f"{round(requests * coverage['histogram'])} estimated from scrapes ({flags})"
+    if coverage["none"]:
+        why = next(iter(correlation["none_reasons"]), "no reason was given")
+        yield f"{round(requests * coverage['none'])} not known ({why})"
+
+
+def _clock(clock: Mapping[str, Any]) -> str:
+    offset_ms, error_ms = clock["offset_ms"], clock["error_ms"]
+    if abs(offset_ms) <= error_ms:
+        return f"The engine's clock agrees with ours within {ms(abs(offset_ms) + error_ms)} ms."
+    return (
+        f"The engine's clock is {ms(abs(offset_ms))} ms {'behind' if offset_ms > 0 else 'ahead of'} ours, "
+        f"give or take {ms(error_ms)} ms; this is allowed for."
+    )
+
+
+def _measured(agreement: Mapping[str, Any]) -> str:
+    errors = " and ".join(f"{ms(error['p95_ms'])} ms ({name})" for name, error in agreement.items())
+    covered = " and ".join(percent(error["covered_90"]) for error in agreement.values())
+    return (
+        f"Estimates from scrapes alone would be off by p95 {errors}; their 90 % intervals hold {covered} of the exact "
+        "times."
+    )
+
+
+def _row(
+    label: str, part: Mapping[str, Any], sources: Mapping[str, str], *, bar: bool = True
+) -> tuple[str | Text, ...]:
+    share, error = part["share_of_ttft"], part["error_ms"]
+    drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
+    sure = "" if error is None else "exact" if error == 0 else f"± {ms(error)}"
+    numbers = (ms(part[name]) for name in ("mean", "p50", "p99"))
+    return label, *numbers, percent(share), drawn, sources[part["source"]], sure

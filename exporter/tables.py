@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from correlator.parts import Parts
 from loadgen.log import RequestLog
 from loadgen.metrics import request_metrics
 
-SOURCES = ("trace", "response", "histogram", "none")
 SERVER_TIMINGS = (
     "server_queue_ms",
     "server_prefill_ms",
@@ -28,7 +28,19 @@ SERVER_TIMINGS = (
     "server_prompt_tps",
     "server_generation_tps",
 )
-PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
+PARTS = (
+    "network_ms",
+    "gateway_ms",
+    "queue_ms",
+    "prefill_ms",
+    "decode_ms",
+    "other_ms",
+    "send_ms",
+    "way_in_ms",
+    "way_out_ms",
+    "admission_ms",
+    "blank_output_ms",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +57,12 @@ class SliceRow:
     value: float
 
 
-def requests_table(log: RequestLog) -> pa.Table:
-    """Return one row a request: stamps in int64 ns, durations in float64 ms, null where missing.
+def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
+    """Return one row a request of a log and its parts: stamps in int64 ns, durations in float64 ms, null where missing.
 
-    Per-request parts of TTFT are null with `breakdown_source` "none" as long as nothing tells them request by request.
+    Columns from `network_ms` on are those of `correlator.parts.Parts`.
     """
     metrics = request_metrics(log)
-    rows = len(log.index)
-    missing = pa.nulls(rows, pa.float64())
     columns: dict[str, pa.Array[Any]] = {
         "request_id": pa.array(log.request_id, pa.string()),
         "trace_id": pa.array(log.trace_id, pa.string()),
@@ -90,9 +100,15 @@ def requests_table(log: RequestLog) -> pa.Table:
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
-        **dict.fromkeys(PARTS, missing),
-        "breakdown_source": pa.array([SOURCES[-1]] * rows, pa.string()),
-        "breakdown_error_ms": missing,
+        **{name: _real(getattr(parts, name)) for name in PARTS},
+        "breakdown_source": pa.array(parts.source, pa.string()),
+        "breakdown_error_ms": _real(parts.error_ms),
+        "breakdown_quality": pa.array(parts.quality, pa.string()),
+        "breakdown_merged": _words(parts.merged),
+        "breakdown_reason": _words(parts.reason),
+        "engine_span_id": _words(parts.engine_span_id),
+        "engine_arrival_ns": _whole(parts.arrival_ns),
+        "engine_first_token_ns": _whole(parts.engine_first_token_ns),
     }
     return pa.table(columns)
 
@@ -100,7 +116,8 @@ def requests_table(log: RequestLog) -> pa.Table:
 def timeslices_table(summary: Mapping[str, Any]) -> pa.Table:
     """Return one row a slice, quantity and statistic of a summary: the engine's quantities and the breakdown of TTFT.
 
-    `slice` counts from 0 and is the same period on both sides; their edges differ by less than a scrape interval.
+    `slice` counts from 0. The engine's statistics are of what it counted in the slice, the breakdown is of the requests
+    submitted in it.
     """
     rows = [*_server_rows(summary["server"]), *_breakdown_rows(summary["correlation"])]
     kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -128,8 +145,10 @@ def _server_rows(server: Mapping[str, Any]) -> Iterator[SliceRow]:
 
 def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[SliceRow]:
     for number, piece in enumerate(correlation["timeslices"]):
-        units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in piece}
-        yield from _slice_rows("correlation", "ttft_breakdown", number, piece, units)
+        flags = {f"{kind}_{name}": value for kind in ("coverage", "quality") for name, value in piece[kind].items()}
+        units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in (*piece, *flags)}
+        units |= {name: "ratio" for name in flags if name.startswith("coverage")}
+        yield from _slice_rows("correlation", "ttft_breakdown", number, piece | flags, units)
 
 
 def _slice_rows(

@@ -15,7 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.breakdown_text import answer, association_rows, breakdown_table, other_row
+from exporter.association import association_rows
+from exporter.breakdown_text import answer, basis, breakdown_table, group_tables
 from exporter.energy_text import energy_section
 from exporter.format import cell, ms, percent, table
 
@@ -40,6 +41,7 @@ HISTOGRAM_ROWS = (
     ("inter_token_latency", "ITL"),
     ("e2e_latency", "E2E"),
 )
+CLIENT_EYES = {"queue_time": "queue_ms", "prefill_time": "prefill_ms"}
 GAUGE_ROWS = (
     ("requests_running", "requests running"),
     ("requests_waiting", "requests waiting"),
@@ -77,21 +79,22 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
     if summary["client"]["requests"]["sent"]:
         yield _client(summary["client"])
         yield _throughput(summary["client"])
+        yield from _first_tokens(summary["client"].get("delivery"))
         yield from _objectives(summary["client"].get("slo"))
         yield Text("")
         yield from _classes(summary["client"].get("classes", {}))
         correlation = summary["correlation"]
         if correlation.get("missing") is None:
             yield breakdown_table(correlation)
+            yield from group_tables(correlation)
         yield Text(answer(correlation), style="bold")
         if correlation.get("missing") is None:
-            counted = "Means over {client_requests} requests by the client's count, {server_requests} by the engine's."
-            yield Text(counted.format_map(correlation), style="dim")
-            if row := other_row(correlation):
-                yield Text(row, style="dim")
+            if "means_only" not in correlation["breakdown"]:
+                yield Text(correlation["blame"]["sentence"], style="bold")
+            yield from (Text(row, style="dim") for row in basis(correlation))
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
-    yield from _server(summary["server"])
+    yield from _server(summary["server"], summary["correlation"].get("server_percentiles", {}))
     yield from energy_section(summary.get("hardware"))
     if summary["client"]["requests"]["sent"]:
         yield Text(_generator(summary["self_check"]), style="dim")
@@ -170,6 +173,13 @@ def _throughput(client: Mapping[str, Any]) -> Text:
     return Text("throughput: " + ", ".join(f"{cell(flow.get(key))} {label}" for key, label in shown))
 
 
+def _first_tokens(delivery: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+    """Say what replies began with, and the rule that makes it a first token."""
+    if delivery is not None:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in delivery["first_tokens"].items() if count) or "none"
+        yield Text(f"first tokens: {kinds}; {delivery['content_rule']}", style="dim")
+
+
 def _objectives(slo: Mapping[str, Any] | None) -> Iterator[RenderableType]:
     """Say of each objective whether it was met, and by what value."""
     for objective in (slo or {}).get("objectives", ()):
@@ -195,7 +205,8 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield shown
 
 
-def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _server(server: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Show the engine's quantities; percentiles of what `seen` has through the client's eyes are taken from there."""
     engine = server.get("engine") or {}
     if not engine.get("name"):
         yield Text(f"Server: {server.get('reason')}", style="yellow")
@@ -205,7 +216,9 @@ def _server(server: Mapping[str, Any]) -> Iterator[RenderableType]:
     shown = table(title, "count", "mean", "p50", "p99", "max")
     for key, label in HISTOGRAM_ROWS:
         if (stats := _stats(server, key)) and stats.get("mean") is not None:
-            estimates = (_estimate(server[key], name) for name in ("p50", "p99"))
+            own = seen.get(CLIENT_EYES.get(key, ""), {})
+            by_client = own.get("source") == "client spans"
+            estimates = (_seen(own, name) if by_client else _estimate(server[key], name) for name in ("p50", "p99"))
             shown.add_row(f"{label}, ms", f"{stats['count']:,}", ms(1e3 * stats["mean"]), *estimates, "")
     for key, label in GAUGE_ROWS:
         if (stats := _stats(server, key)) and stats.get("mean") is not None:
@@ -241,4 +254,15 @@ def _estimate(quantity: Mapping[str, Any], name: str) -> str:
     low, high = 1e3 * interval.get("low", -math.inf), 1e3 * interval.get("high", math.inf)
     if name in quantity.get("unresolved", ()):
         return f"≤ {cell(high)}" if math.isfinite(high) else f"≥ {cell(max(low, 0.0))}"
-    return f"{cell(low)}-{cell(high)}" if high - low > WIDE * 1e3 * value else ms(1e3 * value)
+    return _between(1e3 * value, low, high)
+
+
+def _seen(own: Mapping[str, Any], name: str) -> str:
+    """Return a percentile in ms that was read off the client's requests, as `_estimate` shows one of buckets."""
+    if own[name] is None:
+        return "-"
+    return _between(own[name], *(own["intervals"][name][end] for end in ("low", "high")))
+
+
+def _between(value_ms: float, low_ms: float, high_ms: float) -> str:
+    return f"{cell(low_ms)}-{cell(high_ms)}" if high_ms - low_ms > WIDE * value_ms else ms(value_ms)

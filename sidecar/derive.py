@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 
-from correlator.associate import Association, associate
-from correlator.decompose import NO_SERVER, FinishSums, decompose, decompose_slices
-from correlator.finish import finish_sums
-from exporter import breakdown, tables, text
+from exporter import tables, text
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics_source import Source
 from loadgen.client_details import NO_POWER, client_details
-from loadgen.log import RequestLog, select
-from loadgen.metrics import client_summary, request_metrics
+from loadgen.log import select
+from loadgen.metrics import client_summary
 from loadgen.self_check import self_check
 from loadgen.slo import parse_slo
 from loadgen.stats import Missing as NotKnown
-from scraper import engines
 from scraper.hardware_summary import hardware_summary
-from scraper.missing import Missing
-from scraper.normalise import Window, slice_edges
-from scraper.series import EndpointSeries
+from scraper.normalise import Window
 from scraper.server_summary import server_summary
 from sidecar import manifest as manifests
 from sidecar.clock import iso_ms
+from sidecar.correlation import Correlated, correlated, correlation_of
 from sidecar.options import DEFAULT_FORMATS
 from sidecar.run import Run, open_run, write_json, write_whole
 from sidecar.warnings import warnings
@@ -47,12 +40,13 @@ def derive(path: Path, formats: Sequence[str] = ()) -> dict[str, Any]:
     """
     run = open_run(path)
     window = window_of(run)
-    summary = summarise(run, window)
+    found = correlated(run)
+    summary = summarise(run, window, found)
     write_json(path / SUMMARY, summary)
     wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
-    requests = tables.requests_table(run.requests)
+    requests = tables.requests_table(run.requests, found.parts)
     write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
@@ -67,7 +61,7 @@ def window_of(run: Run) -> Window:
 
     What hung until it was given up does not stretch the window, but a submission does. A run that the user stopped, and
     a scrape: to the phase's own end. One that was cut short: to the last stamp that anything left. One that never came
-    to measuring has an empty window at its start.
+    to measuring has an empty window at its start. A watch's begins with the first page that was kept.
     """
     phase = next((phase for phase in run.phases if phase.name == "measure"), None)
     if phase is None:
@@ -81,11 +75,15 @@ def window_of(run: Run) -> Window:
     last = [int(column.max(initial=-1)) for column in stamps]
     if phase.end_ns is not None and (run.status == "interrupted" or max(last) < 0):
         last = [phase.end_ns]
-    return Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last))
+    start_ns = phase.start_ns
+    kept_ns = [int(endpoint.response_ns[0]) for endpoint in run.endpoints if len(endpoint.response_ns)]
+    if run.manifest["config"].get("keep") and kept_ns:
+        start_ns = max(start_ns, min(kept_ns))
+    return Window(start_ns=start_ns, end_ns=max(start_ns, *last))
 
 
-def summarise(run: Run, window: Window) -> dict[str, Any]:
-    """Return `summary.json` of a run."""
+def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
+    """Return `summary.json` of a run whose requests' times were found."""
     manifest = run.manifest
     measured = select(run.requests, run.requests.phase == "measure")
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
@@ -112,7 +110,7 @@ def summarise(run: Run, window: Window) -> dict[str, Any]:
     )
     if manifest.get("server_missing"):
         server = {**server, "reason": manifest["server_missing"]}
-    correlation = _correlation(run, measured, window)
+    correlation = correlation_of(run, found, window, _slice_ns(run))
     sent = workload(run)
     check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
     return {
@@ -179,54 +177,6 @@ def _server_metrics(run: Run, window: Window) -> Source:
     )
 
 
-def _correlation(run: Run, measured: RequestLog, window: Window) -> dict[str, Any]:
-    # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
-    finished_ok = select(measured, measured.status == "ok")
-    ended_ns, ttft_ms = finished_ok.end_ns, request_metrics(finished_ok).ttft_ms
-    seen = (finished_ok.submit_ns >= 0) & (finished_ok.first_output_ns >= 0)
-    output_ms = np.where(seen, (finished_ok.first_output_ns - finished_ok.submit_ns) / 1e6, np.nan)
-    finished = [finish_sums(endpoint) for endpoint in run.endpoints]
-    servers = [sums for sums in finished if isinstance(sums, FinishSums)]
-    reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
-    no_server = "; ".join(reasons) or run.manifest.get("server_missing") or NO_SERVER
-    whole = decompose(
-        ended_ns,
-        ttft_ms,
-        servers,
-        start_ns=window.start_ns,
-        end_ns=window.end_ns,
-        output_ms=output_ms,
-        no_server=no_server,
-    )
-    edges = slice_edges(window, _slice_ns(run))[0].tolist() if window.end_ns > window.start_ns else []
-    slices = decompose_slices(ended_ns, ttft_ms, servers, edges_ns=edges, no_server=no_server) if edges else ()
-    return breakdown.correlation(whole, slices, _associations(run.endpoints, measured), ok=len(finished_ok))
-
-
-def _associations(
-    endpoints: Sequence[EndpointSeries], measured: RequestLog
-) -> Iterator[Association | tuple[str, str, str]]:
-    ttft_ms = request_metrics(measured).ttft_ms
-    submitted = measured.submit_ns >= 0
-    for endpoint in endpoints:
-        engine = engines.detect(endpoint.series)
-        if engine is None:
-            continue
-        source = engines.canonical(endpoint.series, engine.name)["requests_waiting"]
-        if isinstance(source, Missing):
-            yield "ttft_ms", "requests_waiting", source.reason
-            continue
-        found = associate(
-            client="ttft_ms",
-            at_ns=measured.submit_ns[submitted],
-            values=ttft_ms[submitted],
-            server="requests_waiting",
-            gauge_ns=endpoint.at_ns,
-            gauge=_finite_sum(endpoint.values[:, list(source.columns)]),
-        )
-        yield ("ttft_ms", "requests_waiting", found) if isinstance(found, str) else found
-
-
 def workload(run: Run) -> dict[str, Any]:
     """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
     planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
@@ -267,12 +217,6 @@ def _surroundings(run: Run) -> dict[str, Any]:
 def _gpu_watts(hardware: Mapping[str, Any]) -> float | NotKnown:
     watts = hardware["gpu"]["mean_power_w"]
     return NO_POWER if watts is None else float(watts)
-
-
-def _finite_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Add label sets [T, K] scrape by scrape; a value that is not finite is none, a scrape without any is NaN."""
-    known = np.isfinite(values)
-    return np.where(known.any(axis=1), np.where(known, values, 0.0).sum(axis=1), np.nan)
 
 
 def _slice_ns(run: Run) -> int:

@@ -79,11 +79,11 @@ def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
-    if correlation.get("missing") is None and not correlation["comparable"]:
+    if correlation["server_requests"] and correlation["client_requests"] and not correlation["comparable"]:
         yield (
             f"the engine finished {correlation['server_requests']} requests here and the client "
-            f"{client['requests']['ok']}: somebody else used it too, or scrapes are missing, and the engine's means "
-            "are over all of them"
+            f"{client['requests']['ok']}: somebody else used it too, or scrapes are missing, and the engine's numbers "
+            "speak of all of them"
         )
 
 
@@ -100,18 +100,15 @@ def _estimates(run: Run) -> Iterator[str]:
 def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
     ok, timed = client["requests"]["ok"], client["ttft_ms"]["count"]
     log = run.requests
-    # A reply that was not streamed has no first output either; it is no blank one.
+    # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
     whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())
     if whole:
-        yield f"{whole} of {ok} replies came in one piece and so have no TTFT"
+        yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so have no TTFT"
     if timed + whole < ok:
-        yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT" + (
-            "; the engine's sums include them, the client's mean does not" if correlation.get("missing") is None else ""
-        )
-    blank_ms = correlation["breakdown"]["other_of_which"]["blank_output_ms"] or 0.0
-    ttft_ms = correlation["breakdown"]["ttft_ms"]["mean"]
-    if ttft_ms and blank_ms > BLANK_RATIO * ttft_ms:
-        yield f"{blank_ms:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
+        yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT"
+    blank = correlation["breakdown"]["blank_output_ms"]
+    if (blank["share_of_ttft"] or 0.0) > BLANK_RATIO:
+        yield f"{blank['mean']:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
 
 
 def _cache(run: Run, server: Mapping[str, Any]) -> Iterator[str]:

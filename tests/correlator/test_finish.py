@@ -13,7 +13,6 @@ from scraper.series import EndpointSeries, build
 
 QUEUE = "vllm:request_queue_time_seconds"
 PREFILL = "vllm:request_prefill_time_seconds"
-TTFT = "vllm:time_to_first_token_seconds"
 
 
 def histogram(family: str, count: float, total: float, *, without: str = "") -> str:
@@ -50,18 +49,13 @@ def scraped(*pages: str) -> EndpointSeries:
 
 def test_sums_rise_across_a_restart():
     """Count and sums of all label sets, going on from where they were after the engine restarted."""
-    pages = [
-        histogram(QUEUE, n, n / 2) + histogram(PREFILL, n, n / 4) + histogram(TTFT, n, n * 1.0) for n in (2.0, 4.0, 1.0)
-    ]
+    pages = [histogram(QUEUE, n, n / 2) + histogram(PREFILL, n, n / 4) for n in (2.0, 4.0, 1.0)]
 
     found = finish_sums(scraped(*pages))
 
     assert isinstance(found, FinishSums)
-    assert found.first_tokens is not None
-    assert found.ttft_s is not None
-    assert [2.0, 4.0, 5.0] == found.count.tolist() == found.first_tokens.tolist()
+    assert [2.0, 4.0, 5.0] == found.count.tolist()
     assert ([1.0, 2.0, 2.5], [0.5, 1.0, 1.25]) == (found.queue_s.tolist(), found.prefill_s.tolist())
-    assert [2.0, 4.0, 5.0] == found.ttft_s.tolist()
 
 
 @pytest.mark.parametrize("family", [QUEUE, PREFILL])
@@ -82,16 +76,6 @@ def test_a_histogram_without_buckets_has_its_sums():
 
     assert isinstance(found, FinishSums)
     assert ([2.0], [1.0], [0.5]) == (found.count.tolist(), found.queue_s.tolist(), found.prefill_s.tolist())
-
-
-@pytest.mark.parametrize("without", ["_sum", "_count"])
-def test_the_engines_own_ttft_without_count_or_sum_is_none(without: str):
-    page = histogram(QUEUE, 2, 1) + histogram(TTFT, 2, 1, without=without) + histogram(PREFILL, 2, 1)
-
-    found = finish_sums(scraped(page))
-
-    assert isinstance(found, FinishSums)
-    assert (None, None) == (found.first_tokens, found.ttft_s)
 
 
 def test_sums_beyond_the_largest_number_are_a_reason():

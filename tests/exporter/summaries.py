@@ -4,50 +4,126 @@ from __future__ import annotations
 
 from typing import Any
 
-from correlator.associate import Association
-from correlator.decompose import Breakdown, OtherParts
-from exporter.breakdown import correlation
+import numpy as np
+import numpy.typing as npt
 
+from correlator.associate import Association
+from correlator.attribution import Attribution, nothing
+from correlator.blame import blame
+from correlator.clock_offset import ClockOffset
+from correlator.decompose import Breakdown
+from correlator.parts import Parts
+from correlator.server_percentiles import ServerPercentiles
+from exporter.association import association_objects, blame_object
+from exporter.breakdown import Findings, correlation, server_percentiles_object
+from scraper.missing import Missing
+
+SECOND = 10**9
+SIZE = 100
 BLOCK = {"count": 100, "mean": 200.0, "p50": 180.0, "p90": 350.5, "p95": 400.0, "p99": 1234.5, "max": 2000.25}
 ASSOCIATION = Association(
-    client="ttft_ms", server="requests_waiting", lag_s=0.25, rho=0.88, ci95=(0.62, 0.97), rho_lag0=0.84, pairs=100
+    client="ttft_ms",
+    server="requests_waiting",
+    combined="one",
+    lag_s=0.25,
+    rho=0.88,
+    ci95=(0.62, 0.97),
+    rho_lag0=0.84,
+    ci95_lag0=(0.6, 0.95),
+    pairs=100,
+    blocks=12,
 )
-OTHER = OtherParts(outside_engine_ms=5.0, engine_front_end_ms=13.0, blank_output_ms=2.0)
+UNKNOWN = Association(client="ttft_ms", server="requests_waiting", missing="the gauge never changed")
+PERCENTILES = ServerPercentiles(
+    values_s=np.full(10, 0.16),
+    low_s=np.full(10, 0.1),
+    high_s=np.full(10, 0.5),
+    source="buckets and sums",
+    covered_ratio=0.5,
+)
+CLOCK = ClockOffset(offset_ns=-30_000_000, error_ns=500_000, pairs=100)
+NO_CLOCK = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="no request was joined")
 
 
-def correlated(*, server_requests: int = 100, ok: int = 100, other: OtherParts | None = OTHER) -> dict[str, Any]:
-    """100 requests of 200 ms to the first token: 150 queue, 30 prefill, 20 other."""
-    whole = Breakdown(
-        start_ns=0,
-        end_ns=10**10,
-        client_requests=100,
-        server_requests=server_requests,
-        coverage=server_requests / 100,
+def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", reason: str = "") -> Parts:
+    """100 requests, 10 a second, of 200 ms: 5 network (2 in, 3 out), 150 queue, 30 prefill, 13 front end, 2 blank."""
+    told = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "admission_ms": 13.0, "other_ms": 15.0}
+    if source == "trace":
+        told |= {"way_in_ms": 2.0, "way_out_ms": 3.0, "decode_ms": 1000.0, "e2e_other_ms": 15.0}
+    if merged:
+        told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
+    if source == "none":
+        told = {}
+    client = {"ttft_ms": ttft_ms, "e2e_ms": 1200.0, "send_ms": 0.5, "blank_output_ms": 2.0}
+    error = {"trace": 0.0, "response": 0.0, "histogram": 4.0}.get(source, np.nan)
+    numbers = {name: np.full(SIZE, value) for name, value in {**client, **told, "error_ms": error}.items()}
+    quality = {"histogram": "shared", "none": "none"}.get(source, "exact")
+    texts = {"source": source, "merged": merged, "reason": reason, "quality": quality, "engine_span_id": ""}
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name in Parts.__dataclass_fields__:
+        if name in texts:
+            columns[name] = np.full(SIZE, texts[name], dtype=np.object_)
+        elif name.endswith("_ns"):
+            columns[name] = np.full(SIZE, -1, dtype=np.int64)
+        else:
+            columns[name] = numbers.get(name, np.full(SIZE, np.nan))
+    return Parts(**columns)
+
+
+def estimates(reason: str = "no scrape succeeded") -> Attribution:
+    """Standard errors of 3 ms in the queue, 4 in prefill, 1 in network and 2 in the rest; no values."""
+    table = nothing(SIZE, reason)
+    for name, error_ms in {"queue": 3.0, "prefill": 4.0, "network": 1.0, "rest": 2.0}.items():
+        getattr(table, f"{name}_sd_s")[:] = error_ms / 1e3
+    return table
+
+
+def means(*, server_requests: int = SIZE, missing: str | None = None) -> Breakdown:
+    """What the histograms tell of the run as a whole."""
+    told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
+    return Breakdown(
+        client_requests=SIZE,
+        server_requests=0 if missing else server_requests,
+        coverage=None if missing else server_requests / SIZE,
         ttft_ms=200.0,
-        queue_ms=150.0,
-        prefill_ms=30.0,
-        other_ms=20.0,
-        missing=None,
-        other=other,
+        **(dict.fromkeys(told) if missing else told),
+        missing=missing,
     )
-    return correlation(whole, [], [ASSOCIATION], ok=ok)
+
+
+def findings(
+    of: Parts | None = None, *, whole: Breakdown | None = None, offset: ClockOffset = CLOCK, why: str = "no cell"
+) -> Findings:
+    """Requests of one class at one URL, in five slices of 2 s."""
+    return Findings(
+        parts=of or parts(),
+        attribution=estimates(why),
+        offset=offset,
+        means=whole or means(),
+        ok=SIZE,
+        submit_ns=np.arange(SIZE) * (SECOND // 10),
+        workload_class=np.full(SIZE, "chat", dtype=np.object_),
+        endpoint_url=np.full(SIZE, "http://127.0.0.1:8000", dtype=np.object_),
+        edges_ns=[number * 2 * SECOND for number in range(6)],
+    )
+
+
+def correlated(found: Findings | None = None) -> dict[str, Any]:
+    """The object of 100 requests that their spans tell of, or of what was found."""
+    found = found or findings()
+    return {
+        **correlation(found),
+        "server_percentiles": server_percentiles_object({"queue_ms": PERCENTILES, "prefill_ms": Missing("no buckets")}),
+        "spans": None,
+        "association": association_objects([ASSOCIATION]),
+        "blame": blame_object(blame(found.parts, found.submit_ns, Missing("no gauge"))),
+    }
 
 
 def uncorrelated(reason: str) -> dict[str, Any]:
     """The client's TTFT is known, nothing of the server's part in it."""
-    whole = Breakdown(
-        start_ns=0,
-        end_ns=10**10,
-        client_requests=100,
-        server_requests=0,
-        coverage=None,
-        ttft_ms=200.0,
-        queue_ms=None,
-        prefill_ms=None,
-        other_ms=None,
-        missing=reason,
-    )
-    return correlation(whole, [], [("ttft_ms", "requests_waiting", "the gauge never changed")], ok=100)
+    found = findings(parts("none", reason=reason), whole=means(missing=reason), offset=NO_CLOCK, why=reason)
+    return correlated(found) | {"association": association_objects([UNKNOWN])}
 
 
 def histogram(

@@ -1,18 +1,27 @@
-"""Where the TTFT went: the answer in its three forms, the table's rows, and the lines of associations."""
+"""Where the TTFT went: the object of the summary, the answer in a sentence, the table's rows, and what it rests on."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 from rich.console import Console
+from rich.table import Table
 
-from exporter.breakdown_text import answer, association_rows, breakdown_table
+from correlator.attribution import QUALITIES
+from correlator.parts import Parts
+from exporter.breakdown import correlation
+from exporter.breakdown_text import answer, basis, breakdown_table, group_tables
+from exporter.tables import PARTS
+from sidecar import schema
 
 
 def _load() -> ModuleType:
@@ -25,28 +34,38 @@ def _load() -> ModuleType:
 
 
 summaries = _load()
+TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
+MERGED = "network and engine front end"
 
 
-def table_of(correlation: dict[str, Any]) -> list[list[str]]:
-    """The table's rows, as words."""
+def table_of(shown: dict[str, Any]) -> list[list[str]]:
+    """The rows of the table of parts, as words."""
+    return words(breakdown_table(shown))
+
+
+def words(table: Table) -> list[list[str]]:
     console = Console(file=StringIO(), width=100, color_system=None)
-    console.print(breakdown_table(correlation))
+    console.print(table)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.split() for line in text.splitlines() if line.strip()]
 
 
+def mixed(*pieces: tuple[int, Parts]) -> Parts:
+    """The first so many requests of one table, the next of another."""
+    columns: dict[str, Any] = {}
+    for name in Parts.__dataclass_fields__:
+        ends = np.cumsum([size for size, _ in pieces])
+        cut = [getattr(one, name)[end - size : end] for (size, one), end in zip(pieces, ends, strict=True)]
+        columns[name] = np.concatenate(cut)
+    return Parts(**columns)
+
+
 def test_the_answer_shares_the_ttft_out():
-    """Where client and engine speak of the same requests: each part, and its share of the mean TTFT."""
-    assert "Of a mean TTFT of 200.0 ms: 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, 20.0 ms (10 %) other." == answer(
-        summaries.correlated()
-    )
-
-
-def test_the_answer_gives_no_shares_of_other_requests():
-    """Where the engine finished others' requests as well, its means are not of ours."""
-    assert "The engine's means are not those of your requests alone, so the TTFT is not shared out." == answer(
-        summaries.correlated(server_requests=150)
-    )
+    """Each part that is known, and its share of the mean TTFT."""
+    assert (
+        "Of a mean TTFT of 200.0 ms: 5.00 ms (2 %) network, 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, "
+        "15.0 ms (8 %) other."
+    ) == answer(summaries.correlated())
 
 
 def test_the_answer_gives_the_reason_where_there_is_none():
@@ -61,55 +80,159 @@ def test_the_answer_gives_the_reason_where_there_is_none():
 )
 def test_comparable_is_within_two_percent(server_requests: int, comparable: bool):
     """The engine may have finished 2 % more or fewer than succeeded here."""
-    assert comparable == summaries.correlated(server_requests=server_requests)["comparable"]
+    found = summaries.findings(whole=summaries.means(server_requests=server_requests))
+    assert comparable == correlation(found)["comparable"]
 
 
-def test_the_table_has_the_parts_their_shares_and_what_other_is():
+def test_the_table_has_every_part_with_its_share_source_and_error():
+    """Also what the network and the rest consist of; the engine's own numbers are exact, the clock's are not."""
     rows = table_of(summaries.correlated())
-    assert ["queue", "150.0", "75", "%", "█" * 12, "engine"] in rows
-    assert ["prefill", "30.0", "15", "%", "██", "engine"] in rows
-    assert ["other", "20.0", "10", "%", "██", "what", "is", "left"] in rows
-    assert ["outside", "the", "engine", "5.00", "network,", "gateway,", "client"] in rows
-    assert ["blank", "output", "2.00", "before", "the", "first", "text"] in rows
-    assert ["TTFT", "200.0", "100", "%", "client"] == rows[-1]
+    spans = ["engine's", "spans"]
+    assert ["network", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
+    assert ["way", "in", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 12, *spans, "exact"] in rows
+    assert ["engine", "front", "end", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
+    assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
+    assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
+    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "client", "before", "TTFT"] == rows[-1]
 
 
-def test_the_table_has_no_shares_of_other_requests():
-    """Neither percentages nor bars nor the parts of `other`, where the engine's means are not of our requests."""
-    rows = table_of(summaries.correlated(server_requests=150))
-    assert ["queue", "150.0", "-", "engine"] in rows
-    assert ["TTFT", "200.0", "client"] == rows[-1]
-    assert not any("%" in row or "outside" in row for row in rows)
+def test_estimates_show_their_standard_error():
+    """And what is not told has no row."""
+    rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 12, "estimate", "±", "3.00"] in rows
+    assert not any(row[:1] in (["way"], ["gateway"]) for row in rows)
 
 
-def test_other_that_is_not_told_apart_has_no_rows_of_its_own():
-    rows = table_of(summaries.correlated(other=None))
-    assert 1 == sum("other" in row for row in rows)
-    assert not any("outside" in row for row in rows)
+def test_sources_are_put_together_request_by_request():
+    """Half by spans, a quarter by replies, a fifth estimated, a twentieth not at all: shares are of the covered."""
+    of = mixed(
+        (50, summaries.parts()),
+        (25, summaries.parts("response", merged=MERGED)),
+        (20, summaries.parts("histogram")),
+        (5, summaries.parts("none", reason="it was cancelled")),
+    )
+    shown = summaries.correlated(summaries.findings(of))
+    breakdown = shown["breakdown"]
+
+    assert {"trace": 0.5, "response": 0.25, "histogram": 0.2, "none": 0.05} == shown["coverage"]
+    assert {"exact": 75, "tight": 0, "shared": 20, "foreign": 0, "prior": 0, "none": 5} == shown["quality"]
+    assert {"it was cancelled": 5} == shown["none_reasons"]
+    assert {MERGED: 25} == breakdown["merged"]
+    assert (70, 5.0, "mixed") == tuple(breakdown["network_ms"][name] for name in ("count", "mean", "source"))
+    assert pytest.approx(1) == sum(breakdown[name]["share_of_ttft"] or 0.0 for name in TTFT_PARTS)
+    assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown["queue_ms"]["error_ms"]
+    assert [
+        (
+            "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies, 20 estimated from scrapes (20 "
+            "shared), 5 not known (it was cancelled)."
+        ),
+        f"other holds {MERGED} of 25 requests: not told apart.",
+        "The engine's clock is 30.0 ms ahead of ours, give or take 0.50 ms; this is allowed for.",
+    ] == list(basis(shown))
+
+
+def test_slices_are_of_the_requests_submitted_in_them():
+    """Their means add up to their TTFT, and how sure they are is never dropped."""
+    of = mixed((20, summaries.parts()), (30, summaries.parts("histogram")), (50, summaries.parts("none", reason="why")))
+    slices = correlation(summaries.findings(of))["timeslices"]
+
+    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one["requests"], one["covered"]) for one in slices]
+    for one in slices[:3]:
+        assert pytest.approx(one["ttft_ms"]) == sum(one[name] or 0.0 for name in TTFT_PARTS)
+    assert [0, 20, 10] == [one["quality"]["shared"] for one in slices[:3]]
+    assert [0.0, 4.0, 4.0] == [one["error_ms"] for one in slices[:3]]
+    assert ("why", 200.0, None) == tuple(slices[3][name] for name in ("missing", "ttft_ms", "queue_ms"))
+
+
+def test_classes_and_urls_are_groups_of_their_own():
+    """Only where there are several; together they are the whole."""
+    found = summaries.findings()
+    classes = np.array(["chat"] * 30 + ["code"] * 70, dtype=np.object_)
+    shown = correlation(replace(found, workload_class=classes))
+
+    assert ({"chat": 30, "code": 70}, {}) == (
+        {name: group["requests"] for name, group in shown["classes"].items()},
+        shown["urls"],
+    )
+    assert 150.0 == shown["classes"]["code"]["breakdown"]["queue_ms"]["mean"]
+    assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == shown["classes"]["chat"]["coverage"]
+    (table,) = group_tables(shown)
+    assert ["code", "70", "200.0", "5.00", "150.0", "30.0", "15.0"] == words(table)[-1]
+
+
+def test_means_stand_in_where_no_request_has_a_breakdown():
+    """Of a run too short to be attributed; not where the engine served others too."""
+    why = "in fewer than 5 scrape intervals did requests of ours end"
+    alone = summaries.findings(summaries.parts("none", reason=why), why=why)
+    shared = replace(alone, means=summaries.means(server_requests=150))
+    shown = correlation(alone)
+
+    assert (150.0, 0.75, "histogram", None) == tuple(
+        shown["breakdown"]["queue_ms"][name] for name in ("mean", "share_of_ttft", "source", "p99")
+    )
+    assert (why, 1.0) == (shown["breakdown"]["means_only"], shown["coverage"]["none"])
+    assert "missing" not in shown
+    assert "Of a mean TTFT of 200.0 ms: 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, 20.0 ms (10 %) other." == answer(
+        shown
+    )
+    counts = f"Means of 100 requests by the client's count and 100 by the engine's; not by request: {why}."
+    assert [counts] == list(basis(shown))
+    assert f"{why}; and the engine finished 150 requests where 100 of yours succeeded" in correlation(shared)["missing"]
+
+
+def test_end_to_end_has_its_parts_too():
+    """5 + 150 + 30 + 1000 of decoding and 15 that are left: 1,200 ms."""
+    e2e = correlation(summaries.findings())["breakdown"]["e2e"]
+    names = ("e2e_ms", "network_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
+    assert [1200.0, 5.0, 150.0, 30.0, 1000.0, 15.0] == [e2e[name]["mean"] for name in names]
+    assert pytest.approx(1000 / 1200) == e2e["decode_ms"]["share_of_e2e"]
 
 
 @pytest.mark.parametrize(
-    ("change", "ending"),
+    ("offset_ms", "error_ms", "said"),
     [
-        ({}, "95 % interval 0.62 to 0.97"),
-        ({"ci95": [-0.1, 0.9]}, "95 % interval -0.10 to 0.90 (not told apart from chance)"),
-        ({"ci95": None}, "too few independent samples for an interval (not told apart from chance)"),
+        (0.1, 0.3, "The engine's clock agrees with ours within 0.40 ms."),
+        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, give or take 0.30 ms; this is allowed for."),
     ],
 )
-def test_an_association_says_how_sure_it_is(change: dict[str, Any], ending: str):
-    """An interval that holds zero, or none at all, is not told apart from chance."""
-    correlation = summaries.correlated()
-    correlation["association"][0] |= change
-    assert [f"ttft_ms and requests_waiting: rank correlation 0.88 at a lag of 0.25 s, {ending}"] == list(
-        association_rows(correlation)
-    )
+def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
+    offset = replace(summaries.CLOCK, offset_ns=int(offset_ms * 1e6), error_ns=int(error_ms * 1e6))
+    assert said in list(basis(correlation(summaries.findings(offset=offset))))
 
 
-def test_an_association_that_is_not_known_says_why():
-    rows = list(association_rows(summaries.uncorrelated("reason")))
-    assert ["ttft_ms against requests_waiting: not known, the gauge never changed"] == rows
+def test_the_estimators_own_error_is_said_where_a_run_has_both():
+    found = summaries.findings()
+    guess = replace(found.attribution, queue_s=np.full(100, 0.16), prefill_s=np.full(100, 0.03))
+    lines = list(basis(correlation(replace(found, attribution=guess))))
+    assert (
+        "Estimates from scrapes alone would be off by p95 10.0 ms (queue) and 0.00 ms (prefill); their 90 % intervals "
+        "hold 0 % and 100 % of the exact times."
+    ) == lines[-1]
 
 
-def test_the_object_is_strict_json():
-    for correlation in (summaries.correlated(), summaries.uncorrelated("reason")):
-        assert correlation == json.loads(json.dumps(correlation, allow_nan=False))
+@pytest.mark.parametrize(
+    "shown",
+    [
+        summaries.correlated(),
+        summaries.correlated(summaries.findings(summaries.parts("histogram"))),
+        summaries.correlated(summaries.findings(summaries.parts("response", merged=MERGED))),
+        summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")),
+        summaries.uncorrelated("reason"),
+    ],
+)
+def test_the_object_is_strict_json_and_fits_its_schema(shown: dict[str, Any]):
+    assert shown == json.loads(json.dumps(shown, allow_nan=False))
+    whole = schema.summary()
+    part = {"$defs": whole["$defs"], **whole["properties"]["correlation"]}
+    assert [] == [f"{one.json_path}: {one.message}" for one in Draft202012Validator(part).iter_errors(shown)]
+    assert set(QUALITIES) == set(shown["quality"])
+
+
+def test_the_document_names_every_part_and_column():
+    """What stands under `correlation` and in requests.parquet can be looked up; associations and blame elsewhere."""
+    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
+    shown = summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why"))
+    log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
+    names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {"breakdown", "association", "blame"}
+    assert [] == sorted(name for name in names if f"`{name}`" not in text)

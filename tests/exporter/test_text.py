@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from exporter.breakdown import server_percentiles_object
 from exporter.breakdown_text import answer
 from exporter.format import cell, ms, percent
 from exporter.text import WIDTH, as_text
+from scraper.missing import Missing
 
 
 def _load() -> ModuleType:
@@ -99,6 +103,22 @@ def test_a_percentile_is_shown_as_certain_as_it_is(quantity: dict[str, Any], sho
     assert ["100", ms(1e3 * quantity["stats"]["mean"]), shown, shown] == row(text, "queue time, ms")
 
 
+@pytest.mark.parametrize(
+    ("value_s", "low_s", "high_s", "shown"), [(0.15, 0.149, 0.151, "150.0"), (0.15, 0.12, 0.2, "120-200")]
+)
+def test_a_percentile_through_the_clients_eyes_goes_before_that_of_buckets(
+    value_s: float, low_s: float, high_s: float, shown: str
+):
+    """Where next to nobody else was served; that of buckets alone stays where it is the only one."""
+    correlation = summaries.correlated()
+    columns = {"values_s": value_s, "low_s": low_s, "high_s": high_s}
+    seen = replace(summaries.PERCENTILES, source="client spans", **{key: np.full(10, s) for key, s in columns.items()})
+    correlation["server_percentiles"] = server_percentiles_object({"queue_ms": seen, "prefill_ms": Missing("why")})
+    text = as_text(summaries.summary(correlation))
+    assert ["100", "150.0", shown, shown] == row(text, "queue time, ms")
+    assert ["100", "30.0", "≤ 300", "≤ 300"] == row(text, "prefill time, ms")
+
+
 def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
     """Histograms in ms, gauges over scrapes, counters as totals; one without statistics has no row."""
     text = as_text(summaries.summary(summaries.correlated()))
@@ -126,8 +146,9 @@ def test_a_server_of_which_nothing_is_known(server: dict[str, Any], shown: str):
     "correlation",
     [
         summaries.correlated(),
-        summaries.correlated(other=None),
-        summaries.correlated(server_requests=150),
+        summaries.correlated(summaries.findings(summaries.parts("histogram"))),
+        summaries.correlated(summaries.findings(summaries.parts("response", merged="network and engine front end"))),
+        summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why " * 20)),
         summaries.uncorrelated("no server offers queue and prefill times"),
         summaries.uncorrelated("the server's sums are too large to calculate with, and this reason is " + "long " * 20),
     ],

@@ -14,6 +14,7 @@ from scraper.endpoint import Scrape
 from scraper.engine_spans import engine_spans
 from scraper.log import rows
 from scraper.series import build
+from sidecar.correlation import correlated
 from sidecar.derive import summarise, window_of
 from sidecar.run import Event, Run
 
@@ -165,12 +166,13 @@ def test_a_run_that_never_came_to_measuring_has_an_empty_window():
 def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     page: str | None, server_missing: str | None, why: str
 ):
-    """In the summary, in each of its slices, and in the report's sentence."""
+    """In the summary, of each of its requests, and in the report's sentence."""
     bare = run_of(part(0, sent_s=1, ended_s=3), part(1, sent_s=2, ended_s=4))
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
 
-    correlation = summarise(run, window_of(run))["correlation"]
+    correlation = summarise(run, window_of(run), correlated(run))["correlation"]
 
-    assert [why] * 3 == [correlation["missing"], *(piece["missing"] for piece in correlation["timeslices"])]
+    assert why == correlation["missing"]
+    assert [2] == list(correlation["none_reasons"].values())
     assert f"Where the TTFT went is not known: {why}." == answer(correlation)

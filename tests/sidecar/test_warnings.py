@@ -27,7 +27,7 @@ FINE: dict[str, Any] = {
         "client_requests": 50,
         "server_requests": 50,
         "comparable": True,
-        "breakdown": {"ttft_ms": {"mean": 100.0}, "other_of_which": {"blank_output_ms": 0.0}},
+        "breakdown": {"blank_output_ms": {"mean": 0.0, "share_of_ttft": 0.0}},
     },
     "check": {"trusted": True, "verdict": "kept up", "reasons": []},
 }
@@ -88,21 +88,18 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             ),
         ),
         (
-            {("correlation", "breakdown", "other_of_which", "blank_output_ms"): 33.0},
+            {("correlation", "breakdown", "blank_output_ms"): {"mean": 33.0, "share_of_ttft": 0.3}},
             "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
         ),
         (
             {("client", "ttft_ms", "count"): 47},
-            (
-                "3 of 50 replies held nothing but blanks and so have no TTFT; the engine's sums include them, the "
-                "client's mean does not"
-            ),
+            "3 of 50 replies held nothing but blanks and so have no TTFT",
         ),
         (
             {("correlation", "comparable"): False, ("correlation", "server_requests"): 80},
             (
                 "the engine finished 80 requests here and the client 50: somebody else used it too, or scrapes are "
-                "missing, and the engine's means are over all of them"
+                "missing, and the engine's numbers speak of all of them"
             ),
         ),
         (

@@ -1,0 +1,130 @@
+"""What client and server tell together of a run: the times of each request, and where the wait went as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from correlator import attribution as attributions
+from correlator import parts as decomposition
+from correlator.associate import associations
+from correlator.attribute import attribute
+from correlator.attribution import Attribution
+from correlator.blame import blame
+from correlator.clock_offset import ClockOffset, clock_offset
+from correlator.decompose import NO_SERVER, FinishSums, decompose
+from correlator.decompose import Breakdown as Means
+from correlator.finish import finish_sums
+from correlator.join import join
+from correlator.parts import Parts, decomposed
+from correlator.server_load import waiting_at
+from correlator.server_percentiles import ServerPercentiles, server_percentiles
+from exporter import breakdown
+from exporter.association import association_objects, blame_object
+from loadgen.log import RequestLog, select
+from loadgen.metrics import QUANTILES, request_metrics
+from scraper.missing import Missing
+from scraper.normalise import Window, slice_edges
+from scraper.series import EndpointSeries
+from sidecar.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correlated:
+    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n]."""
+
+    parts: Parts
+    attribution: Attribution
+    offset: ClockOffset
+
+
+def correlated(run: Run) -> Correlated:
+    """Find every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
+    joined = join(run.requests, run.spans)
+    attribution = attribute(run.requests, run.endpoints)
+    offset = clock_offset(run.requests, joined)
+    parts = decomposed(run.requests, joined, attribution, offset)
+    return Correlated(parts=parts, attribution=attribution, offset=offset)
+
+
+def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> dict[str, Any]:
+    """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
+    rows = run.requests.phase == "measure"
+    measured, parts = select(run.requests, rows), decomposition.select(found.parts, rows)
+    edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
+    findings = breakdown.Findings(
+        parts=parts,
+        attribution=attributions.select(found.attribution, rows),
+        offset=found.offset,
+        means=_means(run, measured, window),
+        ok=int((measured.status == "ok").sum()),
+        submit_ns=measured.submit_ns,
+        workload_class=measured.workload_class,
+        endpoint_url=measured.endpoint_url,
+        edges_ns=edges,
+    )
+    measures = {"ttft_ms": parts.ttft_ms}
+    return {
+        **breakdown.correlation(findings),
+        "server_percentiles": breakdown.server_percentiles_object(_percentiles(run, found, window)),
+        "spans": _spans(run),
+        "association": association_objects(associations(measured, measures, run.endpoints)),
+        "blame": blame_object(blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints))),
+    }
+
+
+def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, ServerPercentiles | Missing]:
+    """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any."""
+    exact = np.isin(found.parts.source, ("trace", "response"))
+    best = {
+        f"{part}{name}": values
+        for part in ("queue", "prefill")
+        for name, values in (
+            ("_s", getattr(found.parts, f"{part}_ms") / 1e3),
+            ("_sd_s", np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))),
+        )
+    }
+    table = attributions.select(replace(found.attribution, **best), run.requests.phase == "measure")
+    scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
+    wanted = list(QUANTILES.values())
+    return {
+        "queue_ms": server_percentiles(table, scrapes, "queue", wanted),
+        "prefill_ms": server_percentiles(table, scrapes, "prefill", wanted),
+    }
+
+
+def _since(endpoint: EndpointSeries, start_ns: int) -> EndpointSeries:
+    """Leave out the scrapes before the last one at or before a moment."""
+    first = max(0, int(np.searchsorted(endpoint.at_ns, start_ns, side="right")) - 1)
+    names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
+    return replace(endpoint, **{name: getattr(endpoint, name)[first:] for name in names})
+
+
+def _spans(run: Run) -> dict[str, int] | None:
+    """Return what the receivers of spans counted, None where nobody listened."""
+    if run.span_counts is None:
+        return None
+    return {
+        **msgspec.structs.asdict(run.span_counts),
+        "requests_told": len(run.spans),
+        "receiver_deaths": run.receiver_deaths,
+    }
+
+
+def _means(run: Run, measured: RequestLog, window: Window) -> Means:
+    """Return what the histograms' sums tell of the run as a whole."""
+    # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
+    ok = select(measured, measured.status == "ok")
+    finished = [finish_sums(endpoint) for endpoint in run.endpoints]
+    reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
+    return decompose(
+        ok.end_ns,
+        request_metrics(ok).ttft_ms,
+        [sums for sums in finished if isinstance(sums, FinishSums)],
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        no_server="; ".join(reasons) or run.manifest.get("server_missing") or NO_SERVER,
+    )
