@@ -13,7 +13,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from scraper.access import Access, UnusableFile
 from scraper.span_forward import Forwarder, http_url
-from scraper.spans import Receiver, ReceiverSpec
+from scraper.span_spec import ReceiverSpec
+from scraper.spans import Receiver
 
 EXPORTS = [
     ExportTraceServiceRequest(resource_spans=[{"schema_url": str(number)}]).SerializeToString()  # type: ignore[list-item]
