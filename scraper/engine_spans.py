@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,12 @@ class _Stage:
 
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
-    """Read the spans of requests out of a span log's records; spans that tell none are passed over.
+    """Read the spans of requests out of a span log's records, as `request_spans` does."""
+    return request_spans(_spans(records))
+
+
+def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
+    """Read the spans of requests, each with when it came and its scope; spans that tell none are passed over.
 
     - a span that came twice counts once; one that breaks OTLP's rules or tells an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
@@ -91,7 +97,7 @@ def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
     stages: dict[Key, _Stage] = {}
     parents: dict[Key, bytes] = {}
     refused: Counter[str] = Counter()
-    for record, scope, span in _spans(records):
+    for received_ns, scope, span in spans:
         reason = fault(span)
         key = (span.trace_id, span.span_id)
         if reason or key in parents:
@@ -102,7 +108,7 @@ def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
         if known is not None:
             wanted = _wanted(known)
             attributes = {one.key: _plain(one.value) for one in span.attributes if one.key in wanted}
-            requests[key] = _Request(span=span, known=known, attributes=attributes, received_ns=record.received_ns)
+            requests[key] = _Request(span=span, known=known, attributes=attributes, received_ns=received_ns)
         elif span.name in _stage_names():
             stages[key] = _Stage(name=span.name, start_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
     under = _under(requests, stages, parents)
@@ -119,13 +125,26 @@ def whole_request(span: Span, scope: str) -> bool:
     return not any(way.begin for ways in known.spans.times.values() for way in ways)
 
 
-def _spans(records: Iterable[SpanLogRecord]) -> Iterator[tuple[ExportRecord, str, Span]]:
+def part_told(span: Span, scope: str) -> Literal["request", "gateway", "stage", ""]:
+    """Tell whether a span is an engine's request, that of a gateway before it, a stage of one, or none of these."""
+    known = _told_by(span, scope)
+    if known is not None:
+        return "gateway" if known.spans and known.spans.is_gateway else "request"
+    return "stage" if span.name in _stage_names() else ""
+
+
+def ends_prefill(span: Span) -> bool:
+    """Tell whether a span is the stage that ends a prefill: with its request's span, the times up to then are told."""
+    return span.name in _last_stages()
+
+
+def _spans(records: Iterable[SpanLogRecord]) -> Iterator[tuple[int, str, Span]]:
     for record in records:
         if isinstance(record, ExportRecord):
             for resource in record.request().resource_spans:
                 for scope in resource.scope_spans:
                     for span in scope.spans:
-                        yield record, scope.scope.name, span
+                        yield record.received_ns, scope.scope.name, span
 
 
 @cache
@@ -137,6 +156,11 @@ def _catalogues() -> tuple[tuple[Catalogue, Spans], ...]:
 def _stage_names() -> frozenset[str]:
     ways = [way for _, spans in _catalogues() for ways in spans.times.values() for way in ways]
     return frozenset(name for way in ways for name in (*way.begin, way.end) if name)
+
+
+@cache
+def _last_stages() -> frozenset[str]:
+    return frozenset(way.end for _, spans in _catalogues() for way in spans.times.get("prefill", ()) if way.end)
 
 
 def _wanted(known: Catalogue) -> frozenset[str]:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.frames import FrameLog
+from scraper.frames import FrameLog, Rotation
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 _COMPRESSION_LEVEL = 1
@@ -30,6 +30,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
     turned_away     exports that had to come again: too many at a time, or the log could not be written
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
+    off_clock       spans whose end lies so far from when they came that another clock has stamped them; they are used
     """
 
     exports: int = 0
@@ -40,6 +41,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     turned_away: int = 0
     forwarded: int = 0
     forward_dropped: int = 0
+    off_clock: int = 0
 
 
 class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, kw_only=True):
@@ -62,7 +64,9 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):
-    """A receiver began, settled or ended: `started`, `settled`, `ended`. One that started again without an end died."""
+    """A receiver began, counted on, settled or ended: `started`, `counted`, `settled`, `ended`; `continued` is what was
+    so when another file began. One that started again without an end died.
+    """
 
     at_ns: int
     state: str
@@ -75,13 +79,18 @@ _decoder: msgspec.msgpack.Decoder[SpanLogRecord] = msgspec.msgpack.Decoder(SpanL
 
 
 class SpanLog:
-    """Owns an append-only file of exports and the receiver's states."""
+    """Owns an append-only file of exports and the receiver's states, or several: each begins with the last state."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._frames = FrameLog(path)
+    def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
+        self._frames = FrameLog(path, rotation)
+        self._state: StateRecord | None = None
 
     def append(self, record: SpanLogRecord) -> None:
         """Write one record. Raises OSError when it cannot be written whole, as on a full disk."""
+        if self._frames.turn() and self._state is not None:
+            self._frames.append(_encode(msgspec.structs.replace(self._state, state="continued")))
+        if isinstance(record, StateRecord):
+            self._state = record
         self._frames.append(_encode(record))
 
     def close(self) -> None:
@@ -125,9 +134,10 @@ def last_counts(records: Iterable[SpanLogRecord]) -> tuple[Counts, int]:
     ends: list[StateRecord] = []
     for record in records:
         if isinstance(record, StateRecord):
-            if record.state == "started":
+            # A log whose first files were deleted begins in the midst of a receiver.
+            if record.state == "started" or not ends:
                 ends.append(record)
-            elif ends:
+            else:
                 ends[-1] = record
     whole = {name: sum(getattr(end.counts, name) for end in ends) for name in Counts.__struct_fields__}
     return Counts(**whole), sum(end.state != "ended" for end in ends)

@@ -18,7 +18,6 @@ from typing import Any, Self
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
-import msgspec
 from aiohttp import web
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -27,16 +26,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.access import Access
-from scraper.engine_spans import whole_request
+from scraper.engine_spans import ends_prefill, part_told, whole_request
 from scraper.span_body import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.span_forward import EXPORT, HTTP_PATH, Forwarder
 from scraper.span_log import Counts, SpanLog, StateRecord, fault, packed
+from scraper.span_spec import OFF_CLOCK_S, SETTLE_S, CannotListen, ReceiverSpec, host_and_port
 
-# OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
-LIMIT_BYTES = 4 * 1024 * 1024
-# OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
-SETTLE_S = 6.0
+_COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
 _READ_S = 10.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
@@ -44,21 +40,6 @@ _TRACES_KEPT = 100_000
 _PROTOBUF = "application/x-protobuf"
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
-
-
-class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to."""
-
-    grpc: str = "127.0.0.1:4317"
-    http: str = "127.0.0.1:4318"
-    clock_offset_ns: int = 0
-    forward: str = ""
-    access: Access = Access()
-    limit_bytes: int = LIMIT_BYTES
-
-
-class CannotListen(Exception):
-    """An address that the receiver cannot have; the text names it."""
 
 
 class Receiver:
@@ -73,7 +54,7 @@ class Receiver:
     ) -> None:
         """Raises ValueError for an address or a forwarding URL that is none."""
         for address in (spec.grpc, spec.http):
-            _host_and_port(address or "none:0")
+            host_and_port(address or "none:0")
         whole_request(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
@@ -82,6 +63,7 @@ class Receiver:
         self._said: set[str] = set()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._traces: dict[bytes, None] = {}
+        self._halves: dict[bytes, str] = {}
         self._news = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -95,6 +77,8 @@ class Receiver:
             if self._spec.http:
                 await self._listen_http()
             self._write_state("started")
+            counting = asyncio.ensure_future(self._count_on())
+            self._stack.callback(counting.cancel)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -116,9 +100,8 @@ class Receiver:
     async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
         """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.
 
-        Returns early once each of `trace_ids` (hex) has a span that tells its request's times; without any, or with an
-        engine that tells them by several spans, the whole time is waited. Of many requests those that ended last will
-        do: an exporter keeps the order.
+        Returns early once each of `trace_ids` (hex) has the spans that tell its request's times; without any the whole
+        time is waited. Of many requests those that ended last will do: an exporter keeps the order.
         """
         wanted = {bytes.fromhex(one) for one in trace_ids}
         with suppress(TimeoutError):
@@ -162,7 +145,7 @@ class Receiver:
         )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        host, port = _host_and_port(self._spec.http)
+        host, port = host_and_port(self._spec.http)
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
@@ -232,31 +215,51 @@ class Receiver:
         """Check, log, deliver and queue one export; return the reply that says what of it was bad."""
         received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
         request = parsed(body)
-        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
-        spans = sum(len(scope.spans) for scope in scopes)
         await self._keep(via, body, received_ns)
-        bad = 0
+        self._totals["exports"] += 1
         reply = ExportTraceServiceResponse()
-        for scope in scopes:
-            for span in scope.spans:
-                if reason := fault(span):
-                    bad += 1
-                    reply.partial_success.error_message = reason
-                elif whole_request(span, scope.scope.name):
-                    self._traces[span.trace_id] = None
-        if bad:
-            reply.partial_success.rejected_spans = bad
-            self._say_once("bad", f"spans that came over {via} are not used: {reply.partial_success.error_message}")
-        for key, more in (("exports", 1), ("spans", spans), ("bad_spans", bad)):
-            self._totals[key] += more
-        while len(self._traces) > _TRACES_KEPT:
-            del self._traces[next(iter(self._traces))]
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    if reason := self._look(via, scope.scope.name, span, received_ns):
+                        reply.partial_success.rejected_spans += 1
+                        reply.partial_success.error_message = reason
+        for kept in (self._traces, self._halves):
+            while len(kept) > _TRACES_KEPT:
+                del kept[next(iter(kept))]
         if self._deliver:
             self._deliver(received_ns, request)
         if self._forwarder:
             self._forwarder.offer(body)
         self._news.set()
         return reply.SerializeToString()
+
+    def _look(self, via: str, scope: str, span: Span, received_ns: int) -> str:
+        """Count a span, and note whose request it tells; return what is wrong with it, empty if nothing."""
+        self._totals["spans"] += 1
+        if reason := fault(span):
+            self._totals["bad_spans"] += 1
+            self._say_once(reason, f"spans that came over {via} are not used: {reason}")
+            return reason
+        off_ns = span.end_time_unix_nano - received_ns
+        if abs(off_ns) > OFF_CLOCK_S * 1e9:
+            self._totals["off_clock"] += 1
+            where = "ahead of" if off_ns > 0 else "behind"
+            text = f"spans that came over {via} are {abs(off_ns) / 1e9:.0f} s {where} our clock"
+            self._say_once("off clock", f"{text}: another clock has stamped them; they are used")
+        if whole_request(span, scope) or self._completes(span, scope):
+            self._traces[span.trace_id] = None
+        return ""
+
+    def _completes(self, span: Span, scope: str) -> bool:
+        """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
+        part = "stage" if ends_prefill(span) else "request"
+        if part == "request" and part_told(span, scope) != part:
+            return False
+        other = self._halves.pop(span.trace_id, part)
+        if other == part:
+            self._halves[span.trace_id] = part
+        return other != part
 
     async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
         """Log an export before its sender is told that we have it."""
@@ -282,6 +285,16 @@ class Receiver:
         self._say_once("noise", f"at the port for spans over http: {text}")
         return False
 
+    async def _count_on(self) -> None:
+        written = self.counts()
+        while True:
+            await asyncio.sleep(_COUNT_EVERY_S)
+            if self.counts() != written:
+                written = self.counts()
+                # The log may be full for a while; exports are then turned away, which says it.
+                with suppress(OSError):
+                    self._write_state("counted")
+
     def _write_state(self, state: str) -> None:
         if self._log:
             now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
@@ -291,10 +304,3 @@ class Receiver:
         if kind not in self._said:
             self._said.add(kind)
             self._say(f"{text} (said once; the counts tell how often)")
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)

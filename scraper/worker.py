@@ -1,8 +1,12 @@
 """The scraping process: `python -m scraper.worker`, obeying JSON lines on its standard input.
 
 The first line is a `Spec`; `{"cmd":"settle","seconds":x}` scrapes on for that time, then once more, and says `settled`;
-`{"cmd":"exit"}` or the end of input scrapes a last time and ends. In between it says `stale` of a target that no longer
-answers and `fresh` when it does again. When each target is scraped is `target`'s business, what is kept `log`'s.
+`{"cmd":"scrape","targets":[...],"interval_s":x}` exchanges the targets, and it says `scraping` when each was scraped
+once; `{"cmd":"exit"}` or the end of input scrapes a last time and ends. In between it says `stale` of a target that no
+longer answers and `fresh` when it does again. When each target is scraped is `target`'s business, what is kept `log`'s.
+
+Where it receives spans it says `listening`, with the ports, before it is `ready`. A `settle` then also waits for the
+spans of its `trace_ids`, and `settled` tells of them. What was wrong with spans is a line on standard error.
 """
 
 from __future__ import annotations
@@ -13,21 +17,26 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scraper.access import Access, UnusableFile, bare
+from scraper.access import Access, UnusableFile
 from scraper.endpoint import LIMIT_BYTES, Limits, open_session
+from scraper.frames import Rotation
 from scraper.hardware import record
 from scraper.log import ScrapeLog
-from scraper.target import Schedule, Target
+from scraper.pages import Pages
+from scraper.span_spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
+
+if TYPE_CHECKING:
+    from scraper.spans import Receiver
 
 MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
 MAX_INTERVAL_S = 86_400.0
-# The conductor waits 10 s for a settled scraper, and 5 s for one that ends.
+# The conductor waits 10 s for a settled scraper, and as long for one that ends.
 SETTLE_WITHIN_S = 8.0
 END_WITHIN_S = 4.0
 _LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
@@ -37,8 +46,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to.
 
     A URL that stands there twice is scraped once. `seed` is that of the jitter after failures. `hardware_out` is the
-    log of what this machine's hardware uses; empty: it is not read. `stderr` is the file that standard error goes to;
-    empty: where it goes already.
+    log of what this machine's hardware uses; empty: it is not read. `spans` says where spans are received, into the log
+    `spans_out`; None: nowhere. `stderr` is the file that standard error goes to; empty: where it goes already. Logs go
+    on in other files by `rotation`; None: never.
     """
 
     targets: list[str]
@@ -50,73 +60,139 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     access: Access = Access()
     seed: int = 0
     hardware_out: str = ""
+    spans: ReceiverSpec | None = None
+    spans_out: str = ""
     stderr: str = ""
+    rotation: Rotation | None = None
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True):
+    """How to settle: for so many seconds, and until the requests of these traces (hex ids) have their spans.
+
+    Spans are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
+    first one may still be on its way.
+    """
+
+    seconds: float = 0
+    trace_ids: list[str] = []
+    first_span_s: float = 0
+
+
+class OtherPages(msgspec.Struct, frozen=True, kw_only=True):
+    """What to scrape from now on, as in Spec."""
+
+    targets: list[str]
+    interval_s: float
 
 
 async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
-    """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written."""
-    schedule = Schedule(interval_ns=round(spec.interval_s * 1e9), clock_offset_ns=spec.clock_offset_ns, seed=spec.seed)
-    limits = Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes)
-    log = ScrapeLog(spec.out)
+    """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written,
+    of CannotListen or of UnusableFile (a certificate).
+    """
+    log = ScrapeLog(spec.out, spec.rotation)
     try:
-        async with open_session(spec.access) as session:
-            targets = [
-                Target(url, spec.access, schedule=schedule, limits=limits, session=session, log=log)
-                for url in {bare(url): url for url in spec.targets}.values()
-            ]
+        async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
-                first = group.create_task(_scrape_all(targets, schedule, within_s=SETTLE_WITHIN_S))
-                # Whoever has answered goes on: a target that hangs delays only our word that all are ready.
-                ticking = [group.create_task(target.tick(_say_if_read)) for target in targets]
+                pages = Pages(
+                    access=spec.access,
+                    limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
+                    clock_offset_ns=spec.clock_offset_ns,
+                    seed=spec.seed,
+                    session=session,
+                    log=log,
+                    group=group,
+                    say=_say_if_read,
+                )
+                first = pages.turn_to(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
                 stopping = asyncio.Event()
                 if spec.hardware_out:
                     reading = record(spec.hardware_out, clock_offset_ns=spec.clock_offset_ns, stopping=stopping)
                     group.create_task(reading)
                 await first
-                _say({"event": "ready", **_counts(targets)})
-                settled = await _obey(targets, schedule, commands)
+                _say({"event": "ready", **pages.counts()})
+                settled = await _obey(pages, receiver, commands)
                 stopping.set()
-                for task in ticking:
-                    task.cancel()
+                pages.rest()
             if not settled:
-                await _scrape_all(targets, schedule, within_s=END_WITHIN_S)
+                await pages.scrape_all(within_s=END_WITHIN_S)
     finally:
         log.close()
 
 
-async def _obey(targets: Sequence[Target], schedule: Schedule, commands: asyncio.StreamReader) -> bool:
+@asynccontextmanager
+async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
+    """Receive spans for as long as the block lasts, where that was asked for."""
+    if spec.spans is None:
+        yield None
+        return
+    # grpcio and the messages take a tenth of a second to import: who receives nothing need not wait for them.
+    from scraper.span_log import SpanLog  # noqa: PLC0415
+    from scraper.spans import Receiver  # noqa: PLC0415
+
+    log = SpanLog(spec.spans_out, spec.rotation)
+    try:
+        async with Receiver(spec.spans, log=log, say=_write_line) as receiver:
+            _say({"event": "listening", "grpc_port": receiver.grpc_port, "http_port": receiver.http_port})
+            yield receiver
+    finally:
+        log.close()
+
+
+async def _obey(pages: Pages, receiver: Receiver | None, commands: asyncio.StreamReader) -> bool:
     """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
     settled = False
     while True:
         command = await _read_line(commands)
         if command is None or command.get("cmd") == "exit":
             return settled and command is not None
-        seconds = command.get("seconds", 0)
-        if command.get("cmd") == "settle" and isinstance(seconds, int | float) and 0 <= seconds <= 3600:
-            await asyncio.sleep(seconds)
-            await _scrape_all(targets, schedule, within_s=SETTLE_WITHIN_S)
-            settled = True
-            _say({"event": "settled", **_counts(targets)})
-        else:
+        other = _other_pages(command)
+        if other is not None:
+            await pages.turn_to(other.targets, other.interval_s, within_s=SETTLE_WITHIN_S)
+            settled = False
+            _say({"event": "scraping", **pages.counts()})
+            continue
+        wanted = _settle_of(command)
+        if wanted is None:
             _say({"event": "error", "message": f"unknown command {json.dumps(command)}"})
+            continue
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(_spans_of(receiver, wanted)) if receiver else None
+            await asyncio.sleep(wanted.seconds)
+            await pages.scrape_all(within_s=SETTLE_WITHIN_S)
+        settled = True
+        _say({"event": "settled", **pages.counts(), **({"spans": waiting.result()} if waiting else {})})
 
 
-async def _scrape_all(targets: Sequence[Target], schedule: Schedule, *, within_s: float) -> None:
-    """Scrape every target now, at a tick that none of them has answered: the first such one, also if it is to come."""
-    this_ns = schedule.now_ns() // schedule.interval_ns * schedule.interval_ns
-    tick_ns = max([this_ns, *(target.last_tick_ns + schedule.interval_ns for target in targets)])
-    async with asyncio.TaskGroup() as group:
-        for target in targets:
-            group.create_task(target.scrape(tick_ns, within_s=within_s))
+def _other_pages(command: Mapping[str, Any]) -> OtherPages | None:
+    if command.get("cmd") != "scrape":
+        return None
+    with suppress(ValueError):
+        other = msgspec.convert(command, OtherPages)
+        if MIN_INTERVAL_S <= other.interval_s <= MAX_INTERVAL_S:
+            return other
+    return None
 
 
-def _counts(targets: Sequence[Target]) -> dict[str, int]:
-    return {
-        "ok": sum(target.ok for target in targets),
-        "failed": sum(target.failed for target in targets),
-        "skipped": sum(target.skipped for target in targets),
-        "stale": sum(target.stale for target in targets),
-    }
+def _settle_of(command: Mapping[str, Any]) -> Settle | None:
+    if command.get("cmd") != "settle":
+        return None
+    with suppress(ValueError):
+        wanted = msgspec.convert(command, Settle)
+        for one in wanted.trace_ids:
+            bytes.fromhex(one)
+        if 0 <= wanted.seconds <= 3600 and 0 <= wanted.first_span_s <= 3600:
+            return wanted
+    return None
+
+
+async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:
+    """Wait for the spans of requests; return what was received in all, and of how many requests none came."""
+    missing = len(wanted.trace_ids)
+    if missing and not receiver.counts().spans and wanted.first_span_s:
+        missing = await receiver.settle(wanted.first_span_s, wanted.trace_ids)
+    if missing and receiver.counts().spans:
+        missing = await receiver.settle(SETTLE_S, wanted.trace_ids)
+    return {**msgspec.structs.asdict(receiver.counts()), "missing": missing}
 
 
 def _say_if_read(event: Mapping[str, Any]) -> None:
@@ -124,6 +200,10 @@ def _say_if_read(event: Mapping[str, Any]) -> None:
     # A pipe that is writable has room for 4096 bytes, more than any such event.
     if select.select((), (sys.stdout,), (), 0)[1]:
         _say(event)
+
+
+def _write_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _say(event: Mapping[str, Any]) -> None:
@@ -147,6 +227,13 @@ def _check(line: bytes) -> Spec:
         raise ValueError(f"interval_s must be {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, not {spec.interval_s:g}")
     if not spec.timeout_s > 0:
         raise ValueError("timeout_s must be above 0")
+    if spec.spans is not None:
+        for address in filter(None, (spec.spans.grpc, spec.spans.http)):
+            host_and_port(address)
+        if spec.spans.forward:
+            forward_parts(spec.spans.forward)
+        if not spec.spans_out:
+            raise ValueError("spans need a log, spans_out")
     return spec
 
 
@@ -164,7 +251,7 @@ async def _main() -> int:
     code = 0
     try:
         await run(spec, commands)
-    except* UnusableFile as group:
+    except* (UnusableFile, CannotListen) as group:
         _say({"event": "error", "message": f"unusable spec: {_cause(group)}"})
         code = 2
     except* OSError as group:

@@ -6,20 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from exporter.prometheus import LivePage
+from loadgen.records import trace_id
 from loadgen.steal import read_ticks, steal_json
+from scraper.span_spec import SETTLE_S
 from sidecar.clock import Clock
 from sidecar.errors import Interrupted, WorkerDied
-from sidecar.live import LiveRun
 from sidecar.processes import Child
 from sidecar.progress import Progress
-from sidecar.run import Event, append_event
+from sidecar.run import Event, append_event, last_answered
+
+if TYPE_CHECKING:
+    from exporter.prometheus import LivePage
+    from sidecar.live import LiveRun
 
 T = TypeVar("T")
 
@@ -28,6 +32,15 @@ log = logging.getLogger(__name__)
 LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
 STOP_TIMEOUT_S = 10.0
 WATCH_EVERY_S = 0.5
+AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, all have their spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where this run receives spans over gRPC, as HOST:PORT, and what its trace ids are made of."""
+
+    address: str
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,7 @@ class Session:
     scraper: Child | None
     live: LiveRun
     page: LivePage | None
+    listening: Listening | None = None
 
 
 async def run_phase(
@@ -93,13 +107,59 @@ async def unless_stopped_for(stop: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(stop.wait(), seconds)
 
 
-async def settle(scraper: Child, path: Path, clock: Clock, *, seconds: float) -> None:
-    """Scrape a moment longer, so that what the engine has just counted shows. A dead scraper is noted, not fatal."""
+async def settle(
+    scraper: Child, path: Path, clock: Clock, *, seconds: float, live: LiveRun, listening: Listening | None = None
+) -> None:
+    """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
+
+    A dead scraper is noted, not fatal.
+    """
+    awaited = await asyncio.to_thread(_awaited_spans, path, clock, listening) if listening else {}
     try:
-        await scraper.send({"cmd": "settle", "seconds": seconds})
-        await scraper.expect("settled", timeout_s=seconds + STOP_TIMEOUT_S)
+        await scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
+        bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
+        settled = await scraper.expect("settled", timeout_s=bound_s)
     except WorkerDied as error:
         note(path, clock, f"the scraper did not finish ({error}); server numbers end where its log does")
+        return
+    if "spans" in settled:
+        record(path, clock, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
+        for text in _told_of_spans(settled["spans"], listening, live.engines()):
+            note(path, clock, text)
+
+
+def _awaited_spans(path: Path, clock: Clock, listening: Listening) -> dict[str, Any]:
+    """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
+    answered = last_answered(path, AWAITED_REQUESTS)
+    since_s = (clock.now_ns() - answered.first_end_ns) / 1e9 if answered.indices else SETTLE_S
+    return {
+        "trace_ids": [trace_id(listening.run_id, index) for index in answered.indices],
+        "first_span_s": max(0.0, SETTLE_S - since_s),
+    }
+
+
+def _told_of_spans(counts: Mapping[str, int], listening: Listening | None, found: Collection[str]) -> Iterator[str]:
+    """Say that no span came, and what would bring some; and what was wrong with those that came."""
+    if listening and not counts["spans"]:
+        from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
+
+        switches = [
+            f"{known.title}: {timing.enable}"
+            for known in map(catalogue, sorted(found))
+            for timing in known.timing
+            if timing.name.startswith("spans")
+        ]
+        yield (
+            f"no span came to {listening.address}, so times are not joined by trace; switch tracing on "
+            f"in the engine ({'; '.join(switches) or 'docs/engines.md tells how'})"
+        )
+    refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
+    refused = [text for text in refused if not text.startswith("0 ")]
+    if refused:
+        yield f"exports of spans were refused ({', '.join(refused)}); raw/scraper.stderr says why"
+    if counts["bad_spans"]:
+        bad = f"{counts['bad_spans']} of {counts['spans']} spans"
+        yield f"{bad} break the rules of OTLP and are not used; raw/scraper.stderr says which"
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
     from scraper.engine_spans import EngineSpans
+    from scraper.span_log import Counts
 
 MANIFEST = "manifest.json"
 RAW = "raw"
@@ -48,7 +49,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The logs of a run directory as columnar tables."""
+    """The logs of a run directory as columnar tables.
+
+    `span_counts` is what the receivers of spans have counted, all together, None where none was; `receiver_deaths` are
+    those that ended without a word, and whose counts since their start are lost but for the spans in the log.
+    """
 
     path: Path
     manifest: Mapping[str, Any]
@@ -58,6 +63,8 @@ class Run:
     spans: EngineSpans
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
+    span_counts: Counts | None = None
+    receiver_deaths: int = 0
 
     @property
     def status(self) -> str:
@@ -125,15 +132,18 @@ def open_run(path: Path) -> Run:
     """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
     manifest = _manifest(path)
     requests, stats = _requests(path, manifest)
+    spans, counts, deaths = _spans(path)
     return Run(
         path=path,
         manifest=manifest,
         requests=requests,
         worker_stats=stats,
         endpoints=series.build(_scrapes(path)),
-        spans=_spans(path),
+        spans=spans,
         hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
         events=tuple(_events(path)),
+        span_counts=counts,
+        receiver_deaths=deaths,
     )
 
 
@@ -152,6 +162,21 @@ def _manifest(path: Path) -> dict[str, Any]:
 def read_requests(path: Path) -> RequestLog:
     """Read what a run's workers have logged so far. Raises ConfigurationError as `open_run` does."""
     return _requests(path, _manifest(path))[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The indices of the requests that were answered last, oldest first, and when the first of all was."""
+
+    indices: tuple[int, ...]
+    first_end_ns: int
+
+
+def last_answered(path: Path, most: int) -> Answered:
+    """Return which requests were answered last so far: `most` of those that ended with status 200 and no error."""
+    parts = (part for name in _logs(path, "requests-*.log") for part in read_log(name) if isinstance(part, RequestPart))
+    ended = sorted((part.end_ns, part.index) for part in parts if part.last and part.status == 200 and not part.error)
+    return Answered(indices=tuple(index for _, index in ended[-most:]), first_end_ns=ended[0][0] if ended else -1)
 
 
 def _requests(path: Path, manifest: Mapping[str, Any]) -> tuple[RequestLog, tuple[WorkerStat, ...]]:
@@ -184,12 +209,23 @@ def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
                 yield scrape
 
 
-def _spans(path: Path) -> EngineSpans:
+def _spans(path: Path) -> tuple[EngineSpans, Counts | None, int]:
+    """Return the spans of requests, and what the receivers counted and how many died; no counts where none was."""
     # Protobuf takes a tenth of a second to import, and a run's start has no use for it.
     from scraper import engine_spans, span_log  # noqa: PLC0415
 
-    frames = (frame for name in _logs(path, "spans-*.log") for frame in read_frames(name))
-    return engine_spans.engine_spans(span_log.decode(frame) for frame in frames)
+    states: list[span_log.SpanLogRecord] = []
+
+    def records() -> Iterator[span_log.SpanLogRecord]:
+        for name in _logs(path, "spans-*.log"):
+            for frame in read_frames(name):
+                record = span_log.decode(frame)
+                if isinstance(record, span_log.StateRecord):
+                    states.append(record)
+                yield record
+
+    spans = engine_spans.engine_spans(records())
+    return spans, *(span_log.last_counts(states) if states else (None, 0))
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -58,6 +58,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=server.port, help="port to listen on; 0 takes any")
     add("--grpc-port", type=int, default=None, help="port for KServe v2 over gRPC; 0 takes any; none without")
     add("--per-request-metrics", action="store_true", help="say a request's own times in its usage, as vLLM can")
+    add(
+        "--otlp-endpoint",
+        default="",
+        help="http://HOST:PORT of a collector for the spans of requests, by gRPC; none without",
+    )
     add("--model", default=server.model, help="the model's name")
     add("--seed", type=int, default=limits.seed, help="of the texts, their lengths and the jitter of steps")
     add("--truth", type=Path, default=None, help="file to append every request's true times to, as JSON lines")
@@ -82,6 +87,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         tokenize=not options.no_tokenize,
         grpc_port=options.grpc_port,
         per_request_metrics=options.per_request_metrics,
+        otlp_endpoint=options.otlp_endpoint,
         engine_settings=EngineSettings(
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,

@@ -362,4 +362,5 @@ def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> Reques
         finish_reason=finish_reason,
         preemptions=sequence.preemptions,
         streamed=sequence.request.streamed,
+        traceparent=sequence.request.traceparent,
     )

@@ -67,8 +67,9 @@ class _Streams:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def infer(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    async def infer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Answer the requests of a stream one after the other."""
+        traceparent = str(dict(context.invocation_metadata()).get("traceparent", ""))
         async for data in requests:
             arrival_ns = self._service.clock()
             try:
@@ -79,7 +80,7 @@ class _Streams:
                 continue
             response_id = f"grpc-{request.id or uuid.uuid4().hex}"
             try:
-                async with submitted(self._service, asked, response_id, arrival_ns) as (stream, told):
+                async with submitted(self._service, asked, response_id, arrival_ns, traceparent) as (stream, told):
                     async for response in _responses(request, stream, told):
                         yield response
             except EngineStoppedError as error:

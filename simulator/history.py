@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1."""
+    """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1. `traceparent` is
+    the header of that name as it came, empty for none.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     ignore_eos: bool = True
     streamed: bool = True
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class RequestRecord:
     finish_reason: str
     preemptions: int
     streamed: bool = True
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

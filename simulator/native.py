@@ -26,7 +26,8 @@ async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
         status, refusal = dialect.refused(error)
         return web.Response(body=refusal, status=status, content_type="application/json")
     response_id = f"{dialect.prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
-    async with submitted(service, asked, response_id, arrival_ns) as (stream, told):
+    traceparent = request.headers.get("traceparent", "")
+    async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, told):
         if asked.stream:
             response = web.StreamResponse(headers={"Content-Type": dialect.content_type})
             # A client that leaves is no error of the server's.

@@ -72,12 +72,20 @@ async def running(
     """
     clock = anchored_clock()
     page = page_of(settings, clock)
-    with TruthLog(settings.truth) if truth is None else truth as log:
+    async with AsyncExitStack() as logs:
+        log = logs.enter_context(TruthLog(settings.truth) if truth is None else truth)
+        spans = None
+        if settings.otlp_endpoint:
+            from simulator.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
+
+            spans = await logs.enter_async_context(SpanExporter(settings.otlp_target, settings))
 
         def on_step(outcome: StepOutcome) -> None:
             page.observe(outcome)
             for record in outcome.finished:
                 log.add(record)
+                if spans is not None:
+                    spans.add(record)
 
         def on_abort(record: RequestRecord) -> None:
             page.abort(record)
@@ -97,7 +105,7 @@ async def running(
             try:
                 await web.TCPSite(runner, settings.host, settings.port).start()
                 if settings.grpc_port is not None:
-                    from simulator import grpc_server  # noqa: PLC0415  # heavy, and seldom wanted
+                    from simulator import grpc_server  # noqa: PLC0415  # as above
 
                     served = grpc_server.serving(service, settings.host, settings.grpc_port)
                     on_grpc(_url(settings.host, await stack.enter_async_context(served)))
@@ -183,6 +191,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
         max_tokens=generation.max_tokens,
         ignore_eos=generation.ignore_eos,
         streamed=generation.stream,
+        traceparent=request.headers.get("traceparent", ""),
     )
     stream = service.driver.submit(engine_request, arrival_ns)
     created_s = arrival_ns // 1_000_000_000

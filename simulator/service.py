@@ -31,7 +31,7 @@ SERVICE = web.AppKey("service", Service)
 
 @asynccontextmanager
 async def submitted(
-    service: Service, generation: Generation, response_id: str, arrival_ns: int
+    service: Service, generation: Generation, response_id: str, arrival_ns: int, traceparent: str = ""
 ) -> AsyncIterator[tuple[TokenStream, Told]]:
     """Hand a request to the engine; it is abandoned at the end of the block unless it has finished.
 
@@ -43,6 +43,7 @@ async def submitted(
         max_tokens=generation.max_tokens,
         ignore_eos=generation.ignore_eos,
         streamed=generation.stream,
+        traceparent=traceparent,
     )
     told = Told(
         response_id=response_id,

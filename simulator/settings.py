@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import urlsplit
 
 ENGINES = ("vllm", "sglang", "trtllm")
 
@@ -106,7 +107,8 @@ class SimulatorSettings:
     `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, or None.
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
-    does with --enable-per-request-metrics and --enable-prompt-tokens-details.
+    does with --enable-per-request-metrics and --enable-prompt-tokens-details. `otlp_endpoint` is the URL of the
+    collector that gets the spans of requests, by gRPC without TLS; empty: nobody does.
     """
 
     engine: str = "vllm"
@@ -117,6 +119,7 @@ class SimulatorSettings:
     tokenize: bool = True
     grpc_port: int | None = None
     per_request_metrics: bool = False
+    otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
@@ -129,6 +132,18 @@ class SimulatorSettings:
                 raise SettingsError(f"{name}: must be from 0 to 65535, not {port}")
         if not self.model:
             raise SettingsError("model: must not be empty")
+        if self.otlp_endpoint and not self.otlp_target:
+            raise SettingsError(f"otlp_endpoint: must be http://HOST:PORT (gRPC), not {self.otlp_endpoint}")
+
+    @property
+    def otlp_target(self) -> str:
+        """Return HOST:PORT of `otlp_endpoint`, empty where it has none."""
+        try:
+            parts = urlsplit(self.otlp_endpoint)
+            usable = parts.scheme in ("http", "grpc") and parts.hostname and parts.port and not parts.path.strip("/")
+        except ValueError:
+            usable = False
+        return parts.netloc if usable else ""
 
 
 def _unknown(name: str, valid: dict[str, SpeedProfile] | tuple[str, ...]) -> str:

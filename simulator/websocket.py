@@ -22,6 +22,7 @@ class _Request(msgspec.Struct):
     max_tokens: Positive | None = None
     ignore_eos: bool = False
     id: str = ""
+    traceparent: str = ""
 
 
 async def stream(request: web.Request) -> web.WebSocketResponse:
@@ -52,7 +53,7 @@ async def _answer(socket: web.WebSocketResponse, service: Service, data: bytes) 
         return
     response_id = f"ws-{asked.id or uuid.uuid4().hex}"
     try:
-        async with submitted(service, wanted, response_id, arrival_ns) as (tokens, told):
+        async with submitted(service, wanted, response_id, arrival_ns, asked.traceparent) as (tokens, told):
             await _deltas(socket, tokens, told)
     except EngineStoppedError as error:
         await _say(socket, {"type": "error", "code": 500, "message": f"{error}"})

@@ -8,8 +8,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 # A Dynamo worker's page holds its engine's own metrics too, so Dynamo comes last. The worker is another engine than the
 # frontend: the same requests pass both, and are not to be added.
 ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "dynamo", "dynamo_worker")
@@ -158,6 +156,8 @@ def catalogue(engine: str) -> Catalogue:
     """Read an engine's YAML. Raises ValueError for one not in `ENGINES`."""
     if engine not in ENGINES:
         raise ValueError(f"no engine {engine}; known: {', '.join(ENGINES)}")
+    import yaml  # noqa: PLC0415  15 ms, before a run may begin
+
     table: dict[str, Any] = yaml.safe_load(
         resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
     )

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import struct
+import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,8 +27,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from scraper.engine_spans import engine_spans
-from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts
-from scraper.spans import CannotListen, Receiver, ReceiverSpec
+from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+from scraper.span_spec import CannotListen, ReceiverSpec
+from scraper.spans import Receiver
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PROTOBUF = "application/x-protobuf"
@@ -81,10 +83,11 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(path: Path, **spec: object) -> AsyncIterator[Listening]:
+async def listening(path: Path, now_ns: int = 10**18, **spec: object) -> AsyncIterator[Listening]:
     log = SpanLog(path / "spans.log")
     one = Listening(path / "spans.log")
-    whole = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": 10**18, **spec}
+    offset_ns = now_ns - time.monotonic_ns()
+    whole = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": offset_ns, **spec}
     try:
         async with Receiver(ReceiverSpec(**whole), log=log, say=one.said.append) as one.receiver:  # type: ignore[arg-type]
             yield one
@@ -100,7 +103,7 @@ def exports() -> list[bytes]:
     return [base64.b64decode(line["export"]["body_b64"]) for line in lines if "export" in line]
 
 
-def export(*, attributes: int = 0, **changes: object) -> bytes:
+def export(*, attributes: int = 0, module: str = "", **changes: object) -> bytes:
     """One export of one span of vLLM, with what is to be wrong about it."""
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
@@ -113,6 +116,8 @@ def export(*, attributes: int = 0, **changes: object) -> bytes:
         "end_time_unix_nano": 10**18 + 1,
     }
     span = scope.spans.add(**{**whole, **changes})  # type: ignore[arg-type]
+    if module:
+        span.attributes.add(key="module").value.string_value = module
     for number in range(attributes):
         span.attributes.add(key=str(number)).value.int_value = number
     return request.SerializeToString()
@@ -121,7 +126,8 @@ def export(*, attributes: int = 0, **changes: object) -> bytes:
 @pytest.mark.parametrize("via", ["grpc", "grpc gzip", "http", "http gzip"])
 async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Sequence[bytes], via: str):
     """Byte for byte, over either wire, packed or not; each export is acknowledged when it is logged, and counted."""
-    async with listening(tmp_path) as one:
+    recorded_ns = engine_spans(packed(0, via, body) for body in exports).end_ns[-1]
+    async with listening(tmp_path, now_ns=int(recorded_ns)) as one:
         for number, body in enumerate(exports):
             assert b"" == await one.send(via, body)
             assert number + 1 == len(one.bodies())
@@ -289,6 +295,19 @@ async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, r
     assert (1, {reason: 2}) == (len(spans), spans.refused)
 
 
+async def test_a_span_by_another_clock_is_used(tmp_path: Path):
+    """An engine whose clock is an hour off tells its durations right: it is counted, said once, and not refused."""
+    hour_ns = 3600 * 10**9
+    async with listening(tmp_path) as one:
+        for off_ns in (hour_ns, -hour_ns):
+            assert b"" == await one.send(
+                "grpc", export(start_time_unix_nano=10**18 + off_ns, end_time_unix_nano=10**18 + off_ns + 1)
+            )
+    assert one.receiver.counts() == Counts(exports=2, spans=2, off_clock=2)
+    assert 1 == len(one.said)
+    assert "s ahead of our clock: another clock has stamped them; they are used" in one.said[0]
+
+
 async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
     """Not before the last of them, and long before the bound; the log says that it settled."""
     first, last = (b"1" * 16).hex(), (b"2" * 16).hex()
@@ -299,6 +318,17 @@ async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
             await one.send("grpc", export(trace_id=b"2" * 16))
             assert 0 == await settling
         assert ["started", "settled"] == [one.state for one in one.records() if isinstance(one, StateRecord)]
+
+
+async def test_a_request_told_by_stages_is_there_with_the_last_of_them(tmp_path: Path):
+    """SGLang's processes export by themselves: its request's span and that of the prefill, whichever comes first."""
+    root = export(name=" Req rid-1", module="sglang::request")
+    waiting, forward = (export(name=f"prefill_{name}", span_id=f"{name:8}".encode()) for name in ("waiting", "forward"))
+    for order in ((waiting, forward, root), (root, waiting, forward)):
+        async with listening(tmp_path) as one:
+            for body, expected in zip(order, (1, 1, 0), strict=True):
+                await one.send("grpc", body)
+                assert expected == await one.receiver.settle(0, [(b"t" * 16).hex()])
 
 
 async def test_settling_has_a_bound(tmp_path: Path):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,8 +24,20 @@ from loadgen.log import RequestLog
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, plan_end
 from scraper.endpoint import Scrape
 from scraper.log import ScrapeLog
+from scraper.span_log import Counts, SpanLog, StateRecord
 from sidecar.errors import CannotWrite, ConfigurationError
-from sidecar.run import Event, Phase, append_event, create, open_run, require_free, write_json, write_whole
+from sidecar.run import (
+    Answered,
+    Event,
+    Phase,
+    append_event,
+    create,
+    last_answered,
+    open_run,
+    require_free,
+    write_json,
+    write_whole,
+)
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -267,6 +280,38 @@ def test_a_run_that_only_began_can_be_read(tmp_path: Path):
     write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
     run = open_run(tmp_path / "run")
     assert (0, (), (), (), ()) == (len(run.requests), run.endpoints, run.events, run.worker_stats, run.phases)
+
+
+def test_what_receivers_counted_is_added_up(tmp_path: Path):
+    """Over all that ran; one that ended without a word died. Where none ran there are no counts."""
+    write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
+    assert (None, 0) == (open_run(tmp_path / "run").span_counts, open_run(tmp_path / "run").receiver_deaths)
+    log = SpanLog(tmp_path / "run/raw/spans-0.log")
+    for state, counts in (
+        ("started", Counts()),
+        ("settled", Counts(exports=1, spans=5)),
+        ("started", Counts()),
+        ("ended", Counts(exports=2, spans=3, malformed=4)),
+    ):
+        log.append(StateRecord(at_ns=1, state=state, counts=counts))
+    log.close()
+    run = open_run(tmp_path / "run")
+    assert (Counts(exports=3, spans=8, malformed=4), 1) == (run.span_counts, run.receiver_deaths)
+    assert 0 == len(run.spans)
+
+
+def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):
+    """Oldest first, and when the first of all ended; what failed, or has not ended, was not answered."""
+    write(tmp_path / "run", Recorded(tokens=[1, 2, 3, 4], waiting=[], stats=[], events=[]))
+    ends_ns = [parts(index, tokens)[-1].end_ns for index, tokens in enumerate((1, 2, 3, 4))]
+    assert Answered(indices=(2, 3), first_end_ns=ends_ns[0]) == last_answered(tmp_path / "run", 2)
+    log = open_log(tmp_path / "run/raw/requests-1.log")
+    for index, changes in ((4, {"status": 503}), (5, {"error": "reset: by peer"}), (6, {"last": False})):
+        append_record(log, msgspec.structs.replace(parts(index, 1)[-1], **changes))
+    os.close(log)
+    assert (1, 2, 3) == last_answered(tmp_path / "run", 3).indices
+    write_json(create(tmp_path / "empty") / "manifest.json", {"run_id": "r"})
+    assert Answered(indices=(), first_end_ns=-1) == last_answered(tmp_path / "empty", 3)
 
 
 def test_events_tell_phases_and_notes(tmp_path: Path):

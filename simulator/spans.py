@@ -1,0 +1,232 @@
+"""The spans of an engine's requests, sent to a collector by OTLP over gRPC in the form of the engine that is simulated.
+
+A span is sent of each request that finished, under the `traceparent` that it came with, unless that says that it is not
+sampled; a request without one begins a trace of its own. Nothing is sent of one that was aborted. As from an exporter
+in batches, they come up to EXPORT_EVERY_S late; a batch that was not taken is sent again, and what is too old dropped.
+What the spans tell of a request's times are the very differences of its true stamps.
+
+Imported only where it is chosen, because grpcio is heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Self
+
+# Read on import; else each failed connection is written to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
+
+from simulator.history import RequestRecord
+from simulator.settings import SimulatorSettings
+
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+EXPORT_EVERY_S = 1.0
+END_WITHIN_S = 1.0
+ATTEMPT_S = 5.0
+KEPT_RECORDS = 2048
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
+_SCOPES = {"vllm": "vllm.tracing.otel", "sglang": "sglang", "trtllm": "tensorrt_llm"}
+
+Value = str | int | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """The stamps of a request that finished, ns."""
+
+    arrival_ns: int
+    queued_ns: int
+    scheduled_ns: int
+    first_token_ns: int
+    finished_ns: int
+
+
+class SpanExporter:
+    """Owns the connection to a collector, and what is still to be sent there; an async context manager."""
+
+    def __init__(self, target: str, settings: SimulatorSettings) -> None:
+        """`target` is HOST:PORT."""
+        self._target, self._settings = target, settings
+        self._records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
+        self._said = False
+        self._ending = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._channel = aio.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._export: Any = self._channel.unary_unary(EXPORT)
+        self._sending = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Send what is left, within END_WITHIN_S."""
+        self._ending.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._sending, END_WITHIN_S)
+        await self._channel.close()
+
+    def add(self, record: RequestRecord) -> None:
+        """Take in a request that finished."""
+        self._records.append(record)
+
+    async def _run(self) -> None:
+        while not self._ending.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), EXPORT_EVERY_S)
+            await self._flush()
+        await self._flush()  # the end may have come while the last batch was under way
+
+    async def _flush(self) -> None:
+        batch = tuple(self._records)
+        request = export(batch, self._settings)
+        if request.resource_spans:
+            try:
+                await self._export(request.SerializeToString(), timeout=ATTEMPT_S)
+            except aio.AioRpcError as error:
+                if not self._said:
+                    reason = " ".join((error.details() or "").split())[:200]
+                    sys.stderr.write(f"simulator: spans do not reach {self._target}: {error.code().name}: {reason}\n")
+                self._said = True
+                return
+        for record in batch:
+            if self._records and self._records[0] is record:  # the oldest may have been dropped meanwhile
+                self._records.popleft()
+
+
+def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> ExportTraceServiceRequest:
+    """Return the export of some requests that finished; an empty one where none of them is sampled."""
+    form = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[settings.engine]
+    scope = ScopeSpans()
+    scope.scope.name = _SCOPES[settings.engine]
+    for record in records:
+        context = _context(record)
+        times = _times(record)
+        if context is not None and times is not None:
+            scope.spans.extend(form(record, times, *context))
+    request = ExportTraceServiceRequest()
+    if scope.spans:
+        resource = request.resource_spans.add()
+        _describe(resource.resource, {"service.name": f"{settings.engine}-simulator"})
+        resource.scope_spans.append(scope)
+    return request
+
+
+def _context(record: RequestRecord) -> tuple[bytes, bytes] | None:
+    """Return the ids of the trace and of the parent span (none in a trace of our own); None if it is not sampled."""
+    match = _TRACEPARENT.fullmatch(record.traceparent)
+    if match is None:
+        return _id(record, "trace", 16), b""
+    return (bytes.fromhex(match[1]), bytes.fromhex(match[2])) if int(match[3], 16) & _SAMPLED else None
+
+
+def _times(record: RequestRecord) -> _Times | None:
+    if record.queued_ns is None or record.scheduled_ns is None or record.first_token_ns is None:
+        return None
+    return _Times(
+        arrival_ns=record.arrival_ns,
+        queued_ns=record.queued_ns,
+        scheduled_ns=record.scheduled_ns,
+        first_token_ns=record.first_token_ns,
+        finished_ns=record.finished_ns,
+    )
+
+
+def _vllm(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+    """One span. Its queue begins where the engine core takes the request in, its TTFT with the arrival."""
+    attributes: dict[str, Value] = {
+        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.time_in_queue": (times.scheduled_ns - times.queued_ns) / 1e9,
+        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+        "gen_ai.latency.time_in_model_prefill": (times.first_token_ns - times.scheduled_ns) / 1e9,
+        "gen_ai.latency.time_in_model_decode": (times.finished_ns - times.first_token_ns) / 1e9,
+        "gen_ai.latency.time_in_model_inference": (times.finished_ns - times.scheduled_ns) / 1e9,
+        "gen_ai.request.id": record.request_id,
+        "gen_ai.request.max_tokens": record.max_tokens,
+        "gen_ai.request.n": 1,
+    }
+    yield _span("llm_request", trace_id, _id(record, "request", 8), parent_id, times, attributes)
+
+
+def _trtllm(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+    """One span, without prefill and decode; its queue begins with the arrival, its id is a number of its own."""
+    attributes: dict[str, Value] = {
+        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.time_in_queue": (times.scheduled_ns - times.arrival_ns) / 1e9,
+        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+        "gen_ai.request.id": int.from_bytes(_id(record, "number", 4)),
+        "gen_ai.request.max_tokens": record.max_tokens,
+    }
+    yield _span("llm_request", trace_id, _id(record, "request", 8), parent_id, times, attributes)
+
+
+def _sglang(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+    """The request's span, the scheduler's under it, and under that its stages; the prefill attribute has the queue in
+    it, the stages tell it apart.
+    """
+    attributes: dict[str, Value] = {
+        "module": "sglang::request",
+        "gen_ai.request.id": record.request_id,
+        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
+        "gen_ai.latency.time_in_model_prefill": (times.first_token_ns - times.queued_ns) / 1e9,
+        "gen_ai.latency.time_in_model_decode": (times.finished_ns - times.first_token_ns) / 1e9,
+        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+    }
+    root, thread = _id(record, "request", 8), _id(record, "thread", 8)
+    yield _span(f" Req {record.request_id[:8]}", trace_id, root, parent_id, times, attributes)
+    yield _span("scheduler [TP 0]", trace_id, thread, root, times, {})
+    stages = (
+        ("prefill_waiting", times.queued_ns, times.scheduled_ns),
+        ("prefill_forward", times.scheduled_ns, times.first_token_ns),
+    )
+    for name, start_ns, end_ns in stages:
+        stage = _span(name, trace_id, _id(record, name, 8), thread, times, {})
+        stage.start_time_unix_nano, stage.end_time_unix_nano = start_ns, end_ns
+        yield stage
+
+
+def _span(
+    name: str, trace_id: bytes, span_id: bytes, parent_id: bytes, times: _Times, attributes: Mapping[str, Value]
+) -> Span:
+    """Return a span from the request's arrival to its end."""
+    span = Span(
+        name=name,
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_span_id=parent_id,
+        kind=Span.SPAN_KIND_SERVER,
+        start_time_unix_nano=times.arrival_ns,
+        end_time_unix_nano=times.finished_ns,
+    )
+    _describe(span, attributes)
+    return span
+
+
+def _describe(described: Any, attributes: Mapping[str, Value]) -> None:
+    """Add attributes to a span or a resource."""
+    for key, value in attributes.items():
+        kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
+        setattr(described.attributes.add(key=key).value, kind, value)
+
+
+def _id(record: RequestRecord, what: str, size: int) -> bytes:
+    """Return an id that is the same whenever it is made again."""
+    text = f"{record.request_id}/{record.arrival_ns}/{what}"
+    return blake2b(text.encode(), digest_size=size).digest()

@@ -1,0 +1,109 @@
+"""Spans as clients, gateways and engines send them, for tests of what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from scraper.span_log import ExportRecord, packed
+
+S = 10**9
+MS = 10**6
+NOON = 1_700_000_000 * S
+TRACE = b"t" * 16
+CLIENT, SERVER, INTERNAL = Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL
+SCOPES = {"llm_request": "vllm.tracing.otel"}
+
+
+def span(
+    name: str,
+    own: str,
+    parent: str = "",
+    start_ms: float = 0.0,
+    end_ms: float = 1000.0,
+    *,
+    kind: Span.SpanKind = CLIENT,
+    told: Mapping[str, str | float] | None = None,
+    trace: bytes = TRACE,
+    clock_ms: float = 0.0,
+    failed: bool = False,
+) -> Span:
+    """Return a span; ids are texts of up to 8 letters, times are ms after NOON by a clock that is off by `clock_ms`."""
+    one = Span(
+        trace_id=trace,
+        span_id=identity(own),
+        parent_span_id=identity(parent) if parent else b"",
+        name=name,
+        kind=kind,
+        start_time_unix_nano=NOON + round((start_ms + clock_ms) * MS),
+        end_time_unix_nano=NOON + round((end_ms + clock_ms) * MS),
+        status=Status(code=Status.STATUS_CODE_ERROR) if failed else None,
+    )
+    for key, value in (told or {}).items():
+        attribute = one.attributes.add(key=key).value
+        if isinstance(value, str):
+            attribute.string_value = value
+        else:
+            attribute.double_value = value
+    return one
+
+
+def identity(letters: str) -> bytes:
+    """Return a span's id."""
+    return letters.encode().rjust(8, b".")
+
+
+def call(own: str = "client", parent: str = "", *, first_ms: float | None = 300.0, **changes: object) -> Span:
+    """Return a client's span of one call of a model."""
+    told = {"gen_ai.operation.name": "chat"}
+    first = {} if first_ms is None else {"gen_ai.response.time_to_first_chunk": first_ms / 1e3}
+    return span("chat model", own, parent, told={**told, **first}, **changes)  # type: ignore[arg-type]
+
+
+def gateway(own: str, parent: str = "", *, first_ms: float | None = None, **changes: object) -> Span:
+    """Return the span of a gateway that is known."""
+    told = {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": own}
+    first = {} if first_ms is None else {"gen_ai.response.time_to_first_chunk": first_ms / 1e3}
+    return span("http-request", own, parent, kind=SERVER, told={**told, **first}, **changes)  # type: ignore[arg-type]
+
+
+def engine(
+    own: str = "engine",
+    parent: str = "client",
+    *,
+    queue_ms: float = 50.0,
+    prefill_ms: float = 100.0,
+    decode_ms: float = 500.0,
+    ttft_ms: float = 200.0,
+    e2e_ms: float = 710.0,
+    **changes: object,
+) -> Span:
+    """Return the span of a request by vLLM."""
+    times = {
+        "time_in_queue": queue_ms,
+        "time_in_model_prefill": prefill_ms,
+        "time_in_model_decode": decode_ms,
+        "time_to_first_token": ttft_ms,
+        "e2e": e2e_ms,
+    }
+    told = {f"gen_ai.latency.{key}": ms / 1e3 for key, ms in times.items()}
+    whole = {"start_ms": 50.0, "end_ms": 50.0 + e2e_ms, **changes}
+    return span("llm_request", own, parent, kind=SERVER, told=told, **whole)  # type: ignore[arg-type]
+
+
+def export(spans: Iterable[Span], *, at_s: float = 1.0) -> ExportRecord:
+    """Return an export that came so many seconds after NOON."""
+    return packed(NOON + round(at_s * S), "grpc", body(spans))
+
+
+def body(spans: Iterable[Span]) -> bytes:
+    """Return the bytes of an export."""
+    request = ExportTraceServiceRequest()
+    scopes = request.resource_spans.add()
+    for one in spans:
+        scope = scopes.scope_spans.add()
+        scope.scope.name = SCOPES.get(one.name, "test")
+        scope.spans.append(one)
+    return request.SerializeToString()

@@ -1,0 +1,111 @@
+"""The options of spans: what they make of an address, and how they say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scraper.access import Access
+from sidecar.clock import anchor
+from sidecar.config import as_recorded, check, check_scrape
+from sidecar.errors import ConfigurationError
+from sidecar.load_options import RunOptions
+from sidecar.options import ScrapeOptions
+from sidecar.span_options import SpanOptions, forward_access, receiver_spec, require_ports
+
+LISTEN = "127.0.0.1:4317"
+
+
+@pytest.mark.parametrize(
+    ("listen", "http"),
+    [
+        (LISTEN, "127.0.0.1:4318"),
+        ("0.0.0.0:65534", "0.0.0.0:65535"),
+        ("[::1]:4317", "[::1]:4318"),
+        ("localhost:0", "localhost:0"),
+    ],
+)
+def test_http_is_at_the_next_port(listen: str, http: str):
+    """gRPC where it was said, HTTP/protobuf beside it, as 4317 and 4318 are; any two ports for port 0."""
+    spec = receiver_spec(SpanOptions(otlp_listen=listen), anchor())
+    assert spec is not None
+    assert (listen, http) == (spec.grpc, spec.http)
+    assert receiver_spec(SpanOptions(), anchor()) is None
+
+
+def test_the_next_collector_is_told_headers_and_trusted_by_its_authority():
+    """Neither stands in the manifest with its value, nor does a password in the URL."""
+    options = RunOptions(
+        otlp_listen=LISTEN,
+        otlp_forward="https://ann:hush-pw@collector",
+        otlp_header=("Authorization: hush-token",),
+        otlp_ca=Path("ca.pem"),
+    )
+    access = Access(headers={"Authorization": "hush-token"}, ca="ca.pem")
+    spec = receiver_spec(options, anchor())
+    assert spec is not None
+    assert (access, "https://ann:hush-pw@collector") == (spec.access, spec.forward)
+    assert access == forward_access(options)
+    recorded = as_recorded(options)
+    assert "hush" not in json.dumps(recorded)
+    assert ("https://***@collector", ["Authorization: ***"]) == (recorded["otlp_forward"], recorded["otlp_header"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SpanOptions(otlp_listen="4317"), "--otlp-listen 4317: must be HOST:PORT, e.g. 127.0.0.1:4317"),
+        (SpanOptions(otlp_listen=":4317"), "--otlp-listen :4317: must be HOST:PORT"),
+        (
+            SpanOptions(otlp_listen="h:65535"),
+            "--otlp-listen h:65535: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below",
+        ),
+        (SpanOptions(otlp_forward="http://c:4317"), "--otlp-forward: there is nothing to pass on; add --otlp-listen"),
+        (
+            SpanOptions(otlp_listen=LISTEN, otlp_forward="c:4317"),
+            "--otlp-forward: c:4317 is not a grpc(s) or http(s) URL",
+        ),
+        (
+            SpanOptions(otlp_listen=LISTEN, otlp_forward="grpc://c"),
+            "--otlp-forward: grpc://c names no port; e.g. grpc://",
+        ),
+        (SpanOptions(otlp_header=("hush",)), "--otlp-header 'number 1': must be 'Name: value' in one line"),
+        (SpanOptions(otlp_ca=Path("/nowhere")), "--otlp-ca /nowhere: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_is_said_with_option_and_cure(options: SpanOptions, said: str):
+    """By `run` and by `scrape` alike."""
+    spans = {name: getattr(options, name) for name in ("otlp_listen", "otlp_forward", "otlp_header", "otlp_ca")}
+    for refused in (
+        lambda: check(replace(RunOptions(url=("http://h",)), **spans)),
+        lambda: check_scrape(replace(ScrapeOptions(url="http://h"), **spans)),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            refused()
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert "hush" not in str(caught.value)
+
+
+def test_a_scrape_needs_pages_or_spans():
+    """Either will do."""
+    assert LISTEN == check_scrape(ScrapeOptions(otlp_listen=LISTEN)).otlp_listen
+    with pytest.raises(ConfigurationError, match="--metrics is missing"):
+        check_scrape(ScrapeOptions())
+
+
+def test_free_ports_are_left_free():
+    """Both can be had after the question; nothing is asked where nothing listens."""
+    require_ports(SpanOptions())
+    require_ports(SpanOptions(otlp_listen="127.0.0.1:0"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for listen in (f"127.0.0.1:{port}", f"127.0.0.1:{port - 1}"):
+            with pytest.raises(
+                ConfigurationError, match=f"--otlp-listen {listen}: cannot listen on 127.0.0.1:{port}: "
+            ):
+                require_ports(SpanOptions(otlp_listen=listen))
