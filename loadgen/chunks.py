@@ -32,6 +32,10 @@ STATEMENTS = {
     "none": "no reply that ended ok came in chunks",
 }
 
+# What every number of the client means by content; docs/protocols.md has the fields of each protocol.
+CONTENT_RULE = "text, reasoning and calls of tools are content; the first token is the first of them that is not blank"
+KINDS = ("content", "reasoning", "tool")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
@@ -77,7 +81,7 @@ def single_token_ratio(log: RequestLog) -> float:
 
 def _usage(log: RequestLog) -> npt.NDArray[np.int64]:
     """Output tokens as the server counted them, -1 elsewhere: an estimate tells nothing of chunks."""
-    return np.where(log.output_tokens_source == "usage", log.output_tokens, -1)
+    return np.where(log.output_tokens_source == "estimate", -1, log.output_tokens)
 
 
 def server_itl_ms(log: RequestLog) -> Float64s:
@@ -103,6 +107,7 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
 
     tokens_per_chunk       one value a reply: its tokens over its chunks
     characters_per_chunk   one value a chunk
+    first_tokens           how many replies began with what; those that came whole, or with blanks alone, are none
     same_read_ratio        gaps of exactly 0, of chunks that one read of the socket brought, over all gaps
     """
     single = single_token_chunks(log)
@@ -115,6 +120,8 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
     return {
         "itl_option": option,
         "statement": STATEMENTS[option],
+        "content_rule": CONTENT_RULE,
+        "first_tokens": {kind: int((log.first_kind == kind).sum()) for kind in KINDS},
         "chunks": int(sizes.sum()),
         "replies_in_chunks": int((sizes > 0).sum()),
         "replies_whole": int((sizes == 0).sum()),

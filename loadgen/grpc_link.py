@@ -30,7 +30,6 @@ from loadgen.transport import Exchange
 _STREAMS_PER_CONNECTION = 100
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 _MESSAGE_CHARS = 200
-_FROM_CORE = "Internal error from Core"
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)")
 # As google.rpc.Code pairs them with HTTP.
 _HTTP = {
@@ -89,8 +88,7 @@ class GrpcLink:
                 exchange.reused = taken.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
                 connected = await _connected(taken.channel)
                 exchange.connected_ns = self._clock.now_ns() if connected else -1
-                call = taken.channel.stream_stream(planned.path)(metadata=self._metadata(planned.index))
-                await self._talk(call, exchange, planned)
+                await self._talk(call := self._call(taken, planned), exchange)
         except TimeoutError:
             exchange.error = f"timeout: {_waiting_for(exchange)} within {timeout_s:g} s"
         except aio.AioRpcError as error:
@@ -104,22 +102,27 @@ class GrpcLink:
                 await taken.channel.close()
             exchange.end_ns = self._clock.now_ns() if exchange.end_ns < 0 else exchange.end_ns
 
-    async def _talk(self, call: Any, exchange: Exchange, planned: PlannedRequest) -> None:
+    def _call(self, taken: _Channel, planned: PlannedRequest) -> Any:
+        """Begin a call with its one message and half-close it: on the wire the same as a stream of one.
+
+        Were the message written to a stream, and refused before it was read, then grpcio might keep its own "Internal
+        error from Core" in the place of the server's status, which had come first.
+        """
+        body = with_id(planned.body, request_id(self._spec.run_id, planned.index))
+        begin: Any = taken.channel.unary_stream(planned.path)
+        return begin(body, metadata=self._metadata(planned.index))
+
+    async def _talk(self, call: Any, exchange: Exchange) -> None:
         """Raises AioRpcError unless the call ends well."""
-        try:
-            await call.write(with_id(planned.body, request_id(self._spec.run_id, planned.index)))
-            await call.done_writing()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            # It has ended already, as where a server refuses what it has not read; reading tells how.
-            await _ended(call)
-        else:
-            exchange.submit_ns = self._clock.now_ns()
-            exchange.connected_ns = exchange.submit_ns if exchange.connected_ns < 0 else exchange.connected_ns
+        await asyncio.sleep(0)  # grpcio's task hands the message to its core, whose transport sends it at once
+        begun_ns = self._clock.now_ns()
+        exchange.submit_ns = begun_ns if exchange.connected_ns >= 0 else -1
         while (message := await call.read()) is not aio.EOF:
-            now_ns = self._clock.now_ns()
-            exchange.reads_ns.append(now_ns)
+            exchange.reads_ns.append(self._clock.now_ns())
             if exchange.status == 0:
                 exchange.status, exchange.head = 200, _head(200)
+                exchange.connected_ns = begun_ns if exchange.connected_ns < 0 else exchange.connected_ns
+                exchange.submit_ns = begun_ns
             exchange.body += frame(message)
             exchange.read_ends.append(len(exchange.body))
         code, details = await call.code(), await call.details()
@@ -173,14 +176,6 @@ class GrpcLink:
             ("x-request-id", request_id(run_id, index)),
             ("traceparent", traceparent(run_id, index)),
         )
-
-
-async def _ended(call: Any) -> None:
-    """Wait, for 0.1 s at most, until grpcio has the server's status; its own stands in for it first."""
-    for _ in range(100):
-        if await call.details() != _FROM_CORE:
-            return
-        await asyncio.sleep(0.001)
 
 
 async def _connected(channel: aio.Channel) -> bool:

@@ -7,11 +7,14 @@ Source: RFC 9112.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
 _LENGTH_DIGITS = 18
+# From the first bytes of a chunk to the next chunk, where those bytes hold the whole size line. The hot path meets few
+# different ones, and would spend more on reading the line than on all else about a chunk.
+_KEY_BYTES, _MOST_STEPS = 5, 4096
+_steps: dict[bytes, int] = {}
 
 
 class ProtocolError(ValueError):
@@ -110,6 +113,10 @@ class BodyEnd:
         at += self._left
         # Strictly less: at == size leaves nothing to read a line from, which find() tells as well.
         while at <= size:
+            key = data[at : at + _KEY_BYTES]
+            if (step := _steps.get(key)) and not self._line and not self._trailer:
+                at += step
+                continue
             stop = data.find(b"\n", at)
             if stop < 0:
                 self._left = 0
@@ -126,15 +133,15 @@ class BodyEnd:
                     continue
                 return at
             try:
-                chunk = _chunk_sizes(line)  # most lines repeat the one before or are close to it
+                chunk = chunk_size(line)
             except ProtocolError as error:
                 error.at = at
                 raise
-            at = stop + 1
             if chunk == 0:
                 self._trailer = True
-            else:
-                at += chunk + 2
+            elif len(line) == stop - at < len(key) == _KEY_BYTES and len(_steps) < _MOST_STEPS:
+                _steps[key] = stop + 1 - at + chunk + 2
+            at = stop + 1 + (chunk + 2 if chunk else 0)
         self._left = at - size
         return -1
 
@@ -155,10 +162,6 @@ def chunk_size(line: bytes) -> int:
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):
         raise ProtocolError(f"not a chunk size: {line[:40]!r}")
     return int(digits, 16)
-
-
-# The hot path meets few lines of different content, and would spend more on one than on all else about a chunk.
-_chunk_sizes = lru_cache(maxsize=4096)(chunk_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

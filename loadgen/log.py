@@ -61,8 +61,8 @@ class RequestLog:
     chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
     chunk_chars            characters of content in each of those chunks
     declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
-    output_tokens_source   usage, or estimate: a quarter of the characters of a whole reply whose server told no usage
-                           (asiai, M4); "" for neither
+    output_tokens_source   usage; timings: without usage, what the server's own timings count (llama.cpp's predicted_n);
+                           estimate: with neither, a quarter of the characters of a whole reply (asiai, M4); "" for none
     cached_tokens          prompt tokens that the server found in its prefix cache
     session, turn          -1 and 0 of a request that belongs to no session
     first_kind             what the first token was: content, reasoning or tool; "" when there was none
@@ -250,6 +250,8 @@ def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
     """Count a reply's tokens, and say who counted. The number of events is never taken: it is no number of tokens."""
     if reply.output_tokens >= 0:
         return reply.output_tokens, "usage"
+    if reply.timed_tokens >= 0:
+        return reply.timed_tokens, "timings"
     chars = int(reply.chunk_chars.sum())
     if status != "ok" or not chars:
         return -1, ""

@@ -31,10 +31,11 @@ MAX_IDLE_NS = 4_000_000_000
 _MESSAGE_CHARS = 200
 # Most servers' heads differ by their date alone, once a second.
 _parse_head = lru_cache(maxsize=64)(parse_head)
-# What a chunked body ends with, and how long that is at most; newlines may be bare. Where more bytes follow in the same
-# read, or trailers mix both kinds of newline, the end is only found by the next flush.
+# What a chunked body ends with, and how long that is at most; newlines may be bare. Where trailers mix both kinds of
+# newline, or bytes follow a last chunk with bare ones in the same read, the end is only found by the next flush.
 _BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
 _BLANK_LINE_BYTES = 4
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 def _nothing_to_catch_up() -> None:
@@ -153,7 +154,7 @@ class Connection:
         self._read_ns.append(at_ns)
         self._kernel_stamps += kernel_stamp
         # Of a shorter piece the blank line may lie in the one before.
-        if not self._in_chunks or data.endswith(_BLANK_LINE) or len(data) < _BLANK_LINE_BYTES:
+        if not self._in_chunks or data.endswith(_BLANK_LINE) or len(data) < _BLANK_LINE_BYTES or _LAST_CHUNK in data:
             self._catch_up()
 
     def ended_by_peer(self) -> None:

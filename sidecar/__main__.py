@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import sys
+
+# What is imported stays: looking through it again and again took a tenth of the time to the first request.
+GC_THRESHOLD = 100_000
 
 
 def main() -> None:
-    """Run the command line; the version alone is told without loading it."""
+    """Run the command line; the version alone is told without loading it.
+
+    What ends a command ends it as Ctrl-C does, in one line; nohup's ignored SIGHUP stays ignored.
+    """
+    gc.set_threshold(GC_THRESHOLD)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     if sys.argv[1:] == ["--version"]:
         from sidecar.version import VERSION  # noqa: PLC0415  a quarter of the time of the rest
 

@@ -26,7 +26,11 @@ class AccessOptions:
 
     metrics_ca: Annotated[
         Path | None,
-        Parameter(group=METRICS_ACCESS, help="Trust only what this authority signed (PEM). Default: the system's."),
+        Parameter(
+            group=METRICS_ACCESS,
+            help="Trust only what this authority signed (PEM). Default: for pages at the host of --url what --ca and "
+            "the like say, else the system's.",
+        ),
     ] = None
     metrics_cert: Annotated[
         Path | None, Parameter(group=METRICS_ACCESS, help="Client certificate (PEM; may hold its key as well).")
@@ -110,6 +114,8 @@ def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | N
     """Raise ConfigurationError where a file cannot be used; `flags` begins the options' names."""
     if key and not cert:
         raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate it is of")
+    if not (ca or cert):
+        return  # the system's authorities take 25 ms to read, and are no option's
     try:
         tls_context(Access(ca=_text(ca), cert=_text(cert), key=_text(key)))
     except UnusableFile as error:

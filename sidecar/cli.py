@@ -18,25 +18,30 @@ from cyclopts.config import Dict
 
 from scraper.access import masked
 from sidecar import config
-from sidecar.access import AccessOptions, check_access, metrics_access
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
-from sidecar.load_options import RunOptions
+from sidecar.errors import Interrupted, SidelightError, TargetNotMeasured
+from sidecar.load_options import DoctorOptions, RunOptions
 from sidecar.options import (
     DEFAULT_FORMATS,
-    ApiKey,
     Formats,
     JsonProgress,
     Listen,
-    Metrics,
-    Model,
     Out,
     Quiet,
     ScrapeOptions,
-    Url,
     Verbose,
 )
 from sidecar.progress import Progress, mode_for
+from sidecar.span_options import (
+    OtlpCa,
+    OtlpExport,
+    OtlpHeader,
+    SpanOptions,
+    check_collector,
+    check_spans,
+    forward_access,
+)
 from sidecar.version import VERSION
+from sidecar.watch_options import WatchOptions, check_watch
 
 HELP = """Load an LLM engine, scrape it, and tell for each wait where the time went.
 
@@ -48,17 +53,25 @@ Then, against your own engine:
 
 EPILOGUE = (
     "Exit codes: 0 done; 1 a stated criterion failed; 2 bad usage or configuration; 3 the target could not be reached "
-    "or measured; 130 interrupted (results up to then are written)."
+    "or measured; 130 interrupted (results up to then are written; a second signal does not wait for that, and "
+    "`sidelight report RUN` derives them)."
 )
 
 MISSED = 1
 
-SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header", "--header")
+SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header", "--header", "--otlp-header")
 
 MEASURE = Group("Measure", sort_key=1)
 LOOK = Group("Look", sort_key=2)
 
-app = App(name="sidelight", help=HELP, help_epilogue=EPILOGUE, version=VERSION, help_format="plaintext")
+app = App(
+    name="sidelight",
+    help=HELP,
+    help_epilogue=EPILOGUE,
+    version=VERSION,
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # main() has something to say of it
+)
 
 
 @app.command(group=MEASURE)
@@ -113,6 +126,7 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
         lambda progress: session.run(checked, command=_command(), progress=progress),
         quiet=options.quiet,
         as_json=options.json,
+        finish=lambda path, progress: _export(path, checked.otlp_export, checked, progress),
     )
 
 
@@ -129,6 +143,22 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
     )
 
 
+@app.command(group=MEASURE)
+def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as above
+    """Stay beside production: receive its spans, scrape its engines, serve where the waits went on /metrics. No load.
+
+    SIGTERM or Ctrl-C ends it, with what is pending counted; SIGHUP reads --config again. See docs/watch.md.
+    """
+    from sidecar import watch as resident  # noqa: PLC0415  as above
+
+    checked = check_watch(options)
+    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=False)
+    with Progress(mode) as progress:
+        summary = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
+    print(summary)  # noqa: T201  its result
+    return 0
+
+
 @app.command(group=LOOK, help_flags=[], name="simulate")
 def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
     """Only the simulated engine, as a server: for trying things out. See `sidelight simulate --help`."""
@@ -142,6 +172,9 @@ def report(
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
     *,
     formats: Formats = (),
+    otlp_export: OtlpExport = None,
+    otlp_header: OtlpHeader = (),
+    otlp_ca: OtlpCa = None,
     verbose: Verbose = False,
 ) -> int:
     """Derive everything again from a run directory, also from one that was cut short.
@@ -152,41 +185,21 @@ def report(
     from sidecar import derive  # noqa: PLC0415  as above
 
     config.check_formats(formats)
+    spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
+    check_spans(spans)
+    if otlp_export is not None:
+        check_collector("--otlp-export", otlp_export)
     derive.print_report(derive.derive(run_directory, formats), run_directory)
+    _export(run_directory, otlp_export, spans, Progress("lines"))
     return 0
 
 
 @app.command(group=LOOK)
-def doctor(
-    *,
-    url: Url = None,
-    model: Model = None,
-    api_key: ApiKey = None,
-    metrics: Metrics = (),
-    access: AccessOptions = AccessOptions(),  # noqa: B008  as above
-    verbose: Verbose = False,
-) -> int:
+def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
     """Look at an endpoint before a run: reachable, streaming, which engine, which quantities, what is missing."""
-    del verbose
     from sidecar import doctor as examination  # noqa: PLC0415  as above
 
-    if url is None:
-        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
-    config.http_url("--url", url)
-    for page in metrics:
-        config.http_url("--metrics", page, user=True)
-    check_access(access)
-    config.require_bounds(access, config.ACCESS_BOUNDS)
-    return asyncio.run(
-        examination.examine(
-            url,
-            model=model,
-            api_key=api_key,
-            metrics=metrics,
-            access=metrics_access(access, urls=(url,), api_key=api_key),
-            timeout_s=access.scrape_timeout,
-        )
-    )
+    return asyncio.run(examination.examine(config.check_doctor(options)))
 
 
 @app.command(group=LOOK)
@@ -201,8 +214,14 @@ def schema(
     return 0
 
 
-def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet: bool, as_json: bool) -> int:
-    """Measure, derive, print. An interrupted run is derived and printed too, and exits 130."""
+def _measured(
+    measure: Callable[[Progress], Coroutine[Any, Any, Path]],
+    *,
+    quiet: bool,
+    as_json: bool,
+    finish: Callable[[Path, Progress], None] | None = None,
+) -> int:
+    """Measure, derive, print, finish. An interrupted run is derived and printed too, and exits 130."""
     mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         try:
@@ -218,6 +237,8 @@ def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet
         summary = derive.derive(path)
         progress.done(str(path), summary["status"])
     derive.print_report(summary, path)
+    if finish is not None:
+        finish(path, progress)
     if summary["status"] == "interrupted":
         return Interrupted.exit_code
     requests = summary["client"]["requests"]
@@ -226,6 +247,15 @@ def _measured(measure: Callable[[Progress], Coroutine[Any, Any, Path]], *, quiet
     slo = summary["client"]["slo"]
     # An objective that cannot be told was not shown to be met.
     return 0 if slo is None or slo["met"] else MISSED
+
+
+def _export(path: Path, url: str | None, options: SpanOptions, progress: Progress) -> None:
+    """Send the spans of a run to the collector that was named, if one was."""
+    if url is None:
+        return
+    from sidecar import span_export  # noqa: PLC0415  as above
+
+    span_export.export_run(path, url, forward_access(options), progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -241,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(str(error), trace="--verbose" in arguments)
         code = error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        _say("interrupted; what a run had recorded is kept: `sidelight report` derives it")
         code = Interrupted.exit_code
     except BrokenPipeError:
         # Whoever read our output has left: nothing to say, and nobody to say it to.
@@ -262,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(arguments: list[str]) -> int:
     found = _config_file(arguments)
     if found is not None:
-        options: type = ScrapeOptions if "scrape" in arguments[:1] else RunOptions
+        options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
         data = {key.replace("_", "-"): value for key, value in config.load_yaml(found, options).items()}
         given = {argument.partition("=")[0] for argument in arguments}
         for one, other in (("rate", "concurrency"), ("concurrency", "rate")):

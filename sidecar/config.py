@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from scraper.access import masked
 from sidecar.access import AccessOptions, check_access, header_names
 from sidecar.errors import ConfigurationError
-from sidecar.load_options import DEFAULT_RATE_PER_S, RunOptions
+from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 from sidecar.options import ScrapeOptions
+from sidecar.span_options import SpanOptions, check_collector, check_spans
 
 DEFAULT_DURATION_S = 30.0
 SECRETS = ("api_key", "metrics_token", "metrics_user")
@@ -60,6 +59,8 @@ def load_yaml(path: Path, options: type = RunOptions) -> dict[str, Any]:
     Raises ConfigurationError: unreadable, not YAML (with line and column), not a mapping, or a key that is no option
     (names the key and the nearest valid one).
     """
+    import yaml  # noqa: PLC0415  15 ms, where no file is read
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -96,13 +97,10 @@ def check(options: RunOptions) -> RunOptions:
     """
     from sidecar.load_check import check_load  # noqa: PLC0415  numpy, which --help and --version need not wait for
 
-    if not options.url:
-        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
-    for url in options.url:
-        http_url("--url", url)
-    for url in options.metrics:
-        http_url("--metrics", url, user=True)
-    check_access(options)
+    _check_target(options)
+    check_spans(options)
+    if options.otlp_export is not None:
+        check_collector("--otlp-export", options.otlp_export)
     require_bounds(options, RUN_BOUNDS)
     check_load(options)
     check_formats(options.formats)
@@ -121,14 +119,35 @@ def check(options: RunOptions) -> RunOptions:
     )
 
 
+def check_doctor(options: DoctorOptions) -> DoctorOptions:
+    """Return the options of a look at an endpoint. Raises ConfigurationError as `check` does."""
+    from sidecar.load_check import check_contact  # noqa: PLC0415  as above
+
+    _check_target(options)
+    require_bounds(options, ACCESS_BOUNDS)
+    check_contact(options)
+    return options
+
+
+def _check_target(options: RunOptions | DoctorOptions) -> None:
+    if not options.url:
+        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
+    for url in options.url:
+        http_url("--url", url)
+    for url in options.metrics:
+        http_url("--metrics", url, user=True)
+    check_access(options)
+
+
 def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
     """Return the options of a scrape. Raises ConfigurationError as `check` does."""
-    if options.url is None and not options.metrics:
+    if options.url is None and not options.metrics and options.otlp_listen is None:
         raise ConfigurationError("--metrics is missing; give a Prometheus URL, or --url to have it discovered")
     for flag, url in (("--url", options.url), *(("--metrics", url) for url in options.metrics)):
         if url is not None:
             http_url(flag, url, user=flag == "--metrics")
     check_access(options)
+    check_spans(options)
     require_bounds(options, SCRAPE_BOUNDS)
     check_formats(options.formats)
     return options
@@ -189,7 +208,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def as_recorded(options: RunOptions | ScrapeOptions) -> dict[str, Any]:
+def as_recorded(options: SpanOptions) -> dict[str, Any]:
     """Return the options as they stand in the manifest: plain JSON values, secrets masked."""
     return {field.name: _plain(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)}
 
@@ -199,8 +218,10 @@ def _plain(name: str, value: object) -> object:
         return "***"
     if isinstance(value, Path):
         return str(value)
-    if name in {"metrics_header", "header"} and isinstance(value, tuple):
+    if name in {"metrics_header", "header", "otlp_header"} and isinstance(value, tuple):
         return header_names(value)
     if name == "metrics" and isinstance(value, tuple):
         return [masked(url) for url in value]
+    if name in {"otlp_forward", "otlp_export"} and isinstance(value, str):
+        return masked(value)
     return list(value) if isinstance(value, tuple) else value

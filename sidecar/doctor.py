@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
+from loadgen.protocols import PROTOCOLS
 from scraper import engines
 from scraper.access import Access, masked
 from scraper.endpoint import Limits, Scrape, discover, open_session, scrape
@@ -22,7 +23,9 @@ from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.missing import Missing
 from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
-from sidecar.target import Contact, Served, auth_headers, engine_version, preflight, probe
+from sidecar.load_options import DoctorOptions
+from sidecar.prepare import contact_of, pages_access, pages_of
+from sidecar.target import Contact, Served, engine_version, preflight, probe
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -40,46 +43,50 @@ class Look:
     pages: tuple[Page, ...]
 
 
-async def examine(
-    url: str,
-    *,
-    model: str | None,
-    api_key: str | None,
-    metrics: tuple[str, ...],
-    access: Access | None = None,
-    timeout_s: float = 5.0,
-) -> int:
-    """Print what an endpoint offers and lacks. Returns 0, or 3 where no run would be possible."""
+async def examine(options: DoctorOptions) -> int:
+    """Print what each URL and its metrics page offer and lack. Returns 0, or 3 where no run would be possible."""
     console = Console(highlight=False)
-    headers = auth_headers(api_key)
-    contact = Contact(headers=headers)
-    usable = True
-    try:
-        served = await probe(url, model=model, contact=contact)
-        _say(console, GOOD, f"{served.url} serves {served.model}{_limit(served)}")
-        version = await engine_version(served.url, contact)
-        if version:
-            _say(console, GOOD, f"server version {version}")
-        await preflight(served, contact=contact)
-        _say(console, GOOD, "chat completions stream")
-    except SidelightError as error:
-        _say(console, BAD, str(error))
-        usable = False
-        if isinstance(error, TargetUnreachable) and not metrics:
-            return error.exit_code
-    limits = Limits(timeout_s=timeout_s)
-    for target in metrics or (url,):
-        found = await discover(target, access=access or Access(headers=headers), limits=limits)
-        if isinstance(found, Missing):
-            _say(console, BAD, f"no server metrics: {found.reason}")
-            for line in advice(found.reason):
-                _say(console, NOTE, line)
-            continue
-        clock = anchor()
-        look = await _look(found, access or Access(headers=headers), limits, clock)
-        for mark, text in [(BAD, look)] if isinstance(look, str) else describe(look, clock):
-            _say(console, mark, text)
+    contact = contact_of(options)
+    usable, pages = True, list(options.metrics)
+    for url in options.url:
+        try:
+            await _ask(console, url, options, contact)
+        except SidelightError as error:
+            _say(console, BAD, str(error))
+            usable = False
+            if isinstance(error, TargetUnreachable):
+                continue
+        if not options.metrics:
+            pages += pages_of((url,), contact)
+    for page in pages:
+        await _see(console, page, pages_access(options), Limits(timeout_s=options.scrape_timeout))
     return 0 if usable else 3
+
+
+async def _ask(console: Console, url: str, options: DoctorOptions, contact: Contact) -> None:
+    """Say what serves at a URL, as a run would ask it. Raises SidelightError where a run would."""
+    protocol = PROTOCOLS[contact.endpoint]
+    served = await probe(url, model=options.model, contact=contact)
+    _say(console, GOOD, f"{served.url} serves {served.model}{_limit(served)}")
+    version = await engine_version(served.url, contact) if protocol.models is not None else None
+    if version:
+        _say(console, GOOD, f"server version {version}")
+    await preflight(served, contact=contact)
+    _say(console, GOOD, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
+
+
+async def _see(console: Console, target: str, access: Access, limits: Limits) -> None:
+    """Describe the metrics page at a URL, or say why there is none."""
+    found = await discover(target, access=access, limits=limits)
+    if isinstance(found, Missing):
+        _say(console, BAD, f"no server metrics: {found.reason}")
+        for line in advice(found.reason):
+            _say(console, NOTE, line)
+        return
+    clock = anchor()
+    look = await _look(found, access, limits, clock)
+    for mark, text in [(BAD, look)] if isinstance(look, str) else describe(look, clock):
+        _say(console, mark, text)
 
 
 def advice(reason: str) -> Iterator[str]:

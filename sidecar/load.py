@@ -18,13 +18,14 @@ SETTLE_LEAST_S = 0.5
 START_TIMEOUT_S = 30.0
 
 
-async def load(session: Session, options: RunOptions, found: Prepared) -> None:
+async def load(session: Session, options: RunOptions, found: Prepared, *, begun_s: float) -> None:
     """Warm a target up and measure it. All measured requests are made before the first is sent.
 
-    Raises SidelightError when one of our processes, or /tokenize, fails.
+    The run began at `begun_s`, in the loop's time: its deadline counts from there. Raises SidelightError when one of
+    our processes, or /tokenize, fails.
     """
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
-    async with _deadline(session, options.deadline):
+    async with _deadline(session, options.deadline, begun_s):
         session.progress.stage("preparing requests")
         await unless_stopped(session.stop, prepare_warm_up(session, options, found))
         await unless_stopped(session.stop, _prepare(session, options, found))
@@ -44,7 +45,14 @@ async def load(session: Session, options: RunOptions, found: Prepared) -> None:
             )
             _note_if_used_up(session, options, elapsed_s=(session.clock.now_ns() - started_ns) / 1e9)
             if session.scraper is not None:
-                await settle(session.scraper, session.path, session.clock, seconds=settle_s)
+                await settle(
+                    session.scraper,
+                    session.path,
+                    session.clock,
+                    seconds=settle_s,
+                    live=session.live,
+                    listening=None if session.stop.is_set() else session.listening,
+                )
 
 
 async def _prepare(session: Session, options: RunOptions, found: Prepared) -> None:
@@ -66,14 +74,14 @@ async def _prepare(session: Session, options: RunOptions, found: Prepared) -> No
 
 
 @asynccontextmanager
-async def _deadline(session: Session, seconds: float | None) -> AsyncIterator[None]:
+async def _deadline(session: Session, seconds: float | None, begun_s: float) -> AsyncIterator[None]:
     """Stop the session as the user would after so many seconds, and say that it was that."""
     if seconds is None:
         yield
         return
 
     async def stop() -> None:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(begun_s + seconds - asyncio.get_running_loop().time())
         text = f"the deadline of {seconds:g} s was reached; what was in flight then is cancelled"
         session.progress.warn(text)
         note(session.path, session.clock, text)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from loadgen import workloads
 from loadgen.arrivals import Arrival
 from loadgen.slo import parse_slo
 from loadgen.traces import Trace, TraceError, read_trace
 from sidecar.access import require_headers, require_tls
 from sidecar.errors import ConfigurationError
-from sidecar.load_options import DEFAULT_RATE_PER_S, RunOptions
+from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 
 BURST_S = 1.0
+NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
 
 # What belongs to an open loop, and what each arrival process needs.
 _SHAPES: dict[str, tuple[str, ...]] = {
@@ -42,13 +45,40 @@ def check_load(options: RunOptions) -> None:
     ):
         if path is not None and not path.is_file():
             raise ConfigurationError(f"{flag} {path}: no such file")
+    if options.tokenizer not in NAMED_TOKENIZERS and not Path(options.tokenizer).exists():
+        raise ConfigurationError(
+            f"--tokenizer {options.tokenizer}: no such file; give {', '.join(NAMED_TOKENIZERS)} or the path of a "
+            "tokenizer.json"
+        )
     _require_free_file("--save-requests", options.save_requests)
-    require_headers("--header", options.header)
-    if options.extra and options.replay_requests is not None:
+    check_contact(options)
+    if extra_of(options) and options.replay_requests is not None:
         raise ConfigurationError(
             "--extra-body and --replay-requests exclude each other: saved bodies are sent as they are"
         )
+
+
+def check_contact(options: RunOptions | DoctorOptions) -> None:
+    """Raise ConfigurationError where what goes with every request cannot be used: headers, fields, certificates."""
+    require_headers("--header", options.header)
+    extra_of(options)
+    if options.insecure and options.ca is not None:
+        raise ConfigurationError(
+            f"--insecure and --ca {options.ca} exclude each other: one trusts everybody; leave out --insecure"
+        )
     require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
+
+
+def extra_of(options: RunOptions | DoctorOptions) -> dict[str, object]:
+    """Return the fields of `--extra-body`. Raises ConfigurationError where it is no JSON object."""
+    given = options.extra_body
+    try:
+        found = msgspec.json.decode(given or "{}")
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"--extra-body {given}: {error}; give a JSON object") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"--extra-body {given}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
+    return found
 
 
 def _require_free_file(flag: str, path: Path | None) -> None:
@@ -79,8 +109,6 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
         yield "--sessions needs --dataset, whose conversations have later messages; a workload file says turns itself"
     if options.think_time and not options.sessions:
         yield f"--think-time {options.think_time:g}: needs --sessions; a workload file says think_time_s itself"
-    if options.insecure and options.ca is not None:
-        yield f"--insecure and --ca {options.ca} exclude each other: one trusts everybody; leave out --insecure"
 
 
 def _of_arrivals(options: RunOptions) -> Iterator[str]:

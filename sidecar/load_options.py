@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from cyclopts import Group, Parameter
 
 from loadgen import workloads
 from sidecar.access import AccessOptions
-from sidecar.errors import ConfigurationError
 from sidecar.options import (
     DEFAULT_FORMATS,
     TARGET,
@@ -28,6 +26,7 @@ from sidecar.options import (
     SliceDuration,
     Verbose,
 )
+from sidecar.span_options import OtlpExport, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
 ARRIVALS = Group("Open loop", sort_key=2.5)
@@ -43,7 +42,7 @@ def _whole(_hint: Any, tokens: Any) -> int:
     try:
         return int(tokens[0].value)
     except ValueError:
-        raise ValueError("must be a whole number") from None
+        raise ValueError(f"{tokens[0].value!r}: must be a whole number") from None
 
 
 def _warmup(_hint: Any, tokens: Any) -> int | str:
@@ -53,58 +52,84 @@ def _warmup(_hint: Any, tokens: Any) -> int | str:
     try:
         return int(tokens[0].value)
     except ValueError:
-        raise ValueError(f"must be a whole number or '{DRAFT}'") from None
+        raise ValueError(f"{tokens[0].value!r}: must be a whole number or '{DRAFT}'") from None
+
+
+# How a target is spoken to: written once, for `run` and for `doctor`.
+Urls = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=TARGET,
+        negative="",
+        show_default=False,
+        help="Base URL, with or without /v1 (repeatable: requests take them in turn). Required.",
+    ),
+]
+Api = Annotated[
+    Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"],
+    Parameter(group=TARGET, help="Which API to load; docs/protocols.md describes each."),
+]
+Header = Annotated[
+    tuple[str, ...],
+    Parameter(
+        group=TARGET,
+        negative="",
+        show_default=False,
+        help="A further header of every request, 'Name: value' (repeatable).",
+    ),
+]
+ExtraBody = Annotated[
+    str | None,
+    Parameter(
+        group=TARGET,
+        help="JSON object merged into every request's body, e.g. '{\"top_k\": 1}'; null leaves a field out.",
+    ),
+]
+Ca = Annotated[
+    Path | None, Parameter(group=TARGET, help="Trust only what this authority signed (PEM). Default: the system's.")
+]
+Cert = Annotated[Path | None, Parameter(group=TARGET, help="Client certificate (PEM; may hold its key as well).")]
+Key = Annotated[Path | None, Parameter(group=TARGET, help="Key of the client certificate (PEM, without a password).")]
+Insecure = Annotated[
+    bool,
+    Parameter(group=TARGET, negative="", show_default=False, help="Take any certificate, whoever presents it."),
+]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(AccessOptions):
+class DoctorOptions(AccessOptions):
+    """All of `sidelight doctor`: what `run` is told of the target and of its pages."""
+
+    url: Urls = ()
+    model: Model = None
+    endpoint: Api = "chat"
+    api_key: ApiKey = None
+    header: Header = ()
+    extra_body: ExtraBody = None
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    insecure: Insecure = False
+    metrics: Metrics = ()
+    verbose: Verbose = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(SpanOptions):
     """All of `sidelight run`."""
 
-    url: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=TARGET,
-            negative="",
-            show_default=False,
-            help="Base URL, with or without /v1 (repeatable: requests take them in turn). Required.",
-        ),
-    ] = ()
+    url: Urls = ()
     model: Model = None
-    endpoint: Annotated[
-        Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"],
-        Parameter(group=TARGET, help="Which API to load; docs/protocols.md describes each."),
-    ] = "chat"
+    endpoint: Api = "chat"
     api_key: ApiKey = None
-    header: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=TARGET,
-            negative="",
-            show_default=False,
-            help="A further header of every request, 'Name: value' (repeatable).",
-        ),
-    ] = ()
-    extra_body: Annotated[
-        str | None,
-        Parameter(
-            group=TARGET,
-            help="JSON object merged into every request's body, e.g. '{\"top_k\": 1}'; null leaves a field out.",
-        ),
-    ] = None
-    ca: Annotated[
-        Path | None, Parameter(group=TARGET, help="Trust only what this authority signed (PEM). Default: the system's.")
-    ] = None
-    cert: Annotated[
-        Path | None, Parameter(group=TARGET, help="Client certificate (PEM; may hold its key as well).")
-    ] = None
-    key: Annotated[
-        Path | None, Parameter(group=TARGET, help="Key of the client certificate (PEM, without a password).")
-    ] = None
-    insecure: Annotated[
-        bool,
-        Parameter(group=TARGET, negative="", show_default=False, help="Take any certificate, whoever presents it."),
-    ] = False
+    header: Header = ()
+    extra_body: ExtraBody = None
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    insecure: Insecure = False
     reuse: Annotated[bool, Parameter(group=TARGET, help="Keep connections open for further requests.")] = True
     request_timeout: Annotated[float, Parameter(group=TARGET, help="Seconds until one request is given up.")] = 600.0
     rate: Annotated[
@@ -112,7 +137,12 @@ class RunOptions(AccessOptions):
         Parameter(group=LOAD, help="Open loop: requests per second, whatever the server does. Default: 1."),
     ] = None
     concurrency: Annotated[
-        int | None, Parameter(converter=_whole, group=LOAD, help="Closed loop: requests in flight. Excludes --rate.")
+        int | None,
+        Parameter(
+            converter=_whole,
+            group=LOAD,
+            help="Closed loop: requests in flight. A session holds its place also while it thinks. Excludes --rate.",
+        ),
     ] = None
     barrier: Annotated[
         bool,
@@ -123,10 +153,19 @@ class RunOptions(AccessOptions):
             help="Closed loop in rounds: --concurrency requests at one instant, the next when all have ended.",
         ),
     ] = False
-    requests: Annotated[int | None, Parameter(converter=_whole, group=LOAD, help="Stop after so many requests.")] = None
+    requests: Annotated[
+        int | None,
+        Parameter(
+            converter=_whole, group=LOAD, help="Stop after so many requests; of sessions, after so many sessions."
+        ),
+    ] = None
     duration: Annotated[
         float | None,
-        Parameter(group=LOAD, help="Stop submitting after so many seconds. Default: 30 unless --requests."),
+        Parameter(
+            group=LOAD,
+            help="Stop submitting after so many seconds. Default: 30; with --requests, --trace or --replay-requests, "
+            "when those are sent.",
+        ),
     ] = None
     warmup: Annotated[
         int | Literal["draft"],
@@ -142,7 +181,10 @@ class RunOptions(AccessOptions):
     ] = 120.0
     deadline: Annotated[
         float | None,
-        Parameter(group=LOAD, help="Seconds after which the whole run is stopped, and what there is is reported."),
+        Parameter(
+            group=LOAD,
+            help="Seconds after which the whole run, its preparation included, is stopped as by Ctrl-C.",
+        ),
     ] = None
     workers: Annotated[
         int, Parameter(converter=_whole, group=LOAD, help="Load workers, a process each; 0: one for each core.")
@@ -241,22 +283,12 @@ class RunOptions(AccessOptions):
     ] = None
     out: Out = None
     formats: Formats = DEFAULT_FORMATS
+    otlp_export: OtlpExport = None
     listen: Listen = None
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False
     config: ConfigFile = None
-
-    @property
-    def extra(self) -> dict[str, object]:
-        """Return the fields of `--extra-body`. Raises ConfigurationError where it is no JSON object."""
-        try:
-            found = msgspec.json.decode(self.extra_body or "{}")
-        except msgspec.DecodeError as error:
-            raise ConfigurationError(f"--extra-body {self.extra_body}: {error}; give a JSON object") from error
-        if not isinstance(found, dict):
-            raise ConfigurationError(f"--extra-body {self.extra_body}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
-        return found
 
     @property
     def worker_count(self) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from sidecar.access import AccessOptions
+from sidecar.span_options import SpanOptions
 
 TARGET = Group("Target", sort_key=1)
 LOAD = Group("Load", sort_key=2)
@@ -89,7 +89,7 @@ ConfigFile = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrapeOptions(AccessOptions):
+class ScrapeOptions(SpanOptions):
     """All of `sidelight scrape`."""
 
     url: Url = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from scraper.endpoint import Limits, discover
 from scraper.missing import Missing
 from sidecar.access import metrics_access, require_headers
 from sidecar.errors import ConfigurationError, TargetUnreachable
-from sidecar.load_options import RunOptions
+from sidecar.load_check import extra_of, named
+from sidecar.load_options import DoctorOptions, RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.planning import Load, read_load
 from sidecar.progress import Progress
@@ -67,21 +68,17 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
 
     Raises TargetUnreachable, TargetSpeaksElse, ConfigurationError.
     """
-    load = read_load(options)
-    contact = contact_of(options)
-    served = await _served(options, contact)
-    first = served[0]
-    version = await engine_version(first.url, contact) if PROTOCOLS[contact.endpoint].models is not None else None
-    access = pages_access(options)
-    metrics = await _targets(options.metrics or _pages_of(served, contact), access, options.scrape_timeout)
-    targets, notes = _scraped(metrics)
-    round_trips = await asyncio.gather(*(measure_rtt(one.url) for one in served))
-    tokenizer, unused = await _tokenizer(options, first, contact)
-    limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
-    where = ", ".join(one.url for one in served)
-    progress.stage(f"{first.model} at {where}{limit}; lengths in tokens of {tokenizer.name}")
-    lacking = _shortage(options)
-    try:
+    async with AsyncExitStack() as stack:
+        load, lacking, contact = read_load(options), _shortage(options), contact_of(options)
+        served = await _served(options, contact)
+        # Alone: what else this process does would show in the time of a handshake.
+        round_trips = await asyncio.gather(*(measure_rtt(one.url) for one in served))
+        version, metrics, (tokenizer, unused) = await _looked(options, served, contact, stack)
+        targets, notes = _scraped(metrics)
+        first = served[0]
+        limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
+        where = ", ".join(one.url for one in served)
+        progress.stage(f"{first.model} at {where}{limit}; lengths in tokens of {tokenizer.name}")
         yield Prepared(
             served=served,
             contact=contact,
@@ -109,24 +106,21 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
                 **_about_metrics(metrics),
             },
         )
-    finally:
-        if isinstance(tokenizer, ServerTokenizer):
-            await tokenizer.close()
 
 
-def contact_of(options: RunOptions) -> Contact:
+def contact_of(options: RunOptions | DoctorOptions) -> Contact:
     """Return how the target is spoken to."""
     paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
     return Contact(
         endpoint=options.endpoint,
         headers={**auth_headers(options.api_key), **require_headers("--header", options.header)},
-        extra=options.extra,
+        extra=extra_of(options),
         tls=TlsSpec(**paths, insecure=options.insecure),
     )
 
 
-def pages_access(options: RunOptions) -> Access:
-    """Return how the metrics pages of a run are asked: at the API's own hosts with its TLS, unless theirs was given."""
+def pages_access(options: RunOptions | DoctorOptions) -> Access:
+    """Return how metrics pages are asked: at the API's own hosts with its TLS, unless theirs was given."""
     access = metrics_access(options, urls=options.url, api_key=options.api_key)
     hosts = {urlsplit(url).netloc for url in options.url}
     if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
@@ -136,20 +130,44 @@ def pages_access(options: RunOptions) -> Access:
 
 
 async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
-    """Ask each URL for its model, and for one token. Raises ConfigurationError where they serve different ones."""
+    """Ask each URL for its model. Raises ConfigurationError where they serve different ones."""
     found = [await probe(url, model=options.model, contact=contact) for url in options.url]
     for one in found:
         if one.model != found[0].model:
             raise ConfigurationError(
                 f"--url {one.url}: serves {one.model}, and {found[0].url} {found[0].model}; name one with --model"
             )
-        await preflight(one, contact=contact, ignore_eos=options.ignore_eos)
     return tuple(found)
 
 
-def _pages_of(served: tuple[Served, ...], contact: Contact) -> tuple[str, ...]:
+async def _looked(
+    options: RunOptions, served: tuple[Served, ...], contact: Contact, stack: AsyncExitStack
+) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None]]:
+    """Ask each URL for one token, and meanwhile for its version, its metrics pages and its tokenizer.
+
+    The first failure ends the others, and is raised as it is.
+    """
+    urls = [one.url for one in served]
+    pages = options.metrics or pages_of(urls, contact)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in served:
+                group.create_task(preflight(one, contact=contact, ignore_eos=options.ignore_eos))
+            tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
+            version = group.create_task(_version(urls[0], contact))
+            metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return version.result(), metrics.result(), tokenizer.result()
+
+
+async def _version(url: str, contact: Contact) -> str | None:
+    return await engine_version(url, contact) if PROTOCOLS[contact.endpoint].models is not None else None
+
+
+def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:
     """Return where metrics pages are looked for: beside the API, but for gRPC, whose port speaks no HTTP/1."""
-    return tuple(one.url for one in served) if contact.endpoint != "grpc" else ()
+    return tuple(urls) if contact.endpoint != "grpc" else ()
 
 
 def _shortage(options: RunOptions) -> str | None:
@@ -173,11 +191,11 @@ class PreparedScrape:
 
 
 async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
-    """Find the pages of a scrape. Raises TargetUnreachable when there is none at all."""
-    configured = options.metrics or (options.url or "",)
+    """Find the pages of a scrape. Raises TargetUnreachable when there is none at all, and no spans are received."""
+    configured = options.metrics or ((options.url,) if options.url else ())
     metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
     targets, notes = _scraped(metrics)
-    if not targets:
+    if not targets and options.otlp_listen is None:
         reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
         raise TargetUnreachable(f"no metrics page: {reasons}")
     return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
@@ -189,9 +207,16 @@ async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float
     return list(zip(configured, found, strict=True))
 
 
-async def _tokenizer(options: RunOptions, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
-    """Return the declared tokenizer and, where the server's was wanted but there is none, why."""
+async def _tokenizer(
+    options: RunOptions, served: Served, contact: Contact, stack: AsyncExitStack
+) -> tuple[Tokenizer, str | None]:
+    """Return the declared tokenizer and, where the server's was wanted but there is none, why.
+
+    The stack closes the server's.
+    """
     found, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
+    if isinstance(found, ServerTokenizer):
+        await stack.enter_async_context(found)
     chats = contact.endpoint not in {"completions", "sglang", "tgi", "grpc"}
     if options.exact_tokens and chats and not found.template:
         raise ConfigurationError(
@@ -203,20 +228,23 @@ async def _tokenizer(options: RunOptions, served: Served, contact: Contact) -> t
 
 async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
     if name == "cl100k_base":
-        return ReferenceTokenizer(), None
+        return await _reference(), None
     if name not in {"auto", "server"}:
         try:
             return LocalTokenizer(Path(name)), None
         except TokenizerError as error:
-            raise ConfigurationError(
-                f"--tokenizer {name}: {error}; give auto, server, cl100k_base or the path of a tokenizer.json"
-            ) from error
-    probed = await probe_server(served.url, served.model, contact.headers, tls=tls_context(contact.tls))
+            raise ConfigurationError(named("--tokenizer", name, str(error))) from error
+    tls = None if contact.tls == TlsSpec() else tls_context(contact.tls)
+    probed = await probe_server(served.url, served.model, contact.headers, tls=tls)
     if isinstance(probed, ServerTokenizer):
         return probed, None
     if name == "server":
         raise ConfigurationError(f"--tokenizer server: {probed}; use --tokenizer cl100k_base")
-    return ReferenceTokenizer(), probed
+    return await _reference(), probed
+
+
+async def _reference() -> ReferenceTokenizer:
+    return await asyncio.to_thread(ReferenceTokenizer)  # 0.1 s, in which the sockets go on
 
 
 def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from sidecar.errors import WorkerDied
 
-EXIT_TIMEOUT_S = 5.0
+EXIT_TIMEOUT_S = 10.0  # a scraper that is ended without a word scrapes for 4 s more, and passes spans on for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 

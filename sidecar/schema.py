@@ -31,6 +31,11 @@ def configuration() -> dict[str, Any]:
         if field.name != "config"
     }
     properties |= {alias: properties[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
+    properties |= {
+        name.replace("_", "-"): found | {"description": f"The same as {name}."}
+        for name, found in properties.items()
+        if "_" in name
+    }
     return {
         "$schema": DIALECT,
         "title": "Sidelight configuration",

@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exporter.metrics_server import serving
-from exporter.prometheus import LivePage
 from loadgen.protocols import PROTOCOLS
 from scraper.access import Access
-from scraper.target import STALE_TICKS
 from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
 from sidecar.config import as_recorded, listen_address
 from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
-from sidecar.live import LiveRun
-from sidecar.load import load
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
-from sidecar.phases import Session, note, record, settle, unless_stopped, unless_stopped_for, watching
-from sidecar.prepare import Prepared, pages_access, prepare_scrape, prepared
+from sidecar.phases import Listening, Session, note, record, settle, unless_stopped, unless_stopped_for, watching
 from sidecar.processes import Child
 from sidecar.progress import Progress
-from sidecar.target import reason_of
+from sidecar.span_options import receiver_spec, require_ports
+from sidecar.stopping import stop_on_signals, until_deadline
+
+if TYPE_CHECKING:
+    from exporter.prometheus import LivePage
+    from sidecar.prepare import Prepared
 
 START_TIMEOUT_S = 30.0
 DEFAULT_LISTEN = "127.0.0.1:9464"
@@ -49,12 +47,21 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
     processes died (the manifest then says `crashed`, and why).
     """
     async with AsyncExitStack() as stack:
+        begun_s = asyncio.get_running_loop().time()
         stop = await stack.enter_async_context(stop_on_signals())
         run_directory.require_free(options.out)
+        require_ports(options)
         clock = anchor()
         names = {f"load worker {number}": "loadgen.worker" for number in range(options.worker_count)}
         *workers, scraper = await _started(stack, {**names, "scraper": "scraper.worker"})
-        found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
+        # Ours are imported while theirs are.
+        from scraper.target import STALE_TICKS  # noqa: PLC0415
+        from sidecar.live import LiveRun  # noqa: PLC0415
+        from sidecar.load import load  # noqa: PLC0415
+        from sidecar.prepare import pages_access, prepared  # noqa: PLC0415
+
+        async with until_deadline(begun_s, options.deadline):
+            found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
         page = await _serve(stack, options.listen, progress)
         run_id = manifests.new_run_id()
         path = run_directory.create(options.out or Path("runs") / run_id)
@@ -71,9 +78,10 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         for number, worker in enumerate(workers):
             spec = worker_spec(number, path, run_id, found, options, clock)
             await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
-        if found.targets:
+        listening = None
+        if found.targets or options.otlp_listen is not None:
             spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
-            await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
+            listening = await _begin_scraper(scraper, spec, path, run_id, progress)
         session = Session(
             path=path,
             clock=clock,
@@ -81,18 +89,24 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
             stop=stop,
             workers=tuple(workers),
             drain_s=options.drain_timeout,
-            scraper=scraper if found.targets else None,
+            scraper=scraper if found.targets or listening is not None else None,
             live=live,
             page=page,
+            listening=listening,
         )
-        await load(session, options, found)
+        await load(session, options, found, begun_s=begun_s)
     return path
 
 
 async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Path:
     """Scrape targets without any load, for a duration or until a signal. Returns the run directory."""
+    from scraper.target import STALE_TICKS  # noqa: PLC0415  as in run
+    from sidecar.live import LiveRun  # noqa: PLC0415
+    from sidecar.prepare import prepare_scrape  # noqa: PLC0415
+
     async with stop_on_signals() as stop:
         run_directory.require_free(options.out)
+        require_ports(options)
         clock = anchor()
         found = await unless_stopped(stop, prepare_scrape(options))
         run_id = manifests.new_run_id()
@@ -105,7 +119,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
             _tell(found.notes, path, clock, progress)
             (scraper,) = await _started(stack, {"scraper": "scraper.worker"})
             spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
-            await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
+            listening = await _begin_scraper(scraper, spec, path, run_id, progress)
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
             stale_s = STALE_TICKS * options.scrape_interval
             live = stack.enter_context(
@@ -119,7 +133,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
             else:
                 await unless_stopped_for(stop, options.duration)
             record(path, clock, "phase_end", phase="measure")
-            await settle(scraper, path, clock, seconds=options.scrape_interval)
+            await settle(scraper, path, clock, seconds=options.scrape_interval, live=live, listening=listening)
     return path
 
 
@@ -132,6 +146,22 @@ def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) ->
 async def _started(stack: AsyncExitStack, names: Mapping[str, str]) -> tuple[Child, ...]:
     """Start children, by name and module, that are told later what to do; the stack ends them."""
     return tuple([await stack.enter_async_context(Child(name, [module])) for name, module in names.items()])
+
+
+async def _begin_scraper(
+    scraper: Child, spec: Mapping[str, Any], path: Path, run_id: str, progress: Progress
+) -> Listening | None:
+    """Tell the scraper what to do; return where it receives spans, None where it does not."""
+    await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
+    if "spans" not in spec:
+        return None
+    addresses = [spec["spans"]["grpc"], spec["spans"]["http"]]
+    if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
+        ports = await scraper.expect("listening", timeout_s=START_TIMEOUT_S)
+        found = ports["grpc_port"], ports["http_port"]
+        addresses = [f"{one.rpartition(':')[0]}:{port}" for one, port in zip(addresses, found, strict=True)]
+    progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
+    return Listening(address=addresses[0], run_id=run_id)
 
 
 def worker_spec(
@@ -163,6 +193,7 @@ def scraper_spec(
     access: Access,
 ) -> dict[str, Any]:
     """Return what the scraper is told: `scraper.worker.Spec` as JSON. A scrape without load has no seed of its own."""
+    spans = receiver_spec(options, clock)
     return {
         "targets": list(targets),
         "interval_s": options.scrape_interval,
@@ -172,6 +203,11 @@ def scraper_spec(
         "access": asdict(access),
         "seed": options.seed if isinstance(options, RunOptions) else 0,
         "hardware_out": str(path / run_directory.RAW / "hardware.log"),
+        **(
+            {"spans": msgspec.to_builtins(spans), "spans_out": str(path / run_directory.RAW / "spans-0.log")}
+            if spans
+            else {}
+        ),
     }
 
 
@@ -179,6 +215,10 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
     address = listen_address(listen or DEFAULT_LISTEN)
     if address is None:
         return None
+    from exporter.metrics_server import serving  # noqa: PLC0415  as in run
+    from exporter.prometheus import LivePage  # noqa: PLC0415
+    from sidecar.target import reason_of  # noqa: PLC0415
+
     host, port = address
     page = LivePage()
     try:
@@ -201,6 +241,10 @@ async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: async
         yield
     except Interrupted:
         pass
+    except asyncio.CancelledError:
+        # A second signal: whoever sent it does not wait for a report.
+        run_directory.write_json(name, manifests.end(about, status="interrupted", clock=clock))
+        raise
     except (SidelightError, OSError) as error:
         failed = (
             error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
@@ -212,24 +256,3 @@ async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: async
         raise failed from error
     status = "interrupted" if stop.is_set() else "complete"
     run_directory.write_json(name, manifests.end(about, status=status, clock=clock))
-
-
-@asynccontextmanager
-async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
-    """Set an event at the first signal to end (SIGHUP: the terminal is gone); a second one is not waited for."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def arrived() -> None:
-        stop.set()
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-    for number in signals:
-        loop.add_signal_handler(number, arrived)
-    try:
-        yield stop
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import socket
@@ -29,6 +31,7 @@ from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse,
 
 PROBE_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
+CATCH_UP_S = 0.1
 BODY_EXCERPT = 120
 
 
@@ -46,7 +49,7 @@ class Contact:
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
         """Open what questions are asked with; the caller's to close. Raises OSError when a certificate is unusable."""
-        connector = aiohttp.TCPConnector(ssl=tls_context(self.tls))
+        connector = aiohttp.TCPConnector(ssl=tls_of(self.tls))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return aiohttp.ClientSession(timeout=timeout, headers=dict(self.headers), connector=connector)
 
@@ -58,6 +61,11 @@ class Served:
     url: str
     model: str
     max_model_len: int | None
+
+
+def tls_of(spec: TlsSpec) -> ssl.SSLContext | bool:
+    """Return what aiohttp takes: without options of TLS its own context, since to make another takes some 25 ms."""
+    return True if spec == TlsSpec() else tls_context(spec)
 
 
 def auth_headers(api_key: str | None) -> dict[str, str]:
@@ -108,7 +116,7 @@ async def _get(url: str, contact: Contact) -> bytes:
             raw = await response.read()
     except TimeoutError as error:
         raise TargetUnreachable(f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?") from error
-    except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
         raise TargetUnreachable(f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}") from error
     except aiohttp.ClientError as error:
         cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
@@ -147,9 +155,10 @@ def _excerpt(raw: bytes) -> str:
 
 def reason_of(error: Exception) -> str:
     """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
-    cause = getattr(error, "os_error", error)
+    cause = _cause(error)
     if isinstance(cause, ssl.SSLError):
-        return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or cause})"
+        said = getattr(cause, "verify_message", "") or (cause.reason or str(cause)).replace("_", " ").lower()
+        return f"TLS failed ({said})"
     if isinstance(cause, socket.gaierror):
         return "no such host"
     if isinstance(cause, OSError) and cause.errno:
@@ -157,16 +166,31 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def _cause(error: Exception) -> BaseException:
+    """What aiohttp found, under its own words: a server may refuse our certificate only after the handshake."""
+    under = error.__cause__
+    return under if isinstance(under, ssl.SSLError) else getattr(error, "os_error", error)
+
+
 def _cure(url: str, error: Exception) -> str:
     """Return what to look at when a connection failed."""
-    cause = getattr(error, "os_error", error)
+    cause = _cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "name its authority with --ca FILE, or take any certificate with --insecure"
+    if isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (cause.reason or ""):
+        return "name yours with --cert FILE and --key FILE"
+    if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
+        return "does the server know the certificate of --cert?"
     if isinstance(cause, ssl.SSLError):
         return "is it an http:// server?"
-    # A server of TLS hangs up on what is no TLS.
+    # A server of TLS hangs up on what is no TLS; and on who does not say who he is, at times before he can read why.
     if isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
         return "is it an https:// server?"
+    if url.startswith("https:") and (
+        isinstance(cause, aiohttp.ServerDisconnectedError)
+        or getattr(cause, "errno", 0) in {errno.EPIPE, errno.ECONNRESET}
+    ):
+        return "does it ask for a client certificate (--cert)?"
     return "is the server up, and --url right?"
 
 
@@ -193,10 +217,12 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
     path, body = protocol.encode(target, "Hello", 1, 0.0, ignore_eos=ignore_eos)
     exchange = await _exchanged(served.url, path, body, contact)
     url = f"{served.url}{path}"
-    if exchange.error.startswith("timeout"):
-        raise TargetUnreachable(f"{url}: one token took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?")
     reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
     reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
+    if exchange.error.startswith("timeout"):
+        took = f"took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
+        open_ended = f"was said to be done, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
+        raise TargetUnreachable(f"{url}: one token {open_ended if reply.done else took}")
     if exchange.status == 0:
         said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
         raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
@@ -231,7 +257,14 @@ async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exch
     exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())
     planned = msgspec.structs.replace(plan_end("preflight"), index=0, path=path, body=body)
     async with link_of(spec, clock) as link:
-        await link.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S)
+        performed = asyncio.ensure_future(link.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S))
+        try:
+            while not performed.done():
+                # The end of a body that has bytes behind it shows only to who asks; in a load the recorder does.
+                await asyncio.wait([performed], timeout=CATCH_UP_S)
+                exchange.catch_up()
+        finally:
+            performed.cancel()
     return exchange
 
 

@@ -103,7 +103,7 @@ async def running(
             stack.push_async_callback(runner.cleanup)
             # The engine ends first: that ends the streams, so that there is nothing to wait for.
             try:
-                await web.TCPSite(runner, settings.host, settings.port).start()
+                await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
                 if settings.grpc_port is not None:
                     from simulator import grpc_server  # noqa: PLC0415  # as above
 

@@ -473,6 +473,8 @@ def test_headers_and_connections(tmp_path: Path):
         (["--replay-requests", "nowhere"], "--replay-requests nowhere: no such file"),
         (["--header", "novalue"], "--header 'number 1': must be 'Name: value'"),
         (["--key", "k.pem"], "--key k.pem: needs --cert"),
+        (["--tokenizer", "/nope"], "--tokenizer /nope: no such file; give auto, server, cl100k_base or the path of a"),
+        (["--warmup", "often"], "Invalid value for --warmup: 'often': must be a whole number or 'draft'"),
         (["--ca", "nowhere.pem"], "--ca nowhere.pem: No such file or directory; give the path of a PEM file"),
         (["--ca", "nowhere.pem", "--insecure"], "--insecure and --ca nowhere.pem exclude each other"),
         (["--dataset", "nowhere"], "--dataset nowhere: synthetic-uniform reads no data set"),

@@ -158,9 +158,9 @@ def _extras(seen: Seen, payload: _Payload) -> None:
     if payload.metrics is not NULL:
         seen.timings = timings.of_vllm(payload.metrics) or seen.timings
     if payload.timings is not NULL:
-        found, cached_tokens = timings.of_llamacpp(payload.timings)
+        found, told = timings.of_llamacpp(payload.timings)
         seen.timings = found or seen.timings
-        seen.count(None, None, cached_tokens)
+        seen.count(None, None, told.cache_n, told.predicted_n)
     if payload.nvext is not NULL:
         seen.timings = timings.of_dynamo(payload.nvext) or seen.timings
     if payload.generation_stats is not NULL:

@@ -49,6 +49,8 @@ class Reply:
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
     reasoning_chunks    events with reasoning
     tool_chunks         events with a piece of a tool call
+    output_tokens       by the server's usage
+    timed_tokens        output tokens that the server's timings are of (llama.cpp's predicted_n)
     cached_tokens       prompt tokens that the server found in its prefix cache
     complete            a finish reason or the protocol's last event was seen, and no error
     done                the protocol's last event ([DONE]) was seen, or a whole JSON reply
@@ -70,6 +72,7 @@ class Reply:
     output_tokens: int = -1
     input_tokens: int = -1
     cached_tokens: int = -1
+    timed_tokens: int = -1
     finish_reason: str = ""
     error: str = ""
     complete: bool = False

@@ -100,9 +100,9 @@ def _take(seen: Seen, event: SseEvent) -> None:
     elif kind.endswith(".delta"):
         _delta(seen, kind, payload.delta, event.end)
     if payload.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
-        found, cached_tokens = of_llamacpp(payload.timings)
+        found, told = of_llamacpp(payload.timings)
         seen.timings = found or seen.timings
-        seen.count(None, None, cached_tokens)
+        seen.count(None, None, told.cache_n, told.predicted_n)
     if payload.response is not None:
         _state(seen, payload.response)
         if kind in {"response.completed", "response.incomplete", "response.failed"}:

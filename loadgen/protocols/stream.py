@@ -41,6 +41,7 @@ class Seen:
     input_tokens: int = -1
     output_tokens: int = -1
     cached_tokens: int = -1
+    timed_tokens: int = -1
     reasoning_chunks: int = 0
     tool_chunks: int = 0
     finish_reason: str = ""
@@ -77,11 +78,18 @@ class Seen:
         """The first error counts."""
         self.error = self.error or f"server: {message}"
 
-    def count(self, input_tokens: int | None, output_tokens: int | None, cached_tokens: int | None = None) -> None:
+    def count(
+        self,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        cached_tokens: int | None = None,
+        timed_tokens: int | None = None,
+    ) -> None:
         """Token counts as the server states them; None leaves what is known."""
         self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
         self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
         self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
+        self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +204,7 @@ def _reply(seen: Seen, stamps: Stamps, *, streamed: bool) -> Reply:
         output_tokens=seen.output_tokens,
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,
+        timed_tokens=seen.timed_tokens,
         finish_reason=seen.finish_reason,
         error=seen.error,
         complete=seen.complete(streamed=streamed),

@@ -27,8 +27,12 @@ class _Vllm(msgspec.Struct, gc=False):
     generation_time_ms: float | None = None
 
 
-class _LlamaCpp(msgspec.Struct, gc=False):
+class LlamaCpp(msgspec.Struct, gc=False):
+    """llama.cpp's `timings`; `prompt_n` is what of the prompt was not found in the slot's cache."""
+
     cache_n: Count | None = None
+    prompt_n: Count | None = None
+    predicted_n: Count | None = None
     prompt_ms: float | None = None
     prompt_per_second: float | None = None
     predicted_ms: float | None = None
@@ -90,11 +94,11 @@ def of_vllm(raw: bytes) -> ServerTimings | None:
     )
 
 
-def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, int | None]:
-    """llama.cpp's `timings`, and the prompt tokens found in the slot's cache; the decode holds the first token too."""
-    found = _read(raw, _LlamaCpp)
-    if found is None or found == _LlamaCpp():
-        return None, None
+def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
+    """The times of llama.cpp's `timings`, whose decode holds the first token too, and all that it said."""
+    found = _read(raw, LlamaCpp)
+    if found is None or found == LlamaCpp():
+        return None, LlamaCpp()
     timings = ServerTimings(
         source="llamacpp",
         prefill_ms=_float(found.prompt_ms),
@@ -102,7 +106,7 @@ def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, int | None]:
         prompt_tps=_float(found.prompt_per_second),
         generation_tps=_float(found.predicted_per_second),
     )
-    return timings, found.cache_n
+    return timings, found
 
 
 def of_sglang(raw: bytes) -> ServerTimings | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from loadgen.workloads.content import CONTENTS
 from loadgen.workloads.distributions import MOST_TOKENS, Bounds, Distribution, Fixed, read_distribution
 from loadgen.workloads.fields import Fields, WorkloadError
@@ -42,6 +40,8 @@ class CustomWorkload:
 
 def read(path: Path) -> CustomWorkload:
     """Read a workload file. Raises WorkloadError naming the file, the field, its value and the cure."""
+    import yaml  # noqa: PLC0415  15 ms, and most workloads are in no file
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

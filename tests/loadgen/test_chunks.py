@@ -85,6 +85,14 @@ def test_delivery_tells_the_sizes_of_chunks():
     json.dumps(got, allow_nan=False)
 
 
+def test_what_counts_as_content_is_told():
+    """The rule in words, and what replies began with; one without a first token began with nothing."""
+    rows = [_reply([1, 1], first_kind=kind) for kind in ("content", "reasoning", "reasoning", "tool", "")]
+    got = _delivery(request_log(*rows))
+    assert {"content": 1, "reasoning": 2, "tool": 1} == got["first_tokens"]
+    assert "reasoning and calls of tools are content" in str(got["content_rule"])
+
+
 def test_what_one_read_brought_is_told():
     """Chunks with equal stamps were not told apart."""
     got = _delivery(request_log(_reply([1, 1, 1], chunks=(100, 100, 110))))

@@ -9,7 +9,8 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,28 @@ async def test_a_grpc_call_that_fails_has_the_status_of_http(code: grpc.StatusCo
     assert torn.first_token_ns > 0
 
 
+async def test_a_grpc_refusal_has_its_own_status_however_early_it_comes():
+    """A server in threads of its own refuses what it has not read, while it is still being sent."""
+
+    def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down")
+        yield b""
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(refuse)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
+    url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        async with GrpcLink(_spec(url, "grpc"), _clock()) as link:
+            told = [await asyncio.gather(*(_ask(link, "grpc", index) for index in range(20))) for _ in range(20)]
+    finally:
+        server.stop(None).wait()
+    assert {(429, "", "http_429: slow down")} == {
+        (exchange.status, exchange.error, reply.error) for some in told for exchange, reply in some
+    }
+
+
 async def test_more_streams_than_a_connection_takes_get_another():
     """So that none waits in the client unseen: 101 requests at once are on two connections."""
     peers: set[str] = set()
@@ -308,6 +331,34 @@ async def test_tls(certificate: tuple[Path, Path]):
         insecure = _spec(socket_url, "websocket", tls=TlsSpec(insecure=True))
         async with WebSocketLink(insecure, _clock()) as careless:
             assert (await _ask(careless, "websocket"))[1].complete
+
+
+async def test_a_client_says_who_it_is(certificate: tuple[Path, Path]):
+    """To servers that speak to nobody else, over both."""
+    key, cert = certificate
+
+    async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
+        await socket.send_str(json.dumps(DONE))
+
+    async def infer(_requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        yield _said("a")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    pair = [(key.read_bytes(), cert.read_bytes())]
+    credentials = grpc.ssl_server_credentials(pair, root_certificates=cert.read_bytes(), require_client_auth=True)
+    known, unknown = TlsSpec(ca=str(cert), cert=str(cert), key=str(key)), TlsSpec(ca=str(cert))
+    async with _websocket(script, tls=context) as (socket_url, _), _grpc(infer, tls=credentials) as grpc_url:
+        for url, transport, link in ((socket_url, "websocket", WebSocketLink), (grpc_url, "grpc", GrpcLink)):
+            async with link(_spec(url, transport, tls=known), _clock()) as welcome:
+                exchange, reply = await _ask(welcome, transport)
+            assert ("", True) == (exchange.error, reply.complete)
+            async with link(_spec(url, transport, tls=unknown), _clock()) as nobody:
+                exchange, reply = await _ask(nobody, transport)
+            assert exchange.error
+            assert not reply.complete
 
 
 def test_tls_that_grpcio_cannot_do_is_refused():

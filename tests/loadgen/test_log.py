@@ -73,6 +73,23 @@ def test_parts_join_to_the_reply_they_came_from(wire: type[Wire]):
     assert (whole.request_id[0], whole.trace_id[0]) == (records.request_id("r", 7), records.trace_id("r", 7))
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (',"usage":{"prompt_tokens":1,"completion_tokens":7},"timings":{"predicted_n":8}', (7, "usage")),
+        (',"timings":{"predicted_n":8,"predicted_ms":4.0}', (8, "timings")),
+        ("", (3, "estimate")),
+    ],
+    ids=["usage", "timings", "estimate"],
+)
+def test_who_counted_the_output_tokens(said: str, expected: tuple[int, str], wire: type[Wire]):
+    """The server's usage, else llama.cpp's timings, else a quarter of the characters."""
+    event = f'{{"choices":[{{"delta":{{"content":"fifteen letters"}},"finish_reason":"stop"}}]{said}}}'
+    reply = wire.SSE_HEAD + wire.event(event) + wire.event("[DONE]") + wire.END
+    got = log.assemble([_planned(0)], _parts(0, reply), run_id="r")
+    assert expected == (got.output_tokens[0], got.output_tokens_source[0])
+
+
 def test_rows_are_sorted_and_only_what_was_dispatched(wire: type[Wire]):
     """The plan gives phase, class and declared lengths; what it lacks is unknown; what has no part is not there."""
     parts = [*_parts(3, wire.answer(1)), *_parts(1, wire.answer(1)), *_parts(9, wire.answer(1))]

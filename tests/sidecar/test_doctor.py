@@ -13,6 +13,7 @@ from scraper.endpoint import Scrape
 from scraper.exposition import parse
 from sidecar import doctor
 from sidecar.clock import anchor
+from sidecar.load_options import DoctorOptions
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
@@ -58,7 +59,7 @@ async def examine(capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Examine]:
     async def run(pages: dict[str, Page], *, metrics: tuple[str, ...] = ()) -> tuple[int, str]:
         url = await serve(pages)
         chosen = tuple(url + path for path in metrics)
-        code = await doctor.examine(url, model=None, api_key=None, metrics=chosen)
+        code = await doctor.examine(DoctorOptions(url=(url,), metrics=chosen))
         return code, capsys.readouterr().out.replace(url, "URL")
 
     yield run
@@ -88,7 +89,7 @@ async def test_a_page_with_everything(examine: Examine, shared: Path):
     code, said = await examine({"/metrics": (200, TEXT, page)})
     assert 0 == code
     lines = said.splitlines()
-    assert ["ok    URL serves m (up to 2048 tokens)", "ok    chat completions stream"] == lines[:2]
+    assert ["ok    URL serves m (up to 2048 tokens)", "ok    chat streams"] == lines[:2]
     assert "ok    URL/metrics: 445 series in " in said
     assert "KiB of text 0.0.4" in said
     assert "ok    engine vllm (vLLM, by metric vllm:num_requests_running)" in lines
@@ -152,6 +153,32 @@ async def test_the_switch_of_a_page_that_is_not_there(examine: Examine, page: Pa
     assert switch in said
 
 
+async def test_what_goes_with_every_request_of_a_run_goes_with_these(capsys: pytest.CaptureFixture[str]):
+    """Headers and further fields, to each of several URLs."""
+    asked: list[tuple[str, str | None, bool]] = []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        asked.append((request.path, request.headers.get("X-Team"), b'"top_k":1' in body))
+        return await (_models(request) if request.path.endswith("models") else _chat(request))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", serve)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        root = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        options = DoctorOptions(url=(f"{root}/a", f"{root}/b"), header=("X-Team: blue",), extra_body='{"top_k": 1}')
+        assert 0 == await doctor.examine(options)
+    finally:
+        await runner.cleanup()
+    for base in ("/a", "/b"):
+        assert (f"{base}/v1/models", "blue", False) in asked
+        assert (f"{base}/v1/chat/completions", "blue", True) in asked
+    assert 2 == capsys.readouterr().out.count("ok    chat streams")
+
+
 async def test_a_malformed_page(examine: Examine):
     """It is named with what is wrong; the examination goes on."""
     code, said = await examine({"/metrics": (200, TEXT, "a 1\nb ")}, metrics=("/metrics",))
@@ -161,7 +188,7 @@ async def test_a_malformed_page(examine: Examine):
 
 async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
     """Where only metrics were asked for and nothing serves a model, what can be said is said, and the code is 3."""
-    code = await doctor.examine("http://127.0.0.1:9", model=None, api_key=None, metrics=("http://127.0.0.1:9/metrics",))
+    code = await doctor.examine(DoctorOptions(url=("http://127.0.0.1:9",), metrics=("http://127.0.0.1:9/metrics",)))
     said = capsys.readouterr().out
     assert 3 == code
     assert said.startswith("lack  cannot connect to 127.0.0.1:9")
@@ -172,7 +199,7 @@ async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.Capt
     """TensorRT-LLM is known by its model list, so that nothing is read in advance; what the page held is described."""
     settings = SimulatorSettings(engine="trtllm", engine_settings=EngineSettings(speed=PROFILES["fast"]))
     async with running(settings) as url:
-        code = await doctor.examine(url, model=None, api_key=None, metrics=(f"{url}/metrics",))
+        code = await doctor.examine(DoctorOptions(url=(url,), metrics=(f"{url}/metrics",)))
         lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert 0 == code
     engine = "ok engine trtllm (TensorRT-LLM, by metric trtllm_iteration_num_active_requests (iteration JSON))"

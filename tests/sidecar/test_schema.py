@@ -82,6 +82,16 @@ def test_an_option_by_its_other_name_fits(tmp_path: Path):
     assert errors(schema.configuration(), yaml.safe_load(text.replace("2.5", "soon")))
 
 
+def test_keys_may_be_written_with_dashes():
+    """Both ways load, and both ways fit; a mistake is seen in both."""
+    options = {field.name: field.default for field in dataclasses.fields(RunOptions) if field.name != "config"}
+    dashed = {
+        name.replace("_", "-"): list(value) if isinstance(value, tuple) else value for name, value in options.items()
+    }
+    assert [] == errors(schema.configuration(), dashed)
+    assert errors(schema.configuration(), {"scrape-interval": "often"})
+
+
 @pytest.mark.parametrize(
     "text", ["rat: 1", "rate: fast", "endpoint: chatt", "metrics: [1]", "quiet: 1", "seed: 1.5", "warmup: often"]
 )
@@ -93,7 +103,8 @@ def test_a_configuration_with_a_mistake_does_not(text: str):
 def test_every_option_is_described_with_its_default():
     """The schema has every option but the name of the file itself, also by its other name, and its defaults fit it."""
     described = schema.configuration()["properties"]
-    assert {field.name for field in dataclasses.fields(RunOptions)} - {"config"} | set(ALIASES) == set(described)
+    names = {field.name for field in dataclasses.fields(RunOptions)} - {"config"} | set(ALIASES)
+    assert names | {name.replace("_", "-") for name in names} == set(described)
     assert all(option["description"] for option in described.values())
     assert [] == errors(schema.configuration(), {name: option["default"] for name, option in described.items()})
 
@@ -124,7 +135,7 @@ def test_objects_of_a_summary_are_closed():
         if found.get("type") == "object" and found.get("additionalProperties") is not False
     }
     named = {"missing", "errors", "failures", "config", "tests", "absent", "without"}
-    assert named | {"classes", "special_tokens"} == free
+    assert named | {"classes", "special_tokens", "urls", "merged", "none_reasons"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():

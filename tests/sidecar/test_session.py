@@ -26,6 +26,15 @@ def test_the_scraper_is_told_the_seed():
     assert 0 == spec(ScrapeOptions()).seed
 
 
+def test_the_scraper_is_told_where_spans_are_received():
+    """And into which log; nothing of them where they were not asked for."""
+    told = spec(ScrapeOptions(otlp_listen="127.0.0.1:4317"))
+    assert told.spans is not None
+    assert ("127.0.0.1:4317", "127.0.0.1:4318") == (told.spans.grpc, told.spans.http)
+    assert (told.clock_offset_ns, "run/raw/spans-0.log") == (told.spans.clock_offset_ns, told.spans_out)
+    assert spec(ScrapeOptions()).spans is None
+
+
 def test_the_scraper_is_told_what_was_asked_for():
     """Targets, interval, time-out and access."""
     told = spec(ScrapeOptions(scrape_interval=0.5, scrape_timeout=2.0))

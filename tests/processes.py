@@ -1,0 +1,277 @@
+"""Runs as processes of their own, and servers for them that say what they are told by the first name of the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen.frames import read_log
+from loadgen.records import RequestPart
+
+BOUND_S = 60.0
+MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
+ANSWER = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
+    b"data: [DONE]\n\n"
+)
+DRIP = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":null}]}\n\n'
+METRICS = b"# TYPE up gauge\nup 1\n"
+PAGE = b"<!doctype html><title>Bad gateway</title>"
+LIMITED = b'{"error":{"message":"slow down"}}'
+QUICK = ("--rate", "40", "--requests", "8", "--warmup", "0")
+LONG = ("--rate", "20", "--duration", "25", "--warmup", "0")  # runs that are ended before they end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended, and its run directory."""
+
+    code: int
+    out: str
+    err: str
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return loaded
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        return loaded
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return the rows of requests.parquet."""
+        rows: list[dict[str, Any]] = pq.read_table(self.path / "requests.parquet").to_pylist()
+        return rows
+
+
+@dataclass(slots=True)
+class Script:
+    """A server's memory: how often each run asked for a completion, and whether all is over."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def count(self, run: str) -> int:
+        """Count a completion and return its number, from 1: the first is the preflight's."""
+        with self.lock:
+            self.asked[run] += 1
+            return self.asked[run]
+
+
+def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
+    """Make what answers by the first name of the path, counted by its second: the run's own.
+
+    A preflight is answered well, but under `always`, and not at all under `mute`.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self.path.endswith("/models"):
+                self.say(200, "application/json", MODELS)
+            elif self.path == "/metrics":
+                self.say(200, "text/plain; version=0.0.4", METRICS)
+            else:
+                self.say(404, "text/plain", b"")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            _, name, run, *rest = self.path.split("/")
+            if rest[-1] != "completions":
+                self.say(404, "text/plain", b"")
+                return
+            number = script.count(run)
+            if name == "mute":
+                script.over.wait()
+            elif number == 1 and name != "always":
+                self.say(200, "text/event-stream", ANSWER)
+            elif name in {"limited", "always"} and (name == "always" or number % 2):
+                self.say(429, "application/json", LIMITED, ("Retry-After", "1"))
+            elif name == "page":
+                self.say(200, "text/html", PAGE)
+            elif name == "endless":
+                self.drip()
+            else:
+                self.say(200, "text/event-stream", ANSWER)
+
+        def say(self, status: int, kind: str, body: bytes, *headers: tuple[str, str]) -> None:
+            self.send_response(status)
+            for key, value in (("Content-Type", kind), ("Content-Length", str(len(body))), *headers):
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def drip(self) -> None:
+            """Answer with a stream that goes on until the client leaves."""
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            self.close_connection = True
+            try:
+                while not script.over.wait(0.05):
+                    self.wfile.write(DRIP)
+            except OSError:
+                pass  # the client left
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+class Server(ThreadingHTTPServer):
+    """A server whose clients may leave when they like."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client that speaks something else, or leaves, is what is tested."""
+
+
+@contextmanager
+def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Run a scripted server and yield its URL."""
+    with Server(("127.0.0.1", 0), scripted(script)) as server:
+        if tls is not None:
+            # Without the handshake in accept, which would hold up all others.
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+        script.over.set()
+        server.shutdown()
+        thread.join()
+
+
+def until(fact: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
+    """Wait for another process."""
+    ends_s = time.monotonic() + deadline_s
+    while not fact():
+        assert time.monotonic() < ends_s, f"waited {deadline_s:g} s for {what}"
+        time.sleep(0.02)
+
+
+def start(url: str, path: Path, *options: str | Path, limit: int | None = None) -> subprocess.Popen[str]:
+    """Start a quiet run; `limit` is the hard limit of its open files."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
+    command = [sys.executable, "-m", "sidecar", "run", "--url", url, "--out", path, "--listen", "off", "--quiet"]
+
+    def lower() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    return subprocess.Popen(
+        [*map(str, command), *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=None if limit is None else lower,  # noqa: PLW1509  no thread of ours holds a lock in the child
+    )
+
+
+def ended(process: subprocess.Popen[str], path: Path) -> Ended:
+    """Wait for a command."""
+    out, err = process.communicate(timeout=BOUND_S)
+    return Ended(code=process.returncode, out=out, err=err, path=path)
+
+
+def refused(run: Ended, code: int) -> str:
+    """Return the one line of a run that was not begun, which leaves nothing behind."""
+    assert (code, "", 1) == (run.code, run.out, run.err.count("\n")), run.err
+    assert run.err.startswith("sidelight: ")
+    assert not run.path.exists()
+    return run.err
+
+
+def answered(path: Path) -> bool:
+    """Tell whether each load worker of a run has recorded something of its load."""
+    sizes = [log.stat().st_size for log in (path / "raw").glob("requests-*.log")]
+    return bool(sizes) and min(sizes) > 3_000
+
+
+def finished(path: Path) -> bool:
+    """Tell whether a run has recorded a request to its end."""
+    logs = (path / "raw").glob("requests-*.log")
+    return any(isinstance(part, RequestPart) and part.last for log in logs for part in read_log(log))
+
+
+def load_workers(parent: int) -> list[int]:
+    """Return the load workers that a run started, in order."""
+    listing = Path(f"/proc/{parent}/task/{parent}/children")
+    if not listing.exists():
+        pytest.skip("needs /proc to find the processes of a run")
+    started = [int(child) for child in listing.read_text().split()]
+    return [child for child in started if b"loadgen.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def interrupt(process: subprocess.Popen[str], path: Path, number: signal.Signals = signal.SIGINT) -> None:
+    until(lambda: answered(path) or process.poll() is not None, "answers")
+    process.send_signal(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run: where it goes ({} is the server's host and port), its options, the hard limit of its open files, and what
+    is done to it while it goes on.
+    """
+
+    url: str
+    options: tuple[str, ...] = QUICK
+    limit: int | None = None
+    deed: Callable[[subprocess.Popen[str], Path], None] | None = None
+
+
+def launched(case: Case, netloc: str, path: Path) -> Ended:
+    """Run a case to its end."""
+    with start(case.url.format(netloc), path, *case.options, limit=case.limit) as process:
+        if case.deed is not None:
+            case.deed(process, path)
+        return ended(process, path)
+
+
+@contextmanager
+def launching(cases: Mapping[str, Case], url: str, directory: Path) -> Iterator[Callable[[str], Ended]]:
+    """Start all of these runs, a few at a time, since each of them mostly waits; a test takes its own by name."""
+    netloc = url.partition("//")[2]
+    with ThreadPoolExecutor(4) as pool:
+        started: dict[str, Future[Ended]] = {
+            name: pool.submit(launched, case, netloc, directory / name) for name, case in cases.items()
+        }
+        yield lambda name: started[name].result()
+
+
+def kept(run: Ended, **counts: int) -> list[dict[str, Any]]:
+    """Return a run's requests when the files agree on how many of each status there are."""
+    rows = [row for row in run.requests() if row["phase"] == "measure"]
+    told = run.summary["client"]["requests"]
+    assert {"sent": len(rows), **Counter(row["status"] for row in rows)} == {
+        name: count for name, count in told.items() if count
+    }
+    assert counts == {name: told[name] for name in counts}
+    return rows

@@ -1,0 +1,82 @@
+"""What a second signal does, and what becomes of a run whose terminal is gone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, until
+
+NOT_WAITED_FOR = "sidelight: interrupted; what a run had recorded is kept: `sidelight report` derives it\n"
+
+
+def twice(process: subprocess.Popen[str], path: Path, *, second: signal.Signals) -> None:
+    """Interrupt a run, and again when its load has stopped but its end is not told yet."""
+    interrupt(process, path)
+    until(lambda: b"phase_end" in (path / "raw" / "events.log").read_bytes(), "the end of the load")
+    process.send_signal(second)
+
+
+def too_early(process: subprocess.Popen[str], _path: Path, *, script: Script) -> None:
+    """Interrupt a run that waits for its one token."""
+    until(lambda: script.asked["too-early"] > 0, "a request")
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ended]]:
+    """Runs against one scripted server."""
+    script = Script()
+    cases = {
+        number.name: Case(url=f"http://{{}}/endless/{number.name}", options=LONG, deed=partial(twice, second=number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    } | {"too-early": Case(url="http://{}/mute/too-early", options=LONG, deed=partial(too_early, script=script))}
+    with serving(script) as url, launching(cases, url, tmp_path_factory.mktemp("runs")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_second_signal_is_not_kept_waiting(runs: Callable[[str], Ended], name: str):
+    """One line and exit 130 without a report; the manifest is closed, and the report can be had of what is there."""
+    run = runs(name)
+    assert (130, "", NOT_WAITED_FOR, "interrupted") == (run.code, run.out, run.err, run.manifest["status"])
+    assert not (run.path / "summary.json").exists()
+    command = [sys.executable, "-m", "sidecar", "report", str(run.path), "--formats", "parquet"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    rows = run.requests()
+    assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
+    assert any(row["first_token_ns"] for row in rows)
+
+
+def test_a_signal_before_the_load_ends_it_at_once(runs: Callable[[str], Ended]):
+    """Exit 130 and one line; nothing is recorded."""
+    assert refused(runs("too-early"), 130) == "sidelight: interrupted before anything was measured\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)], ids=["panel", "quiet"])
+def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Path, options: tuple[str, ...]):
+    """As Ctrl-C does, though nothing can be said any more."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "sidecar", "run", "--listen", "off", "--out", str(path), *LONG, *options]
+    with serving(Script()) as url:
+        child, terminal = pty.fork()
+        if child == 0:
+            os.execv(sys.executable, [*command, "--url", f"{url}/good/terminal"])  # noqa: S606  no shell is wanted
+        ends_s = time.monotonic() + 30
+        while not answered(path) and time.monotonic() < ends_s:
+            if select.select([terminal], [], [], 0.05)[0]:
+                os.read(terminal, 65_536)
+        os.close(terminal)
+        _, status = os.waitpid(child, 0)
+    run = Ended(code=os.waitstatus_to_exitcode(status), out="", err="", path=path)
+    assert (130, "interrupted", "interrupted") == (run.code, run.manifest["status"], run.summary["status"])
+    assert run.summary["client"]["requests"]["ok"] > 0
