@@ -103,6 +103,7 @@ async def running(
             stack.push_async_callback(runner.cleanup)
             # The engine ends first: that ends the streams, so that there is nothing to wait for.
             try:
+                # As wide as real servers have it (uvicorn 2048): a stalled engine still takes connections.
                 await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
                 if settings.grpc_port is not None:
                     from simulator import grpc_server  # noqa: PLC0415  # as above
