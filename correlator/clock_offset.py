@@ -19,6 +19,8 @@ Bools = npt.NDArray[np.bool_]
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"
 NO_BOUNDS = "the requests that were joined bound the offset from one side only"
+_QUORUM = 0.9
+_FAR_NS = 2**62
 
 
 class Requests(Protocol):
@@ -36,12 +38,13 @@ class Requests(Protocol):
 class ClockOffset:
     """What to add to the engine's stamps for ours, and by how much that may be off, ns; None where `reason` says why.
 
-    `pairs` is how many requests bound it.
+    `pairs` is how many requests bound it, `left_out` how many more contradict those.
     """
 
     offset_ns: int | None
     error_ns: int | None
     pairs: int
+    left_out: int = 0
     reason: str = ""
 
 
@@ -52,30 +55,57 @@ def clock_offset(requests: Requests, joined: Joined) -> ClockOffset:
 
     - no request joined by a span, or none whose reply came: unknown
     - bounds that contradict each other by up to 10 ms, as clocks drift and stamps are late: half of that is the error
-    - by more: unknown; the engine's clock was set during the run, or several engines' clocks differ
+    - by more: what most of them agree on (Marzullo 1984), if that are nine of ten; a single span may lie. Else unknown:
+      the engine's clock was set during the run, or several engines' clocks differ
     """
-    stamped = joined.arrival_ns >= 0
-    if not stamped.any():
+    stamped = np.flatnonzero(joined.arrival_ns >= 0)
+    if not len(stamped):
         return ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
-    least = (requests.submit_ns - joined.arrival_ns)[stamped & (requests.submit_ns >= 0)]
-    told = stamped & np.isfinite(joined.ttft_ms) & (requests.first_output_ns >= 0)
-    most = np.concatenate(
-        [
-            (requests.first_output_ns - first_token_ns(joined))[told],
-            (requests.end_ns - joined.end_ns)[(joined.end_ns >= 0) & (requests.end_ns >= 0)],
-        ]
-    )
-    if not len(least) or not len(most):
-        return ClockOffset(offset_ns=None, error_ns=None, pairs=int(stamped.sum()), reason=NO_BOUNDS)
-    low_ns, high_ns = int(least.max()), int(most.min())
-    pairs = int(stamped.sum())
-    if low_ns - high_ns > SLACK_MS * 1e6:
+    least, most = _bounds(requests, joined)
+    least, most = least[stamped], most[stamped]
+    agree = _agreeing(least, most)
+    low_ns, high_ns, pairs = int(least[agree].max()), int(most[agree].min()), int(agree.sum())
+    if low_ns == -_FAR_NS or high_ns == _FAR_NS:
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(stamped), reason=NO_BOUNDS)
+    if pairs < _QUORUM * len(stamped):
+        apart_ns = int(least[least > -_FAR_NS].max()) - int(most[most < _FAR_NS].min())
         reason = (
-            f"its stamps contradict each other by {(low_ns - high_ns) / 1e6:.0f} ms: its clock was set during the run, "
+            f"its stamps contradict each other by {apart_ns / 1e6:.0f} ms: its clock was set during the run, "
             "or several engines' clocks differ"
         )
-        return ClockOffset(offset_ns=None, error_ns=None, pairs=pairs, reason=reason)
-    return ClockOffset(offset_ns=(low_ns + high_ns) // 2, error_ns=(abs(high_ns - low_ns) + 1) // 2, pairs=pairs)
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(stamped), reason=reason)
+    return ClockOffset(
+        offset_ns=(low_ns + high_ns) // 2,
+        error_ns=(abs(high_ns - low_ns) + 1) // 2,
+        pairs=pairs,
+        left_out=len(stamped) - pairs,
+    )
+
+
+def _bounds(requests: Requests, joined: Joined) -> tuple[Ints, Ints]:
+    """Return the least and the greatest offset that each request allows, far away where it does not tell."""
+    sent = (requests.submit_ns >= 0) & (joined.arrival_ns >= 0)
+    least = np.where(sent, requests.submit_ns - joined.arrival_ns, -_FAR_NS)
+    spoken_ns = first_token_ns(joined)
+    spoken = (spoken_ns >= 0) & (requests.first_output_ns >= 0)
+    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0)
+    most = np.minimum(
+        np.where(spoken, requests.first_output_ns - spoken_ns, _FAR_NS),
+        np.where(ended, requests.end_ns - joined.end_ns, _FAR_NS),
+    )
+    return least, most
+
+
+def _agreeing(least: Ints, most: Ints) -> Bools:
+    """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late."""
+    slack_ns = int(SLACK_MS * 1e6) // 2
+    begin, end = least - slack_ns, most + slack_ns
+    edges = np.concatenate([begin, end])
+    steps = np.concatenate([np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)])
+    # Of edges at one place those that begin go first: bounds that touch agree.
+    order = np.lexsort((-steps, edges))
+    offset_ns = edges[order][np.argmax(np.cumsum(steps[order]))]
+    return np.asarray((begin <= offset_ns) & (offset_ns <= end), dtype=np.bool_)
 
 
 def first_token_ns(joined: Joined) -> Ints:

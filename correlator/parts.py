@@ -139,7 +139,9 @@ def decomposed(
     network_ms = outside_ms - np.nan_to_num(through_ms)
     known_ms = _sum(network_ms, through_ms, queue_ms, prefill_ms)
     arrival_ns, way_in_ms = _ways(requests, joined, offset)
-    way_in_ms[np.isnan(network_ms)] = np.nan
+    # A span whose stamps contradict the others' tells of no way; on which side of a gateway one was, no span does.
+    believed = (way_in_ms > -SLACK_MS) & (way_in_ms < network_ms + SLACK_MS)
+    way_in_ms[~believed | np.isfinite(through_ms)] = np.nan
     return Parts(
         ttft_ms=ttft_ms,
         e2e_ms=e2e_ms,

@@ -252,6 +252,7 @@ def _clock(offset: ClockOffset) -> dict[str, Any]:
         "offset_ms": None if offset.offset_ns is None else offset.offset_ns / 1e6,
         "error_ms": None if offset.error_ns is None else offset.error_ns / 1e6,
         "pairs": offset.pairs,
+        "left_out": offset.left_out,
         "reason": offset.reason or None,
     }
 

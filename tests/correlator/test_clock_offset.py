@@ -95,6 +95,19 @@ def test_bounds_that_contradict_each_other_by_little_are_an_error_of_that_size()
     assert ClockOffset(offset_ns=2 * MS, error_ns=2 * MS, pairs=2) == found
 
 
+def test_a_span_that_lies_does_not_move_the_clock():
+    """One of twelve is an hour off: it is left out, counted, and what the others say stands."""
+    sent = [1000.0 * number for number in range(12)]
+    requests = seen(*((at, at + 60, at + 100) for at in sent))
+    spans = told(
+        *((at + 1 + (3_600_000 if at == 0 else 0), at + 50 + (3_600_000 if at == 0 else 0), at + 90) for at in sent)
+    )
+
+    assert ClockOffset(offset_ns=(10 - 1) * MS // 2, error_ns=11 * MS // 2, pairs=11, left_out=1) == clock_offset(
+        requests, spans
+    )
+
+
 def test_a_first_token_is_known_with_arrival_and_ttft():
     assert [START_NS + 50 * MS, -1, -1] == first_token_ns(told((1, 50, 90), (np.nan, 50, 90), (1, np.nan, 90))).tolist()
 
