@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from exporter.breakdown_page import part_families, watch_families
 from exporter.snapshot import Breakdown, ClientCounts, Cumulative, EngineCounts, GeneratorCounts, Snapshot
 
 # Canonical quantity -> (name on the page, help). Counters get their _total from the client library.
@@ -83,6 +84,8 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _engines(snapshot.engines),
         _scrapes(snapshot.engines),
         _breakdown(snapshot.breakdown),
+        part_families(snapshot.parts),
+        watch_families(snapshot.watch),
     )
     return (family for part in parts for family in part if family.samples)
 

@@ -123,6 +123,39 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartCounts:
+    """Requests broken down since the start, one by one: `part_counts` counts them.
+
+    `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `requests`
+    counts by source, `quality` by how good what it tells is, `missing` by why a TTFT was not broken down.
+    """
+
+    ttft: Mapping[tuple[str, str], Cumulative]
+    e2e: Mapping[tuple[str, str], Cumulative]
+    requests: Mapping[str, int]
+    quality: Mapping[str, int]
+    missing: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchCounts:
+    """What a resident sidecar did since its start, and how much it keeps.
+
+    `receiver` maps the receiver's counts (`scraper.span_log.Counts`) to those of all its lives, `restarts` of them
+    ended on their own. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too many. `errors`
+    are defects of ours that cost what had just come; `cpu_s` is of the process that serves the page.
+    """
+
+    receiver: Mapping[str, int]
+    restarts: int
+    errors: int
+    cpu_s: float
+    sizes: Mapping[str, int]
+    repeated: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything the page shows, at one moment. Raises ValueError if an endpoint is listed twice."""
 
@@ -133,6 +166,8 @@ class Snapshot:
     generator: GeneratorCounts | None = None
     engines: tuple[EngineCounts, ...] = ()
     breakdown: Breakdown | None = None
+    parts: PartCounts | None = None
+    watch: WatchCounts | None = None
 
     def __post_init__(self) -> None:
         endpoints = [engine.endpoint for engine in self.engines]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scraper.endpoint import Scrape
 from scraper.exposition import MalformedPage, PageReader, Series
-from scraper.frames import FrameLog
+from scraper.frames import FrameLog, Rotation
 
 _COMPRESSION_LEVEL = 1
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
@@ -92,10 +92,10 @@ class _Written:
 
 
 class ScrapeLog:
-    """Owns an append-only file of scrapes."""
+    """Owns an append-only file of scrapes, or several, each of which can be read without the others."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._frames = FrameLog(path)
+    def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
+        self._frames = FrameLog(path, rotation)
         self._encoder = Encoder()
 
     def append(self, scrape: Scrape) -> str:
@@ -103,6 +103,8 @@ class ScrapeLog:
 
         Raises OSError when it cannot be written whole, as on a full disk.
         """
+        if self._frames.turn():
+            self._encoder = Encoder()
         payloads, error = self._encoder.encode(scrape)
         self._frames.append(*payloads)
         return error

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress
 from operator import ne
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from scraper import grammar, trtllm_json
 from scraper.page import KEPT_LAYOUTS, MAX_LINES, Float64, MalformedPage, Page, Series
 from scraper.page_text import Lines, decode, plain_numbers, read_lines
-from scraper.protobuf import FamilyReader
+
+if TYPE_CHECKING:
+    from scraper.protobuf import FamilyReader
 
 KEPT_CHARACTERS = 4_000_000  # of the pages of layouts, the current one aside
 _NO_HEAD = "\n"  # no line begins with it
@@ -45,7 +48,7 @@ class PageReader:
 
     def __init__(self) -> None:
         self._layouts: list[_Layout] = []  # the latest first
-        self._families = FamilyReader()
+        self._families: FamilyReader | None = None
         self._last: tuple[bytes, str, Page] | None = None
 
     def read(self, body: bytes, content_type: str = "") -> Page:
@@ -71,12 +74,19 @@ class PageReader:
         if "application/vnd.google.protobuf" in kind:
             if "encoding=" in kind and "delimited" not in kind:
                 raise MalformedPage(f"protobuf that is not delimited ({content_type})", line=1, byte=0)
-            return self._families.read(body)
+            return self._of_families().read(body)
         quoted = body[:64].lstrip()[:1] == b'"'  # begins no line of any format
         if kind.partition(";")[0].strip().endswith("json") and not quoted:
             return trtllm_json.page(body)
         text = _unquote(decode(body)) if quoted else decode(body)
         return self._read_text(text, openmetrics="openmetrics" in kind)
+
+    def _of_families(self) -> FamilyReader:
+        if self._families is None:
+            from scraper.protobuf import FamilyReader  # noqa: PLC0415  40 ms, and few pages are in this format
+
+            self._families = FamilyReader()
+        return self._families
 
     def _read_text(self, text: str, *, openmetrics: bool) -> Page:
         lines = text.split("\n", MAX_LINES + 1)

@@ -10,7 +10,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from correlator.decompose import decompose
 from exporter.snapshot import Breakdown, EngineCounts, GeneratorCounts, Snapshot
 from loadgen.frames import FrameTail, decode_log, decode_planned
-from loadgen.log import assemble
+from loadgen.log import RequestLog, assemble
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat
 from scraper.log import LogReader
 from sidecar.clock import Clock
@@ -27,6 +27,9 @@ from sidecar.progress import View
 from sidecar.run import RAW
 from sidecar.tally import Tally
 from sidecar.version import VERSION
+
+if TYPE_CHECKING:
+    from sidecar.live_parts import LiveParts
 
 SLIDING_S = 10.0  # the breakdown speaks of requests that ended this recently
 RATE_S = 5.0
@@ -66,6 +69,8 @@ class LiveRun:
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
         self._scrapes = LogReader()
+        self._parts: LiveParts | None = None
+        self._shown = False  # somebody wants snapshots
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +109,16 @@ class LiveRun:
                 continue
             engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
             engine.take(scrape, keep_s=SLIDING_S)
+            if self._parts is not None:
+                self._parts.scraped(scrape)
+        if self._parts is not None:
+            for payload in self._news("spans-*.log"):
+                self._parts.spans(payload)
+            self._parts.poll(self._clock.now_ns())
+
+    def engines(self) -> set[str]:
+        """Return the names of the engines whose pages were recognised."""
+        return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}
 
     def view(self) -> View:
         """Return the current phase for the panel."""
@@ -133,6 +148,7 @@ class LiveRun:
 
     def snapshot(self) -> Snapshot:
         """Return the measured phase so far for the Prometheus page."""
+        self._shown = True
         tally = self._tallies["measure"]
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
@@ -148,6 +164,7 @@ class LiveRun:
             ),
             engines=tuple(engine.counts for engine in self._engines.values()),
             breakdown=self._breakdown(tally),
+            parts=None if self._parts is None else self._parts.counts,
         )
 
     def _news(self, pattern: str) -> list[bytes]:
@@ -173,8 +190,20 @@ class LiveRun:
         planned = [self._plan.pop(index) for index in indices]
         parts = [part for index in indices for part in self._open.pop(index)]
         tally = self._tallies.setdefault(phase, Tally())
-        tally.count(assemble(planned, parts, run_id=self._run_id, protocol=self._protocol))
+        log = assemble(planned, parts, run_id=self._run_id, protocol=self._protocol)
+        tally.count(log)
+        if self._shown:
+            self._break_down(phase, log)
         tally.forget_before(self._clock.now_ns() - int(SLIDING_S * 1e9))
+
+    def _break_down(self, phase: str, log: RequestLog) -> None:
+        if self._parts is None:
+            # Not before the first request has ended, which this import would have kept waiting; best in the warm-up.
+            from sidecar.live_parts import LiveParts  # noqa: PLC0415
+
+            self._parts = LiveParts()
+        if phase == "measure":
+            self._parts.ended(log, self._clock.now_ns())
 
     def _gauge(self, quantity: str) -> float | None:
         answering = [engine for engine in self._engines.values() if not engine.silence(self._stale_s)]

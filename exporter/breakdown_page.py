@@ -1,0 +1,79 @@
+"""The breakdown of single requests on the Prometheus page: histograms by part, and what a watch says of itself.
+
+Counted by `part_counts`, which this does not import: what it needs would keep a run's first request waiting. Labels are
+from small fixed sets: what is behind a request (a model, a user, a trace) never becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from exporter.snapshot import Cumulative, PartCounts, WatchCounts
+
+REFUSED = ("bad_spans", "malformed", "too_large", "turned_away")
+
+
+def part_families(counts: PartCounts | None) -> Iterator[Metric]:
+    """Yield the breakdown as metric families; none of a breakdown that is not made."""
+    if counts is None:
+        return
+    for name, what, histograms in (
+        ("ttft", "TTFT of each request by part; of one source, all parts add up to it.", counts.ttft),
+        ("e2e", "End-to-end time of each request by part; of one source, all parts add up to it.", counts.e2e),
+    ):
+        yield _histograms(f"sidelight_{name}_part_seconds", what, histograms)
+    for name, what, label, numbers in (
+        ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
+        ("sidelight_breakdown_quality", "Requests by how good their breakdown is.", "quality", counts.quality),
+        ("sidelight_breakdown_missing", "Requests whose TTFT is not broken down, by why.", "reason", counts.missing),
+    ):
+        yield _counters(name, what, label, numbers)
+
+
+def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
+    """Yield what a resident sidecar says of itself."""
+    if counts is None:
+        return
+    received = counts.receiver
+    for name, what, count in (
+        ("receiver_exports", "Exports of spans taken in.", received.get("exports")),
+        ("receiver_spans", "Spans taken in.", received.get("spans")),
+        (
+            "receiver_off_clock_spans",
+            "Spans stamped by a clock far from ours; used.",
+            received.get("off_clock"),
+        ),
+        ("receiver_forwarded", "Exports passed on to the next collector.", received.get("forwarded")),
+        ("receiver_forward_dropped", "Exports that did not reach the next collector.", received.get("forward_dropped")),
+        ("receiver_restarts", "Receivers that ended on their own and were started again.", counts.restarts),
+        ("watch_errors", "Defects of the sidecar; what had just come is lost with each.", counts.errors),
+        ("watch_cpu_seconds", "CPU time of the process that serves this page.", counts.cpu_s),
+        ("window_repeated_spans", "Spans that came again, and count once.", counts.repeated),
+        ("window_evicted_spans", "Spans that had to make room for newer ones.", counts.evicted),
+    ):
+        yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
+    refused = {kind: received[kind] for kind in REFUSED if kind in received}
+    yield _counters("sidelight_receiver_refused", "Exports (bad_spans: spans) not taken, by why.", "kind", refused)
+    sizes = GaugeMetricFamily("sidelight_window_size", "How much is kept for requests that go on.", labels=["what"])
+    for what, size in counts.sizes.items():
+        sizes.add_metric([what], size)
+    yield sizes
+
+
+def _counters(name: str, what: str, label: str, numbers: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, what, labels=[label])
+    for key, count in numbers.items():
+        family.add_metric([key], count)
+    return family
+
+
+def _histograms(name: str, what: str, histograms: Mapping[tuple[str, str], Cumulative]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, what, labels=["part", "source"])
+    for labels, one in histograms.items():
+        upper = (*(str(bound) for bound in one.bounds_s), "+Inf")
+        family.add_metric(labels, list(zip(upper, accumulate(one.counts), strict=True)), one.sum_s)
+    return family

@@ -1,0 +1,81 @@
+"""The pages that are scraped at one time, each by a target of its own, and exchanging them for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from scraper.access import Access, bare
+from scraper.endpoint import Limits
+from scraper.target import Log, Say, Schedule, Target
+
+
+class Pages:
+    """Owns the targets that are scraped now and the tasks that do it, which `turn_to` exchanges for others."""
+
+    def __init__(
+        self,
+        *,
+        access: Access,
+        limits: Limits,
+        clock_offset_ns: int,
+        seed: int,
+        session: aiohttp.ClientSession,
+        log: Log,
+        group: asyncio.TaskGroup,
+        say: Say,
+    ) -> None:
+        self._access, self._limits = access, limits
+        self._clock_offset_ns, self._seed = clock_offset_ns, seed
+        self._session, self._log, self._group, self._say = session, log, group, say
+        self._targets: list[Target] = []
+        self._ticking: list[asyncio.Task[None]] = []
+
+    def turn_to(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
+        """Scrape these at this interval from now on; the task is done when each has been scraped once, or could not be
+        within that time. A URL that stands there twice is scraped once.
+        """
+        self.rest()
+        self._schedule = Schedule(
+            interval_ns=round(interval_s * 1e9), clock_offset_ns=self._clock_offset_ns, seed=self._seed
+        )
+        self._targets = [
+            Target(
+                url,
+                self._access,
+                schedule=self._schedule,
+                limits=self._limits,
+                session=self._session,
+                log=self._log,
+            )
+            for url in {bare(url): url for url in urls}.values()
+        ]
+        first = self._group.create_task(self.scrape_all(within_s=within_s))
+        # Whoever has answered goes on: a target that hangs delays only our word that all are ready.
+        self._ticking = [self._group.create_task(target.tick(self._say)) for target in self._targets]
+        return first
+
+    def rest(self) -> None:
+        """Scrape at no more ticks."""
+        for task in self._ticking:
+            task.cancel()
+
+    async def scrape_all(self, *, within_s: float) -> None:
+        """Scrape each now, at a tick that none of them has answered: the first such one, also if it is to come."""
+        interval_ns = self._schedule.interval_ns
+        this_ns = self._schedule.now_ns() // interval_ns * interval_ns
+        tick_ns = max([this_ns, *(target.last_tick_ns + interval_ns for target in self._targets)])
+        async with asyncio.TaskGroup() as group:
+            for target in self._targets:
+                group.create_task(target.scrape(tick_ns, within_s=within_s))
+
+    def counts(self) -> dict[str, int]:
+        """Return how their scrapes ended, and how many of them do not answer."""
+        return {
+            "ok": sum(target.ok for target in self._targets),
+            "failed": sum(target.failed for target in self._targets),
+            "skipped": sum(target.skipped for target in self._targets),
+            "stale": sum(target.stale for target in self._targets),
+        }

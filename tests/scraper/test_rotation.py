@@ -1,0 +1,88 @@
+"""Logs that go on for days are several files, each of which can be read without the others."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from loadgen.frames import read_frames
+from scraper.endpoint import Scrape
+from scraper.frames import FrameLog, Rotation, following
+from scraper.log import LogReader, Row, ScrapeLog
+from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+
+SMALL = Rotation(most_bytes=400, most_s=1e9)
+
+
+def scraped(second: int) -> Scrape:
+    return Scrape(
+        url="http://engine.test/metrics",
+        tick_ns=second,
+        request_ns=second,
+        response_ns=second,
+        status=200,
+        content_type="text/plain",
+        body=f"# TYPE a gauge\na {second}\nb 1\n".encode(),
+        error="",
+    )
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.log"))
+
+
+def span_records(paths: list[Path]) -> list[SpanLogRecord]:
+    return [decode(payload) for path in paths for payload in read_frames(path)]
+
+
+@pytest.mark.parametrize(("name", "after"), [("spans-000009.log", "spans-000010.log"), ("a-b-9.log", "a-b-10.log")])
+def test_files_are_numbered_on(name: str, after: str):
+    """As wide as before, so that their names sort as they were written."""
+    assert Path(after) == following(Path(name))
+
+
+def test_a_log_goes_on_in_another_file_when_one_is_large(tmp_path: Path):
+    """Or old; without limits it never does."""
+    for limits, expected in ((SMALL, 3), (Rotation(most_bytes=10**9, most_s=0.0), 6), (None, 1)):
+        path = tmp_path / str(expected)
+        path.mkdir()
+        with closing(FrameLog(path / "x-0000.log", limits)) as log:
+            for _ in range(5):
+                log.turn()
+                log.append(b"x" * 200)
+        assert expected == len(files(path))
+
+
+def test_each_file_of_scrapes_can_be_read_alone(tmp_path: Path):
+    """Though rows are written as what changed since the row before."""
+    with closing(ScrapeLog(tmp_path / "scrapes-000000.log", SMALL)) as log:
+        for second in range(1, 60):
+            log.append(scraped(second))
+    seconds = []
+    assert len(files(tmp_path)) > 3
+    for path in files(tmp_path):
+        reader = LogReader()
+        for payload in read_frames(path):
+            row = reader.take(payload)
+            if isinstance(row, Row):
+                assert [row.tick_ns, 1] == row.values.tolist()
+                seconds.append(row.tick_ns)
+    assert list(range(1, 60)) == seconds
+
+
+def test_counts_are_those_of_the_receivers_whichever_files_are_left(tmp_path: Path):
+    """A file begins with what was counted when it began; a receiver that goes on in it is no other one."""
+    with closing(SpanLog(tmp_path / "spans-000000.log", SMALL)) as log:
+        log.append(StateRecord(at_ns=1, state="started", counts=Counts()))
+        for number in range(1, 40):
+            log.append(packed(number, "grpc", bytes([number]) * 50))
+            log.append(StateRecord(at_ns=number, state="counted", counts=Counts(exports=number)))
+        log.append(StateRecord(at_ns=99, state="ended", counts=Counts(exports=39)))
+    paths = files(tmp_path)
+    assert len(paths) > 3
+    assert (Counts(exports=39), 0) == last_counts(span_records(paths))
+    assert (Counts(exports=39), 0) == last_counts(span_records(paths[2:]))
+    exports = [one.received_ns for one in span_records(paths) if isinstance(one, ExportRecord)]
+    assert list(range(1, 40)) == exports

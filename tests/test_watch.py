@@ -1,0 +1,244 @@
+"""A watch as it is started, over real sockets: what comes in, its page, its signals, its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from prometheus_client.parser import text_string_to_metric_families
+from sent_spans import body, call, engine, gateway
+
+from scraper.access import Access
+from scraper.span_forward import Away, Wire
+from sidecar.derive import derive
+from sidecar.run import open_run
+
+BOUND_S = 60.0
+TRACE = 'sidelight_requests_total{source="trace"}'
+RESTARTS = "sidelight_receiver_restarts_total"
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """The process, what it said, and where it is."""
+
+    process: asyncio.subprocess.Process
+    path: Path
+    said: list[str] = field(default_factory=list)
+    page: str = ""
+    ports: tuple[int, int] = (0, 0)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(self.page.replace("/metrics", path)) as reply:
+            return reply.status, await reply.text()
+
+    async def counts(self) -> dict[str, float]:
+        """Every sample of the page, by name and labels as they stand there."""
+        _, text = await self.get("/metrics")
+        assert list(text_string_to_metric_families(text))
+        return {
+            key: float(value) for key, _, value in (one.rpartition(" ") for one in text.splitlines() if one[0] != "#")
+        }
+
+    async def until(self, fact: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+        """Wait until the page says so."""
+        async with asyncio.timeout(BOUND_S):
+            while not fact(counts := await self.counts()):  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
+        return counts
+
+    async def told(self, text: str) -> None:
+        """Wait until it has said something."""
+        async with asyncio.timeout(BOUND_S):
+            while not any(text in one for one in self.said):  # noqa: ASYNC110  as above
+                await asyncio.sleep(0.05)
+
+    async def send(self, spans: list[Span], *, over: str = "grpc") -> None:
+        """Send an export, again until it is taken."""
+        port = self.ports[0] if over == "grpc" else self.ports[1]
+        async with asyncio.timeout(BOUND_S), Wire(f"{over}://127.0.0.1:{port}", Access()) as wire:
+            while True:
+                try:
+                    await wire.send(body(spans))
+                except Away:
+                    await asyncio.sleep(0.1)
+                else:
+                    return
+
+    async def end(self) -> str:
+        """End it by SIGTERM; return its result."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        out = await asyncio.wait_for(self.process.stdout.read(), BOUND_S)
+        assert 0 == await self.process.wait(), self.said
+        return out.decode()
+
+    def receiver(self) -> int:
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+@asynccontextmanager
+async def watching(path: Path, *options: str) -> AsyncIterator[Watch]:
+    """Start a watch that listens on free ports."""
+    own = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path), "--json")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sidecar", "watch", *own, *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    one = Watch(process=process, path=path)
+    reading = asyncio.ensure_future(_listen(one))
+    try:
+        await one.told("HTTP/protobuf at ")
+        stages = " ".join(one.said)
+        one.page = re.findall(r"http://\S+/metrics", stages)[0]
+        grpc_port, http_port = re.findall(r"at 127\.0\.0\.1:(\d+)", stages)[-2:]
+        one.ports = int(grpc_port), int(http_port)
+        yield one
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def _listen(one: Watch) -> None:
+    assert one.process.stderr is not None
+    while line := await one.process.stderr.readline():
+        one.said.append(str(json.loads(line).get("stage") or json.loads(line).get("text")))
+
+
+def request(number: int) -> list[Span]:
+    """The spans of a request: 40 ms of network, 60 in the gateway, 50 of admission, 50 of queue, 100 of prefill."""
+    trace = number.to_bytes(16)
+    return [
+        call(first_ms=300, trace=trace),
+        gateway("gate", "client", first_ms=260, trace=trace, clock_ms=5000),
+        engine(parent="gate", trace=trace, clock_ms=-300_000),
+    ]
+
+
+async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
+    """Over both wires, to the parts that were sent; at its end what is pending is counted, and the logs can be read."""
+    async with watching(tmp_path / "watch") as one:
+        assert (200, "ok\n") == await one.get("/healthz")
+        assert (200, "ready\n") == await one.get("/readyz")
+        for number in range(1, 11):
+            await one.send(request(number)[:2], over="grpc")
+            await one.send(request(number)[2:], over="http")
+        counts = await one.until(lambda page: page[TRACE] == 10)
+        await one.send([call(trace=b"nobody but this.")])
+        result = await one.end()
+    sums = {
+        part: counts[f'sidelight_ttft_part_seconds_sum{{part="{part}",source="trace"}}']
+        for part in ("network", "gateway", "admission", "queue", "prefill", "other")
+    }
+    expected = {"network": 0.4, "gateway": 0.6, "admission": 0.5, "queue": 0.5, "prefill": 1.0, "other": 0.0}
+    assert expected == pytest.approx(sums)
+    assert 30 == counts["sidelight_receiver_spans_total"]
+    assert "11 requests" in result
+    assert "(10 by trace, 1 not); 31 spans in 21 exports, 0 refused; receiver restarted 0 times" in result
+    run = open_run(tmp_path / "watch")
+    assert ("complete", 10, 0) == (run.status, int((~run.spans.is_gateway).sum()), run.receiver_deaths)
+    assert "complete" == derive(tmp_path / "watch")["status"]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
+async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: Path):
+    """At the same ports; spans that are sent again come, those of a request that it had half of too."""
+    async with watching(tmp_path / "watch") as one:
+        await one.send(request(1)[:1])
+        await one.until(lambda page: page["sidelight_receiver_spans_total"] == 1)
+        os.kill(one.receiver(), signal.SIGKILL)
+        await one.told("started again (death 1)")
+        await one.send(request(1)[1:])
+        await one.send(request(2))
+        counts = await one.until(lambda page: page[TRACE] == 2)
+        assert (200, "ready\n") == await one.get("/readyz")
+        result = await one.end()
+    assert (1, 6) == (counts[RESTARTS], counts["sidelight_receiver_spans_total"])
+    assert "receiver restarted 1 times" in result
+    run = open_run(tmp_path / "watch")
+    assert (1, ["receiver_died"]) == (run.receiver_deaths, [one.name for one in run.events if "died" in one.name])
+    assert any("code -9" in text for text in run.notes)
+    # The oldest logs are deleted as time goes on: what is kept is a run all the same.
+    min((tmp_path / "watch/raw").glob("spans-*.log")).unlink()
+    assert "complete" == derive(tmp_path / "watch")["status"]
+
+
+@contextmanager
+def free_port() -> Iterator[socket.socket]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one
+
+
+async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
+    """And refuses the rest by name; a file that is broken changes nothing, and is said to be."""
+    asked: dict[str, int] = {}
+
+    async def page(request: web.Request) -> web.Response:
+        asked[request.path] = asked.get(request.path, 0) + 1
+        return web.Response(text="# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n")
+
+    app = web.Application()
+    app.router.add_get("/{name}", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    file = tmp_path / "watch.yaml"
+    file.write_text(f"metrics: {url}/old\nscrape_interval: 0.1\n")
+    try:
+        async with watching(tmp_path / "watch", "--config", str(file)) as one:
+            old, new = (f'sidelight_engine_requests_running{{endpoint="{url}/{name}"}}' for name in ("old", "new"))
+            await one.until(lambda counts: counts.get(old) == 7)
+            file.write_text("metrics: [\n")
+            one.process.send_signal(signal.SIGHUP)
+            await one.told("not reloaded, all goes on as before: --config")
+            file.write_text(f"metrics: {url}/new\nscrape_interval: 0.05\nscrape_timeout: 3\nkeep: 10m\n")
+            one.process.send_signal(signal.SIGHUP)
+            await one.until(lambda counts: counts.get(new) == 7 and old not in counts)
+            await one.told("scrape_timeout cannot change while it goes on")
+            before = asked["/old"]
+            more = asked["/new"] + 3
+            async with asyncio.timeout(BOUND_S):
+                while asked["/new"] < more:  # noqa: ASYNC110  as above
+                    await asyncio.sleep(0.02)
+            assert before == asked["/old"]
+            await one.end()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("option", ["--listen", "--otlp-listen"])
+def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, option: str):
+    """One line that names the option and the address; exit code 2, and no directory."""
+    with free_port() as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        others: dict[str, Any] = {"--listen": "127.0.0.1:0", "--otlp-listen": "127.0.0.1:0", option: address}
+        command = [sys.executable, "-m", "sidecar", "watch", "--out", str(tmp_path / "watch")]
+        for pair in others.items():
+            command += pair
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (2, 1) == (done.returncode, done.stderr.count("\n")), done.stderr
+    assert f"{option} {address}: " in done.stderr
+    assert not (tmp_path / "watch").exists()
