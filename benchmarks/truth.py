@@ -2,16 +2,18 @@
 
     python benchmarks/truth.py --bench DIR
 
-DIR holds `mockllm.c`, as for load.py. Requests come evenly, so that the n-th that was submitted is the n-th to arrive.
-The mock stamps a request when it reads it, which on a busy core is later than when it came: that wait is the server's,
-though a client sees it. So two errors are given: of the first token's stamp, against the moment at which the mock sent
-it, and of TTFT as a whole, the mock's wait included. Of inter-token latency the mock logs each request's mean.
-`within` is the share of requests whose error is at most what the worker's self-check states of itself.
+DIR holds `mockllm.c`, as for load.py. It is built with kernel_arrival.h: a request arrives when the kernel says so, not
+when the mock reads it, which on a busy core is later and is the server's wait; and a token is sent when it is handed to
+the kernel. The true TTFT lies between the two. Of inter-token latency the mock logs each request's mean.
+Requests come evenly, so that the n-th that was submitted is the n-th to arrive.
+`stamp` is the error of the first token's stamp alone. `within` is the share of requests whose error is at most what the
+worker's self-check states of itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import tempfile
@@ -28,8 +30,11 @@ RATES_PER_S = (60.0, 200.0, 320.0)
 SECONDS = 12
 
 
-def compared(outcome: Outcome) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """The self-check's stated errors of ttft and itl in ms, and the errors of each request: stamp, ttft, itl."""
+def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """The self-check's stated errors of ttft and itl in ms, and the errors of each request: stamp, ttft, itl.
+
+    stamps_ns  int64[n, 2], wall clock: when each request came to its socket, and its first token was sent
+    """
     log, truth = outcome.log, outcome.truth
     if log is None:
         raise SystemExit("only our own workers have a log")
@@ -37,17 +42,17 @@ def compared(outcome: Outcome) -> tuple[dict[str, float], dict[str, np.ndarray]]
     ours, theirs = np.argsort(log.submit_ns), np.argsort(truth["arr_wall_ns"])
     told = request_metrics(log)
     true_itl_ms = (truth["e2e_ns"] - truth["ttft_ns"]) / 1e6 / (TOKENS - 1)
-    sent_ns = (truth["arr_wall_ns"] + truth["ttft_ns"])[theirs]
+    arrived_ns, sent_ns = stamps_ns[np.argsort(stamps_ns[:, 0])].T
     return {name: check["error_ms"][name]["p99"] for name in ("ttft", "itl")}, {
         "stamp": (log.first_token_ns[ours] - sent_ns) / 1e6,
-        "ttft": told.ttft_ms[ours] - truth["ttft_ns"][theirs] / 1e6,
+        "ttft": told.ttft_ms[ours] - (sent_ns - arrived_ns) / 1e6,
         "itl": told.tpot_ms[ours] - true_itl_ms[theirs],
     }
 
 
-def row(rate: float, outcome: Outcome) -> str:
+def row(rate: float, outcome: Outcome, stamps_ns: np.ndarray) -> str:
     """One line of the table."""
-    stated, errors = compared(outcome)
+    stated, errors = compared(outcome, stamps_ns)
     check = self_check(outcome.log, outcome.stats, open_loop=True)
     cells = [f"{rate:g}", f"{100 * check['cpu_ratio']['max']:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
     for name, error in errors.items():
@@ -64,13 +69,15 @@ def main() -> None:
     given = parser.parse_args()
     print("| requests/s | CPU | stated TTFT, ITL, ms | error of stamp: mean, p99, within | TTFT | ITL | verdict |")
     with tempfile.TemporaryDirectory(prefix="sidelight-truth-") as name:
-        mock = Path(name) / "mockllm"
-        gcc = shutil.which("gcc") or "cc"
-        subprocess.run([gcc, "-O2", "-w", "-o", mock, given.bench / "mockllm.c", "-lm"], check=True)
+        mock, stamps = Path(name) / "mockllm", Path(name) / "stamps"
+        os.environ["KERNEL_ARRIVAL"] = str(stamps)
+        build = [shutil.which("gcc") or "cc", "-O2", "-w", "-include", Path(__file__).with_name("kernel_arrival.h")]
+        subprocess.run([*build, "-o", mock, given.bench / "mockllm.c", "-lm"], check=True)
         bench = Bench(mock=mock, sources=given.bench, aiperf=Path(), clients=["ours"], repeat=1)
         for rate in RATES_PER_S:
             load = Load(requests=int(rate * SECONDS), tokens=TOKENS, rate_per_s=rate, arrival="uniform", cores=(0, 1))
-            print(row(rate, measure(bench, "ours", load)), flush=True)
+            outcome = measure(bench, "ours", load)
+            print(row(rate, outcome, np.loadtxt(stamps, np.int64)), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,6 @@ NOT_TRUSTED = "was a bottleneck itself, and its own delays may show in the resul
 STAMP_MS = 0.05
 # A difference of two stamps is off by more than x only when one of them is: at 99 % each may at 99.5 %.
 _EACH = 0.995
-# Above this share of gaps of 0, chunks that came apart may have been read, and hence stamped, together. Each such gap
-# makes up to two neighbours wrong as well, so that with fewer of them 99 of 100 gaps are not touched.
-_COALESCED_RATIO = 0.002
 
 
 def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> dict[str, Any]
 
     stamp    of two stamps, STAMP_MS each
     read     stamps of ours: how late the loop came to its reads, of which its timer is a sample. The kernel's: nothing,
-             unless chunks that may have come apart were read together, and so bear one stamp
+             but for chunks that were read together; see _waited_ms
     submit   TTFT only: how long it took from the dispatch, or the connection, to the stamp of the submission; the
              request's last byte left somewhere in between
     """
@@ -92,20 +89,45 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> dict[str, Any]
     submit_ms = _submit_ms(log)
     counts, most_ns = _read_counts(stats)
     if sum(counts) and all(stat.kernel_stamps for stat in _last(stats)):
-        gaps = request_metrics(log).itl_ms
-        together = bool(len(gaps)) and float((gaps == 0).mean()) > _COALESCED_RATIO
-        read_ms = quantile_ns(counts, _EACH, max_ns=most_ns) / 1e6 if together else 0.0
+        away_ms = max(float(delays_ms.max()), most_ns / 1e6)
+        ttft_ms, itl_ms = (_bound_ms(waited_ms) for waited_ms in _waited_ms(log, away_ms))
     else:
-        read_ms = float(np.quantile(delays_ms, _EACH))
+        ttft_ms = itl_ms = float(np.quantile(delays_ms, _EACH))
     stamp_ms = 2 * STAMP_MS
     return {
         # The two may not add up: a late read makes a TTFT longer, a late stamp of the submission makes it shorter.
         "ttft": {
-            "p99": stamp_ms + max(read_ms, submit_ms),
-            "made_of": {"stamp": stamp_ms, "read": read_ms, "submit": submit_ms},
+            "p99": stamp_ms + max(ttft_ms, submit_ms),
+            "made_of": {"stamp": stamp_ms, "read": ttft_ms, "submit": submit_ms},
         },
-        "itl": {"p99": stamp_ms + read_ms, "made_of": {"stamp": stamp_ms, "read": read_ms}},
+        "itl": {"p99": stamp_ms + itl_ms, "made_of": {"stamp": stamp_ms, "read": itl_ms}},
     }
+
+
+def _waited_ms(log: RequestLog, away_ms: float) -> tuple[Float64s, Float64s]:
+    """By how much each TTFT and each gap may be off, ms, because chunks that came apart were read together.
+
+    The kernel gives a read the stamp of the last bytes in it. Those before them came after the stamp before, so neither
+    the time that led to such a read nor the gaps of 0 in it are off by more than the time that led to it; nor by more
+    than `away_ms`, the longest for which the loop was seen not to look.
+    """
+    told = request_metrics(log)
+    rows = np.flatnonzero(~np.isnan(told.ttft_ms))
+    # Each request's TTFT, and the gaps behind it.
+    times_ms = np.concatenate([told.ttft_ms[rows], told.itl_ms])
+    of_row = np.concatenate([rows, told.itl_request])
+    order = np.argsort(of_row, kind="stable")
+    ordered_ms, of_row = times_ms[order], of_row[order]
+    zero = ordered_ms == 0
+    led_to = np.append(zero[1:] & (of_row[1:] == of_row[:-1]), np.zeros(min(len(zero), 1), bool))
+    leading = np.maximum.accumulate(np.where(zero, 0, np.arange(len(zero))))
+    waited_ms = np.empty_like(times_ms)
+    waited_ms[order] = np.where(zero | led_to, np.minimum(ordered_ms[leading], away_ms), 0.0)
+    return waited_ms[: len(rows)], waited_ms[len(rows) :]
+
+
+def _bound_ms(waited_ms: Float64s) -> float:
+    return float(np.quantile(waited_ms, _EACH, method="higher")) if len(waited_ms) else 0.0
 
 
 def _submit_ms(log: RequestLog) -> float:

@@ -193,6 +193,13 @@ def test_chunks_that_were_read_together_may_have_come_apart():
     assert pytest.approx(4.1) == got["itl"]["p99"] == got["ttft"]["p99"]
 
 
+def test_what_was_read_together_is_off_by_no_more_than_the_time_that_led_to_it():
+    """However long the loop was away; and a first token that was read alone is not off at all."""
+    log_of = request_log(REPLY | {"connected": -1, "submit": 11, "chunks": (20, 23, 23, 40)})
+    got = stated_error(log_of, _reads(*[100_000] * 98, 40 * MS, 40 * MS))
+    assert (0.0, 3.0) == (got["ttft"]["made_of"]["read"], got["itl"]["made_of"]["read"])
+
+
 def test_the_stated_error_of_our_own_stamps():
     """As late as the loop, of which its timer is a sample."""
     got = stated_error(_log(0.1), _stats(delay_ms=0.4, cpu_ratio=0.1))
