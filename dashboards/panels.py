@@ -24,6 +24,10 @@ COLOURS = {
     "engine": "orange",
     "queue": "purple",
     "prefill": "yellow",
+    "network": "blue",
+    "gateway": "light-blue",
+    "admission": "orange",
+    "decode": "green",
     "other": "#8e8e8e",
     "waiting": "purple",
     "running": "orange",
@@ -85,3 +89,11 @@ def total(counter: str, labels: str, by: str = "") -> str:
 def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> tuple[Query, ...]:
     """Return one query a quantile, named after the side and the percentile ("client p99")."""
     return tuple(Query(expr=quantile(q, metric, labels), legend=f"{side} p{q * 100:g}".strip()) for q in qs)
+
+
+def heatmap(title: str, metric: str, labels: str, description: str) -> Panel:
+    """Return a panel of how a histogram's observations are spread over time."""
+    expr = f"sum by (le) (increase({metric}_bucket{{{labels}}}[$__rate_interval]))"
+    return Panel(
+        kind="heatmap", title=title, unit="s", queries=(Query(expr=expr, legend="{{le}}"),), description=description
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from panels import ENGINE, SIDECAR, Panel, Query, Row, mean, quantile, quantiles, total
+from breakdown_rows import QUEUE, TTFT_SUM, WHERE_TTFT_WENT
+from panels import ENGINE, SIDECAR, Panel, Query, Row, heatmap, mean, quantile, quantiles, total
+from watch_rows import RECEIVER
 
 
 def _tile(
@@ -31,8 +33,6 @@ def _name_tile(title: str, query: Query, description: str, empty: str) -> Panel:
     )
 
 
-PARTS = f"avg by (part) (sidelight_ttft_breakdown_seconds{{{SIDECAR}}})"
-PARTS_SUM = f"sum (avg by (part) (sidelight_ttft_breakdown_seconds{{{SIDECAR}}}))"
 NOT_OK = 'status!~"ok|cancelled"'
 
 ANSWER_FIRST = Row(
@@ -117,23 +117,25 @@ ANSWER_FIRST = Row(
             "Queue's share of TTFT",
             "percentunit",
             Query(
-                expr=f'avg (sidelight_ttft_breakdown_seconds{{{SIDECAR}, part="queue"}}) / ({PARTS_SUM} > 0)',
+                expr=f"{total('sidelight_ttft_part_seconds_sum', QUEUE)} / ({TTFT_SUM} > 0)",
                 legend="queue",
             ),
-            "How much of the mean client TTFT was waiting in the engine's queue, over the last seconds. Above one "
+            "How much of the client's TTFT was waiting in the engine's queue, over the last seconds. Above one "
             "half, add capacity or lower the load; below, look at prefill (prompt length, prefix cache).",
             ((None, "green"), (0.5, "orange"), (0.8, "red")),
         ),
         _tile(
-            "Breakdown coverage",
+            "Broken down",
             "percentunit",
             Query(
-                expr=f"avg (sidelight_ttft_breakdown_coverage_ratio{{{SIDECAR}}})",
-                legend="coverage",
+                expr=f'(sum (increase(sidelight_requests_total{{{SIDECAR}, source!="none"}}[$__range])) or vector(0))'
+                f" / (sum (increase(sidelight_requests_total{{{SIDECAR}}}[$__range])) > 0)",
+                legend="share",
+                instant=True,
             ),
-            "Requests the engine finished in the last seconds, over those the client did. Away from 100 % the "
-            "breakdown is of other requests than the client's: another client shares the engine, or scrapes were lost.",
-            ((None, "red"), (0.9, "orange"), (0.98, "green"), (1.02, "orange"), (1.1, "red")),
+            "Share of requests whose wait is told in parts, over the range shown. Below 100 % the parts speak of some "
+            "requests only; why the others are missing stands further down.",
+            ((None, "red"), (0.9, "orange"), (0.98, "green")),
         ),
         _name_tile(
             "Engine",
@@ -214,52 +216,6 @@ ONE_AXIS = Row(
             queries=quantiles("sidelight_client_time_per_output_token_seconds", SIDECAR, "client"),
             description="One value a request: how fast it streamed after its first token. Rises with the number of "
             "running requests long before TTFT does.",
-        ),
-    ),
-)
-
-WHERE_TTFT_WENT = Row(
-    title="Where the TTFT went",
-    panels=(
-        Panel(
-            kind="stack",
-            title="Mean TTFT by part",
-            unit="s",
-            queries=(Query(expr=PARTS, legend="{{part}}"),),
-            description="The height is the client's mean TTFT of a slice; queue and prefill are the engine's own sums "
-            "over the requests that ended in it; other is the rest (network, tokenisation, scheduling). The thickest "
-            "band is where to work first.",
-        ),
-        Panel(
-            kind="stack",
-            title="Share of TTFT",
-            unit="percentunit",
-            queries=(Query(expr=f"{PARTS} / ignoring (part) group_left () ({PARTS_SUM} > 0)", legend="{{part}}"),),
-            highest=1.0,
-            description="The same parts as shares of the whole. A share that moves with the load is the bottleneck; "
-            "one that stays is a fixed cost.",
-        ),
-        Panel(
-            kind="lines",
-            title="Coverage of the breakdown",
-            unit="percentunit",
-            queries=(
-                Query(
-                    expr=f"avg (sidelight_ttft_breakdown_coverage_ratio{{{SIDECAR}}})",
-                    legend="coverage",
-                ),
-            ),
-            height=6,
-            description="Read the two panels above only where this is near 100 %.",
-        ),
-        Panel(
-            kind="lines",
-            title="Requests behind the breakdown",
-            unit="short",
-            queries=(Query(expr=f"sum (sidelight_ttft_breakdown_requests{{{SIDECAR}}})", legend="requests"),),
-            height=6,
-            description="How many requests the means are over. Fewer than about ten: look at longer "
-            "slices before concluding anything from one.",
         ),
     ),
 )
@@ -367,35 +323,28 @@ THE_ENGINE = Row(
 )
 
 
-def _heatmap(title: str, metric: str, labels: str, description: str) -> Panel:
-    expr = f"sum by (le) (increase({metric}_bucket{{{labels}}}[$__rate_interval]))"
-    return Panel(
-        kind="heatmap", title=title, unit="s", queries=(Query(expr=expr, legend="{{le}}"),), description=description
-    )
-
-
 DISTRIBUTIONS = Row(
     title="Latency distributions",
     panels=(
-        _heatmap(
+        heatmap(
             "TTFT, client",
             "sidelight_client_ttft_seconds",
             SIDECAR,
             "Two separate bands mean two kinds of requests (cached and not, short and long): a mean describes neither.",
         ),
-        _heatmap(
+        heatmap(
             "TTFT, engine",
             "sidelight_engine_ttft_seconds",
             ENGINE,
             "The same by the engine's clock, in its own coarser buckets. A band only the client has arose in between.",
         ),
-        _heatmap(
+        heatmap(
             "Time between tokens, client",
             "sidelight_client_inter_token_latency_seconds",
             SIDECAR,
             "A thin upper band is steps in which a prefill was mixed in; it moves up with the prompt length.",
         ),
-        _heatmap(
+        heatmap(
             "End to end, client",
             "sidelight_client_e2e_latency_seconds",
             SIDECAR,
@@ -464,4 +413,4 @@ GENERATOR = Row(
     ),
 )
 
-ROWS = (ANSWER_FIRST, ONE_AXIS, WHERE_TTFT_WENT, THE_ENGINE, DISTRIBUTIONS, GENERATOR)
+ROWS = (ANSWER_FIRST, ONE_AXIS, WHERE_TTFT_WENT, THE_ENGINE, DISTRIBUTIONS, GENERATOR, RECEIVER)

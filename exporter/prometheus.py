@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from exporter.breakdown_page import part_families, watch_families
-from exporter.snapshot import Breakdown, ClientCounts, Cumulative, EngineCounts, GeneratorCounts, Snapshot
+from exporter.snapshot import ClientCounts, Cumulative, EngineCounts, GeneratorCounts, Snapshot
 
 # Canonical quantity -> (name on the page, help). Counters get their _total from the client library.
 ENGINE_HISTOGRAMS = MappingProxyType(
@@ -83,7 +83,6 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _generator(snapshot.generator),
         _engines(snapshot.engines),
         _scrapes(snapshot.engines),
-        _breakdown(snapshot.breakdown),
         part_families(snapshot.parts),
         watch_families(snapshot.watch),
     )
@@ -167,23 +166,6 @@ def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
         "sidelight_scrape_duration_seconds", "How long the last scrape took.", labels=["endpoint"]
     )
     yield _numbers(duration, ((engine.endpoint, engine.last_scrape_duration_s) for engine in engines))
-
-
-def _breakdown(breakdown: Breakdown | None) -> Iterator[Metric]:
-    if breakdown is None:
-        return
-    parts = GaugeMetricFamily(
-        "sidelight_ttft_breakdown_seconds", "Mean client TTFT of requests that ended lately, by part.", labels=["part"]
-    )
-    yield _numbers(parts, breakdown.parts_s.items())
-    yield GaugeMetricFamily(
-        "sidelight_ttft_breakdown_coverage_ratio",
-        "Requests the engine finished lately, over those the client did.",
-        value=breakdown.coverage_ratio,
-    )
-    yield GaugeMetricFamily(
-        "sidelight_ttft_breakdown_requests", "Requests behind the breakdown.", value=breakdown.requests
-    )
 
 
 def _numbers(

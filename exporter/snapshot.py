@@ -110,19 +110,6 @@ class EngineCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
-    """Mean client TTFT by part over the requests that ended in the last seconds.
-
-    `parts_s` maps "queue", "prefill", "other" to mean seconds; `requests` is how many the means are over;
-    `coverage_ratio` is how many the engine finished over how many the client did: 1 when both speak of the same.
-    """
-
-    parts_s: Mapping[str, float]
-    requests: int
-    coverage_ratio: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PartCounts:
     """Requests broken down since the start, one by one: `part_counts` counts them.
 
@@ -165,7 +152,6 @@ class Snapshot:
     client: ClientCounts | None = None
     generator: GeneratorCounts | None = None
     engines: tuple[EngineCounts, ...] = ()
-    breakdown: Breakdown | None = None
     parts: PartCounts | None = None
     watch: WatchCounts | None = None
 

@@ -1,17 +1,14 @@
-"""One scraped endpoint while a run goes: its last page in canonical quantities, and its finish-time sums of late."""
+"""One scraped endpoint while a run goes: its last page in canonical quantities."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from correlator.decompose import FinishSums
-from correlator.finish import sums_of
 from exporter.snapshot import Cumulative, EngineCounts, add
 from scraper import engines
 from scraper.aggregate import gauge_values
@@ -19,7 +16,6 @@ from scraper.engines import CanonicalSource, Engine
 from scraper.exposition import Series
 from scraper.log import FailureRecord, Row
 from scraper.missing import Missing
-from scraper.resets import unrolled
 from scraper.series import build
 
 
@@ -34,21 +30,20 @@ class Known:
 
 @dataclass(slots=True, kw_only=True)
 class EngineView:
-    """`counts` is what the live page shows; `sums` are (at_ns, count, queue s, prefill s), one a scrape, still as
-    exposed. `known` is of the last page's layout: pages of one layout share the tuple of their series. `answered_ns` is
-    when the last page came (before the first: when it was asked for), `failure` why the scrape after it had none.
+    """`counts` is what the live page shows; `known` is of the last page's layout: pages of one layout share the tuple
+    of their series. `answered_ns` is when the last page came (before the first: when it was asked for), `failure` why
+    the scrape after it had none.
     """
 
     counts: EngineCounts
     outcomes: dict[str, int] = field(default_factory=lambda: {"ok": 0, "failed": 0})
-    sums: deque[tuple[int, float, float, float]] = field(default_factory=deque)
     known: Known = field(default_factory=Known)
     answered_ns: int | None = None
     failed_ns: int = 0
     failure: str = ""
 
-    def take(self, record: Row | FailureRecord, *, keep_s: float) -> None:
-        """Take in one scrape; sums older than `keep_s`, but for one, are dropped."""
+    def take(self, record: Row | FailureRecord) -> None:
+        """Take in one scrape."""
         if isinstance(record, Row):
             self.outcomes["ok"] += 1
             self.answered_ns, self.failure = record.response_ns, ""
@@ -58,8 +53,6 @@ class EngineView:
             if self.answered_ns is None:
                 self.answered_ns = record.request_ns
             self.failed_ns, self.failure = record.response_ns, record.error
-        while len(self.sums) > 2 and self.sums[1][0] < record.response_ns - keep_s * 1e9:
-            self.sums.popleft()
         duration_s = (record.response_ns - record.request_ns) / 1e9
         self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
 
@@ -74,22 +67,6 @@ class EngineView:
         if record.series is not self.known.layout:
             self.known = _known(record.series, page.series)
         self.counts = _counts(record.url, self.known, page.values[0])
-        if self.known.engine is None:
-            return
-        sums = sums_of(page, self.known.sources)
-        if isinstance(sums, FinishSums):
-            row = (sums.count, sums.queue_s, sums.prefill_s)
-            self.sums.append((int(sums.at_ns[0]), *(float(column[0]) for column in row)))  # type: ignore[arg-type]
-
-    def finish_sums(self) -> FinishSums | None:
-        """Return the sums of late, restarts counted up; None with fewer than two scrapes."""
-        if len(self.sums) < 2:
-            return None
-        rows = np.array([row[1:] for row in self.sums])
-        falls = unrolled(rows[:, :1])[1][:, 0]
-        count, queue_s, prefill_s = unrolled(rows, falls)[0].T
-        at_ns = np.array([row[0] for row in self.sums], dtype=np.int64)
-        return FinishSums(at_ns=at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
 
 
 def _known(layout: tuple[Series, ...], series: tuple[Series, ...]) -> Known:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import numpy as np
 
-from correlator.decompose import decompose
-from exporter.snapshot import Breakdown, EngineCounts, GeneratorCounts, Snapshot
+from exporter.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.frames import FrameTail, decode_log, decode_planned
 from loadgen.log import RequestLog, assemble
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat
@@ -31,8 +30,7 @@ from sidecar.version import VERSION
 if TYPE_CHECKING:
     from sidecar.live_parts import LiveParts
 
-SLIDING_S = 10.0  # the breakdown speaks of requests that ended this recently
-RATE_S = 5.0
+RATE_S = 5.0  # the output rate is that of requests that ended this recently
 
 
 class LiveRun:
@@ -108,7 +106,7 @@ class LiveRun:
             if scrape is None:
                 continue
             engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
-            engine.take(scrape, keep_s=SLIDING_S)
+            engine.take(scrape)
             if self._parts is not None:
                 self._parts.scraped(scrape)
         if self._parts is not None:
@@ -125,8 +123,7 @@ class LiveRun:
         tally = self._tallies.get(self._phase, Tally())
         now_ns = self._clock.now_ns()
         ttft_ms = np.array(tally.ttfts_ms)
-        recent = [one.output_tokens for one in tally.lately if one.end_ns > now_ns - RATE_S * 1e9]
-        tokens = sum(count for count in recent if count > 0)
+        tokens = sum(count for end_ns, count in tally.lately if end_ns > now_ns - RATE_S * 1e9)
         elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
         return View(
             phase=self._phase,
@@ -163,7 +160,6 @@ class LiveRun:
                 loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
             ),
             engines=tuple(engine.counts for engine in self._engines.values()),
-            breakdown=self._breakdown(tally),
             parts=None if self._parts is None else self._parts.counts,
         )
 
@@ -194,7 +190,7 @@ class LiveRun:
         tally.count(log)
         if self._shown:
             self._break_down(phase, log)
-        tally.forget_before(self._clock.now_ns() - int(SLIDING_S * 1e9))
+        tally.forget_before(self._clock.now_ns() - int(RATE_S * 1e9))
 
     def _break_down(self, phase: str, log: RequestLog) -> None:
         if self._parts is None:
@@ -210,23 +206,3 @@ class LiveRun:
         gauges = [engine.counts.gauges for engine in answering if quantity in engine.counts.gauges]
         values = [found[quantity] for found in gauges]
         return (max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
-
-    def _breakdown(self, tally: Tally) -> Breakdown | None:
-        """Break down the TTFT of the requests that ended between the first and last scrape of the sliding window."""
-        servers = [sums for engine in self._engines.values() if (sums := engine.finish_sums()) is not None]
-        ended = [one for one in tally.lately if one.ok]
-        if not servers or not ended or self._phase != "measure":
-            return None
-        # What ended before the measured phase is the warm-up's, on the engine's side as on ours.
-        start_ns = max(self._phase_ns, min(int(server.at_ns[0]) for server in servers))
-        whole = decompose(
-            np.array([one.end_ns for one in ended], dtype=np.int64),
-            np.array([one.ttft_ms for one in ended]),
-            servers,
-            start_ns=start_ns,
-            end_ns=max(int(server.at_ns[-1]) for server in servers),
-        )
-        if whole.queue_ms is None or whole.prefill_ms is None or whole.other_ms is None:
-            return None
-        parts_s = {"queue": whole.queue_ms / 1e3, "prefill": whole.prefill_ms / 1e3, "other": whole.other_ms / 1e3}
-        return Breakdown(parts_s=parts_s, requests=whole.client_requests, coverage_ratio=whole.coverage)

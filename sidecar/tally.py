@@ -24,23 +24,17 @@ STATUSES = ("ok", "failed", "refused", "cancelled")
 KEPT_TTFTS = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """One request that ended; `ttft_ms` is NaN and `output_tokens` -1 where missing."""
-
-    end_ns: int
-    ttft_ms: float
-    output_tokens: int
-    ok: bool
-
-
 def _empty(bounds_s: tuple[float, ...]) -> Callable[[], Cumulative]:
     return lambda: bucketize([], bounds_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts and histograms since a phase began, and the requests that ended lately (the caller drops the old ones)."""
+    """Counts and histograms since a phase began.
+
+    `lately` has (end_ns, output tokens) of the requests that ended lately and told their tokens; the caller drops old
+    ones.
+    """
 
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     input_tokens: int = 0
@@ -51,7 +45,7 @@ class Tally:
     e2e: Cumulative = field(default_factory=_empty(LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=_empty(LATENESS_BOUNDS_S))
     ttfts_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TTFTS))
-    lately: deque[Ended] = field(default_factory=deque)
+    lately: deque[tuple[int, int]] = field(default_factory=deque)
 
     def count(self, log: RequestLog) -> None:
         """Add requests that have ended, none of them before."""
@@ -66,13 +60,12 @@ class Tally:
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
         self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
         self.ttfts_ms.extend(metrics.ttft_ms[np.isfinite(metrics.ttft_ms)].tolist())
-        rows = zip(log.end_ns.tolist(), metrics.ttft_ms.tolist(), log.output_tokens.tolist(), log.status, strict=True)
-        for end_ns, ttft_ms, tokens, status in rows:
-            self.lately.append(Ended(end_ns=end_ns, ttft_ms=ttft_ms, output_tokens=tokens, ok=status == "ok"))
+        told = log.output_tokens > 0
+        self.lately.extend(zip(log.end_ns[told].tolist(), log.output_tokens[told].tolist(), strict=True))
 
     def forget_before(self, at_ns: int) -> None:
         """Drop from `lately` what ended before a time."""
-        while self.lately and self.lately[0].end_ns < at_ns:
+        while self.lately and self.lately[0][0] < at_ns:
             self.lately.popleft()
 
     def client_counts(self, *, in_flight: int) -> ClientCounts:

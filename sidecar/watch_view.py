@@ -39,7 +39,6 @@ from sidecar.log_tails import LogTails
 from sidecar.version import VERSION
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
-_SUMS_S = 10.0
 
 
 class WatchView:
@@ -136,9 +135,7 @@ class WatchView:
         scrape = self._readers[path].take(payload)
         if scrape is None or scrape.url not in self._wanted:
             return
-        self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(
-            scrape, keep_s=_SUMS_S
-        )
+        self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(scrape)
         self._estimate.scraped(scrape)
 
     def _take_spans(self, payload: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import shutil
 import socket
 import sys
@@ -32,6 +33,14 @@ def _load(path: Path) -> ModuleType:
 
 promql = _load(PROMQL)
 DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
+# What only a resident sidecar has to tell; a run has no gateway before its engine either.
+WATCH_ONLY = re.compile(r'sidelight_(receiver|window|watch|breakdown_missing)_|part="gateway"')
+
+
+def of_a_run(panel: dict[str, Any]) -> dict[str, Any]:
+    """Return a panel with the queries alone that a run has data for."""
+    queries = [query for query in panel.get("targets", ()) if not WATCH_ONLY.search(query["expr"])]
+    return {**panel, "targets": queries}
 
 
 def free_address() -> str:
@@ -88,7 +97,8 @@ async def test_prometheus_scrapes_a_demo_and_every_panel_has_data(tmp_path: Path
         try:
             page = await page_of_a_run(f"http://{address}/metrics", demo)
             assert (0, "") == await check_metrics(page)
-            assert {} == await promql.empty_queries(base_url, DASHBOARD, deadline_s=25.0)
+            asked = {**DASHBOARD, "panels": [of_a_run(panel) for panel in DASHBOARD["panels"]]}
+            assert {} == await promql.empty_queries(base_url, asked, deadline_s=25.0)
             said, complained = await asyncio.wait_for(ending, DEADLINE_S)
         finally:
             if demo.returncode is None:

@@ -66,6 +66,7 @@ def test_the_rows_tell_the_story_in_order() -> None:
         "Engine",
         "Latency distributions",
         "The generator itself",
+        "Receiver of spans (sidelight watch)",
     ]
 
 

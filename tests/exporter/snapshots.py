@@ -9,15 +9,18 @@ from exporter.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
     TOKEN_BOUNDS_S,
-    Breakdown,
     ClientCounts,
     Cumulative,
     EngineCounts,
     GeneratorCounts,
+    PartCounts,
     Snapshot,
+    WatchCounts,
     bucketize,
 )
+from scraper.span_log import Counts
 
+PARTS_S = {"network": 0.01, "gateway": 0.004, "admission": 0.02, "queue": 0.12, "prefill": 0.05, "other": 0.03}
 ENDPOINT = "http://127.0.0.1:8000/metrics"
 
 
@@ -60,5 +63,23 @@ def snapshot(step: int) -> Snapshot:
                 last_scrape_duration_s=0.003,
             ),
         ),
-        breakdown=Breakdown(parts_s={"queue": 0.12, "prefill": 0.05, "other": 0.03}, requests=10, coverage_ratio=1.0),
+        parts=PartCounts(
+            ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
+            e2e={
+                ("decode", "trace"): observed(step, 1.5, LATENCY_BOUNDS_S),
+                ("other", "trace"): observed(step, 0.1, LATENCY_BOUNDS_S),
+            },
+            requests={"trace": 5 * step, "response": 0, "histogram": 0, "none": step},
+            quality={"exact": 5 * step, "none": step},
+            missing={"no spans came": step},
+        ),
+        watch=WatchCounts(
+            receiver={**dict.fromkeys(Counts.__struct_fields__, 0), "exports": step, "spans": 5 * step},
+            restarts=1,
+            errors=0,
+            cpu_s=0.02 * step,
+            sizes={"requests": 20},
+            repeated=0,
+            evicted=0,
+        ),
     )

@@ -102,9 +102,23 @@ CONTRACT = {
     "sidelight_engine_requests_finished_total": {"endpoint"},
     "sidelight_scrapes_total": {"endpoint", "outcome"},
     "sidelight_scrape_duration_seconds": {"endpoint"},
-    "sidelight_ttft_breakdown_seconds": {"part"},
-    "sidelight_ttft_breakdown_coverage_ratio": set(),
-    "sidelight_ttft_breakdown_requests": set(),
+    "sidelight_ttft_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_e2e_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_requests_total": {"source"},
+    "sidelight_breakdown_quality_total": {"quality"},
+    "sidelight_breakdown_missing_total": {"reason"},
+    "sidelight_receiver_exports_total": set(),
+    "sidelight_receiver_spans_total": set(),
+    "sidelight_receiver_off_clock_spans_total": set(),
+    "sidelight_receiver_forwarded_total": set(),
+    "sidelight_receiver_forward_dropped_total": set(),
+    "sidelight_receiver_restarts_total": set(),
+    "sidelight_receiver_refused_total": {"kind"},
+    "sidelight_watch_errors_total": set(),
+    "sidelight_watch_cpu_seconds_total": set(),
+    "sidelight_window_repeated_spans_total": set(),
+    "sidelight_window_evicted_spans_total": set(),
+    "sidelight_window_size": {"what"},
 }
 
 
@@ -138,7 +152,8 @@ def test_values_are_the_snapshots() -> None:
     assert samples["sidelight_engine_kv_cache_usage_ratio", frozenset({endpoint})] == 0.4
     assert samples["sidelight_engine_preemptions_total", frozenset({endpoint})] == 700
     assert samples["sidelight_scrapes_total", frozenset({endpoint, ("outcome", "ok")})] == 28
-    assert samples["sidelight_ttft_breakdown_seconds", frozenset({("part", "queue")})] == 0.12
+    queue = frozenset({("part", "queue"), ("source", "trace")})
+    assert samples["sidelight_ttft_part_seconds_sum", queue] == pytest.approx(7 * 6.5 * 0.12)
 
 
 def test_buckets_are_cumulative_on_the_page_only() -> None:
@@ -166,7 +181,7 @@ def test_the_page_is_empty_before_the_first_snapshot() -> None:
         {},
         {"client": ClientCounts(requests={})},
         {"generator": GeneratorCounts()},
-        {"breakdown": None, "engines": ()},
+        {"parts": None, "engines": ()},
     ],
 )
 def test_what_is_not_known_is_absent(parts: dict[str, object]) -> None:

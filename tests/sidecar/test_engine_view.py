@@ -41,7 +41,7 @@ def viewed(*pages: str) -> EngineView:
             error="",
         )
         for row in rows([scrape]):
-            view.take(row, keep_s=60)
+            view.take(row)
     return view
 
 
@@ -52,9 +52,6 @@ def test_a_page_is_seen_in_canonical_quantities():
 
     assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
     assert {"ok": 2, "failed": 0} == view.outcomes
-    sums = view.finish_sums()
-    assert sums is not None
-    assert ([5.0, 5.0], [3.0, 3.0]) == (sums.count.tolist(), sums.queue_s.tolist())
 
 
 @pytest.mark.parametrize("without", ["_bucket", '_bucket{le="+Inf"}', "_sum"])
@@ -64,13 +61,6 @@ def test_a_histogram_that_lacks_a_part_is_left_out(without: str):
 
     assert {"prefill_time"} == set(view.counts.histograms)
     assert {"ok": 1, "failed": 0} == view.outcomes
-
-
-@pytest.mark.parametrize("without", ["_count", "_sum"])
-def test_without_count_or_sum_there_are_no_finish_sums(without: str):
-    page = histogram(QUEUE, 2, 1, without=without) + histogram(PREFILL, 5, 1)
-
-    assert viewed(page, page).finish_sums() is None
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
@@ -115,7 +105,7 @@ def test_what_a_layout_means_is_found_out_once():
     view = EngineView(counts=EngineCounts(endpoint="u"))
     known = []
     for row in rows(scraped(second, page) for second, page in enumerate(pages)):
-        view.take(row, keep_s=60)
+        view.take(row)
         known.append(view.known)
 
     assert known[0] is known[1] is known[2]
@@ -139,7 +129,7 @@ def test_a_page_is_silent_when_scrapes_have_failed_for_long():
     for row in rows(
         scraped(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
     ):
-        view.take(row, keep_s=60)
+        view.take(row)
         said.append(view.silence(5.0))
 
     assert [""] * 6 + ["gone"] * 3 + [""] == said
