@@ -153,8 +153,14 @@ class Connection:
         self._pieces.append(data)
         self._read_ns.append(at_ns)
         self._kernel_stamps += kernel_stamp
-        # Of a shorter piece the blank line may lie in the one before.
-        if not self._in_chunks or data.endswith(_BLANK_LINE) or len(data) < _BLANK_LINE_BYTES or _LAST_CHUNK in data:
+        # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
+        # clearing up the exception costs as much as the search.
+        if (
+            not self._in_chunks
+            or data.endswith(_BLANK_LINE)
+            or len(data) < _BLANK_LINE_BYTES
+            or data.find(_LAST_CHUNK) >= 0
+        ):
             self._catch_up()
 
     def ended_by_peer(self) -> None:
