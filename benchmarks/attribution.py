@@ -1,7 +1,7 @@
 """What `correlator.attribute` reaches on recorded and simulated runs, beside the naive ways and the design note.
 
-Usage: python benchmarks/attribution.py [directory of the recordings]. The recordings of a real vLLM have its spans as
-truth; without them only the simulated runs are shown. About a minute.
+Usage: PYTHONPATH=tests python benchmarks/attribution.py [directory of the recordings]. The recordings of a real vLLM
+have its spans as truth; without them only the simulated runs are shown. About a minute.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from attribution_cases import Case, recorded, thinned, withheld
 from attribution_simulated import Load, simulated
+from recordings import Case, case_of
 
 from correlator.attribute import attribute
 from correlator.attribution import Attribution
@@ -69,45 +69,40 @@ def recorded_rows(folder: Path) -> Iterator[Row]:
     if not (folder / "main").is_dir():
         print(f"(no recordings at {folder})")
         return
-    whole = recorded(folder / "main", "vLLM main")
+    whole = case_of(folder / "main", "vLLM main")
     notes = {1: "0 / 13, 0.2 %; 0.9 / 10, 3 %", 5: "0 / 29, 0.5 %; 3.9 / 19, 7 %", 25: "0.2 / 33, 0.6 %; 6.5 / 24, 9 %"}
     for every, note in notes.items():
-        yield Row(case=thinned(whole, every), scrape_s=0.2 * every, note=note)
+        yield Row(case=whole.every(every), scrape_s=0.2 * every, note=note)
     for seed in (1, 2, 3):
-        hidden = withheld(thinned(whole, 5), 0.3, seed)
-        yield Row(case=renamed(hidden, "vLLM main, 30 % hidden"), scrape_s=1.0, note="0.1 / 50, 0.7 %; 9 / 39, 14 %")
+        hidden = replace(whole.every(5).withheld(0.3, seed), name="vLLM main, 30 % hidden")
+        yield Row(case=hidden, scrape_s=1.0, note="0.1 / 50, 0.7 %; 9 / 39, 14 %")
     for name in ("multi_api_server", "edges"):
-        yield Row(case=recorded(folder / name, f"vLLM {name}"), scrape_s=0.2, note="")
+        yield Row(case=case_of(folder / name, f"vLLM {name}"), scrape_s=0.2, note="")
 
 
 def simulated_rows() -> Iterator[Row]:
     """Give runs of the simulated engine like those of the design note, which had a simulator of its own."""
     light = simulated("sim 0.95", Load(utilisation=0.95, seconds=60, scrape_s=0.1))
     yield Row(case=light, scrape_s=0.1, note="(0.8) 0 / 1, 17 %; 1.9 / 16, 10 %")
-    yield Row(case=thinned(light, 10), scrape_s=1.0, note="(0.8) 0 / 30, 59 %; 2.5 / 34, 16 %")
+    yield Row(case=light.every(10), scrape_s=1.0, note="(0.8) 0 / 30, 59 %; 2.5 / 34, 16 %")
     heavy = simulated("sim 1.2", Load(utilisation=1.2, seconds=60, scrape_s=0.1))
     for every, note in (
         (1, "5 / 29, 0.2 %; 2.1 / 16, 11 %"),
         (10, "8 / 46, 0.2 %; 3.5 / 30, 18 %"),
         (50, "10 / 55, 0.3 %; 3.3 / 40, 20 %"),
     ):
-        yield Row(case=thinned(heavy, every), scrape_s=0.1 * every, note=note)
-    shared = withheld(simulated("sim 1.1, 30 % foreign", Load(utilisation=1.1, seconds=60, scrape_s=0.25)), 0.3, 1)
+        yield Row(case=heavy.every(every), scrape_s=0.1 * every, note=note)
+    shared = simulated("sim 1.1, 30 % foreign", Load(utilisation=1.1, seconds=60, scrape_s=0.25)).withheld(0.3, 1)
     yield Row(case=shared, scrape_s=0.25, note="9 / 44, 0.5 %; 3.8 / 29, 17 %")
     chunked = simulated("sim chunked prefill", Load(utilisation=0.47, seconds=60, scrape_s=0.25, budget_tokens=64))
     yield Row(case=chunked, scrape_s=0.25, note="0 / 80, 12 %; 7 / 79, 10 %")
     pair = simulated("sim 2 replicas", Load(utilisation=0.96, seconds=60, scrape_s=0.1, engines=2))
     yield Row(case=pair, scrape_s=0.1, note="0 / 33, 8 %; 3.2 / 32, 17 %")
-    yield Row(case=thinned(pair, 10), scrape_s=1.0, note="0 / 54, 16 %; 5.3 / 55, 29 %")
+    yield Row(case=pair.every(10), scrape_s=1.0, note="0 / 54, 16 %; 5.3 / 55, 29 %")
     cached = simulated("sim prefix cache", Load(utilisation=1.0, seconds=60, scrape_s=0.5, prefix_tokens=512))
     yield Row(case=cached, scrape_s=0.5, note="(second) 12 / 123, 2 %; 16 / 59, 17 %")
     far = simulated("sim 20 ms away", Load(utilisation=1.0, seconds=60, scrape_s=0.1, network_s=0.02, spikes=0.05))
     yield Row(case=far, scrape_s=0.1, note="prefill WAPE 19 to 32 %")
-
-
-def renamed(case: Case, name: str) -> Case:
-    """Return a case under another name."""
-    return Case(name=name, requests=case.requests, scrapes=case.scrapes, queue_s=case.queue_s, prefill_s=case.prefill_s)
 
 
 def per_request(row: Row, table: Attribution) -> str:

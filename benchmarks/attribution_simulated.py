@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from attribution_cases import Case, Requests
+from recordings import Case, log_of
 
+from loadgen.log import RequestLog
 from scraper.endpoint import Scrape
 from scraper.log import rows
 from scraper.series import EndpointSeries, build
@@ -185,7 +186,7 @@ def _scraped(url: str, tick_ns: int, page: VllmPage) -> Scrape:
     )
 
 
-def _seen(runs: Sequence[_Run], submit_ns: Ints, random: np.random.Generator, load: Load) -> Requests:
+def _seen(runs: Sequence[_Run], submit_ns: Ints, random: np.random.Generator, load: Load) -> RequestLog:
     """Return what the client saw: every chunk after its way out, in the order in which a stream keeps them."""
     size = len(submit_ns)
     made = {number: chunks for run in runs for number, chunks in run.chunk_ns.items()}
@@ -193,17 +194,17 @@ def _seen(runs: Sequence[_Run], submit_ns: Ints, random: np.random.Generator, lo
     chunks = [np.maximum.accumulate(one + _way(random, len(one), load)) for one in chunks]
     first_ns = np.array([one[0] for one in chunks])
     records = {number: record for run in runs for number, record in run.records.items()}
-    return Requests(
+    return log_of(
+        size,
         submit_ns=submit_ns,
         first_output_ns=first_ns,
         first_token_ns=first_ns,
         end_ns=np.array([one[-1] for one in chunks]) + 100_000,
         input_tokens=np.array([records[number].prompt_tokens for number in range(size)]),
         output_tokens=np.array([records[number].output_tokens for number in range(size)]),
-        cached_tokens=np.full(size, -1, dtype=np.int64),
-        status=np.full(size, "ok", dtype=np.object_),
-        finish_reason=np.full(size, "length", dtype=np.object_),
-        endpoint_url=np.full(size, "http://gateway.test/v1", dtype=np.object_),
+        status="ok",
+        finish_reason="length",
+        endpoint_url="http://gateway.test/v1",
         chunk_ns=np.concatenate(chunks),
-        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]).astype(np.int64),
+        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
     )

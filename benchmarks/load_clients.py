@@ -16,9 +16,9 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from loadgen.arrivals import offsets_ns
-from loadgen.frames import append_record
-from loadgen.log import RequestLog, assemble, open_log, read_log, read_plan
+from loadgen.arrivals import Arrival, schedule
+from loadgen.frames import append_record, open_log, read_log, read_plan
+from loadgen.log import RequestLog, assemble
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, plan_end
 
 PORT = 38_471
@@ -117,7 +117,7 @@ def _write_plan(path: Path, load: Load) -> None:
         }
     ).encode()
     due_ns = (
-        offsets_ns(load.arrival, seed=1, rate_per_s=load.rate_per_s, count=load.requests).tolist()
+        schedule(Arrival(kind=load.arrival, rate_per_s=load.rate_per_s), seed=1, count=load.requests).tolist()
         if load.rate_per_s
         else [-1] * load.requests
     )

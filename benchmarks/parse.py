@@ -43,10 +43,10 @@ def main() -> None:
     """Print a table for each size."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("prometheus-client", "protobuf", "msgspec", "numpy"))
     print(f"{packages}, Python {platform.python_version()}; CPU time, least of {ROUNDS} rounds")
-    pair = _busiest_pair(list(_pages(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDING)))
+    pair = _busiest_pair(list(pages(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDING)))
     for size in SIZES:
-        engines = next(n for n in range(1, 1000) if len(_with_engines(pair[0], n)) >= 0.99 * size)
-        before, after = (_with_engines(page, engines) for page in pair)
+        engines = next(n for n in range(1, 1000) if len(with_engines(pair[0], n)) >= 0.99 * size)
+        before, after = (with_engines(page, engines) for page in pair)
         _report(engines, before, after)
 
 
@@ -89,17 +89,15 @@ def _timed(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def _pages(path: Path) -> Iterator[str]:
-    with (lzma.open if path.suffix == ".xz" else gzip.open)(path, "rt") as file:
-        next(file)
-        for line in file:
-            row = json.loads(line)
-            page = row.get("page") or row.get("body")
-            if page:
+def pages(path: Path) -> Iterator[str]:
+    """Give the pages of a recording: JSON lines, of which the first tells of the whole."""
+    with (lzma.open if path.suffix == ".xz" else gzip.open)(path, "rt", encoding="utf-8") as file:
+        for row in map(json.loads, file):
+            if page := row.get("page") or row.get("body"):
                 yield page
 
 
-def _busiest_pair(pages: list[str]) -> tuple[str, str]:
+def _busiest_pair(found: list[str]) -> tuple[str, str]:
     """Return the two neighbours with equal layouts that differ in most lines: the worst case for us."""
 
     def differing(pair: tuple[str, str]) -> int:
@@ -107,10 +105,11 @@ def _busiest_pair(pages: list[str]) -> tuple[str, str]:
         same = [line.rpartition(" ")[0] for line in one] == [line.rpartition(" ")[0] for line in two]
         return sum(a != b for a, b in zip(one, two, strict=True)) if same else -1
 
-    return max(pairwise(pages), key=differing)
+    return max(pairwise(found), key=differing)
 
 
-def _with_engines(page: str, engines: int) -> str:
+def with_engines(page: str, engines: int) -> str:
+    """Write a page as a server with so many engines would: each line with an engine's label once for each."""
     lines: list[str] = []
     for of_engine, group in groupby(page.split("\n"), lambda line: line[:1] != "#" and 'engine="0"' in line):
         once = list(group)

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
-import lzma
 import os
 import re
 import sys
@@ -26,7 +24,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-RECORDING = Path(__file__).parents[1] / "tests/data/vllm_scrapes.jsonl.xz"
+from parse import RECORDING, pages, with_engines
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,22 +43,7 @@ def main() -> None:
 
 
 def _pages(options: argparse.Namespace) -> list[bytes]:
-    """Return real pages with each family's samples twice more, as of other engines."""
-    unpack = gzip.open if options.recording.suffix == ".gz" else lzma.open
-    with unpack(options.recording, "rt", encoding="utf-8") as file:
-        next(file)
-        rows = [json.loads(line) for line in islice(file, 0, None, options.every)]
-    return [_tripled(row.get("page") or row["body"]).encode() for row in rows if row.get("page") or row.get("body")]
-
-
-def _tripled(page: str) -> str:
-    families = re.split(r"^(?=# HELP)", page, flags=re.MULTILINE)
-    return "".join(family + _of(family, 1) + _of(family, 2) for family in families)
-
-
-def _of(family: str, engine: int) -> str:
-    lines = (line for line in family.splitlines(keepends=True) if 'engine="0"' in line)
-    return "".join(line.replace('engine="0"', f'engine="{engine}"') for line in lines)
+    return [with_engines(page, 3).encode() for page in islice(pages(options.recording), 0, None, options.every)]
 
 
 async def _serve(pages: list[bytes]) -> None:

@@ -8,11 +8,12 @@ A recording has one JSON object a line, `body` its page; `time` is the CPU time 
 from __future__ import annotations
 
 import gzip
-import json
 import platform
 import sys
 import time
 from pathlib import Path
+
+from parse import pages
 
 from scraper.endpoint import Scrape
 from scraper.log import Encoder, LogReader
@@ -23,27 +24,21 @@ def main() -> None:
     """Print a line a recording."""
     print(f"Python {platform.python_version()}")
     for path in sys.argv[1:]:
-        pages = _pages(Path(path))
+        bodies = [page.encode() for page in pages(Path(path))]
         encoder, reader = Encoder(), LogReader()
         start = time.process_time()
         payloads = [
-            payload for number, page in enumerate(pages) for payload in encoder.encode(_scrape(number, page))[0]
+            payload for number, page in enumerate(bodies) for payload in encoder.encode(_scrape(number, page))[0]
         ]
         spent_s = time.process_time() - start
         (endpoint,) = build(found for payload in payloads if (found := reader.take(payload)) is not None)
         samples = endpoint.values.size
         print(
-            f"{path}: {len(pages)} pages, {samples} samples; "
+            f"{path}: {len(bodies)} pages, {samples} samples; "
             f"log {sum(8 + len(one) for one in payloads) / samples:.2f} B/sample; "
-            f"pages gzipped {sum(len(gzip.compress(page)) for page in pages) / samples:.2f} B/sample; "
-            f"memory {_bytes(endpoint) / samples:.2f} B/sample; {1e3 * spent_s / len(pages):.2f} ms a page"
+            f"pages gzipped {sum(len(gzip.compress(page)) for page in bodies) / samples:.2f} B/sample; "
+            f"memory {_bytes(endpoint) / samples:.2f} B/sample; {1e3 * spent_s / len(bodies):.2f} ms a page"
         )
-
-
-def _pages(path: Path) -> list[bytes]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        bodies = [json.loads(line).get("body") for line in file]
-    return [body.encode() for body in bodies if body]
 
 
 def _scrape(number: int, page: bytes) -> Scrape:

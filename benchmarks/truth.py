@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from load_clients import Bench, Load, Outcome, measure
@@ -30,8 +31,8 @@ RATES_PER_S = (60.0, 200.0, 320.0)
 SECONDS = 12
 
 
-def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """The self-check's stated errors of ttft and itl in ms, and the errors of each request: stamp, ttft, itl.
+def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The self-check, and the errors of each request in ms: stamp, ttft, itl.
 
     stamps_ns  int64[n, 2], wall clock: when each request came to its socket, and its first token was sent
     """
@@ -43,7 +44,7 @@ def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, float],
     told = request_metrics(log)
     true_itl_ms = (truth["e2e_ns"] - truth["ttft_ns"]) / 1e6 / (TOKENS - 1)
     arrived_ns, sent_ns = stamps_ns[np.argsort(stamps_ns[:, 0])].T
-    return {name: check["error_ms"][name]["p99"] for name in ("ttft", "itl")}, {
+    return check, {
         "stamp": (log.first_token_ns[ours] - sent_ns) / 1e6,
         "ttft": told.ttft_ms[ours] - (sent_ns - arrived_ns) / 1e6,
         "itl": told.tpot_ms[ours] - true_itl_ms[theirs],
@@ -52,8 +53,8 @@ def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, float],
 
 def row(rate: float, outcome: Outcome, stamps_ns: np.ndarray) -> str:
     """One line of the table."""
-    stated, errors = compared(outcome, stamps_ns)
-    check = self_check(outcome.log, outcome.stats, open_loop=True)
+    check, errors = compared(outcome, stamps_ns)
+    stated = {name: check["error_ms"][name]["p99"] for name in ("ttft", "itl")}
     cells = [f"{rate:g}", f"{100 * check['cpu_ratio']['max']:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
     for name, error in errors.items():
         bound = stated["itl" if name == "itl" else "ttft"]

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from correlator.blocks import block_count, block_length, interval95, resampled_sums
-from correlator.server_load import Sent, ServerLoad, server_loads
+from correlator.server_load import ServerLoad, server_loads
+from loadgen.log import RequestLog
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 LAGS_S = tuple(float(x) for x in np.arange(-16, 17) / 2)
 MIN_PAIRS = 10
@@ -31,15 +30,6 @@ LEAST_KNOWN = 0.9
 LARGEST_RHO = 0.999999
 NOTHING_LEFT = 1e-9
 _AT_ZERO = LAGS_S.index(0.0)
-
-
-class Measured(Sent, Protocol):
-    """`Sent`, and the tokens of each request, -1 where unknown."""
-
-    @property
-    def input_tokens(self) -> Ints: ...
-    @property
-    def output_tokens(self) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +68,7 @@ class _Lagged:
 
 
 def associations(
-    requests: Measured, measures: Mapping[str, Floats], endpoints: Sequence[EndpointSeries]
+    requests: RequestLog, measures: Mapping[str, Floats], endpoints: Sequence[EndpointSeries]
 ) -> list[Association]:
     """Correlate client measures (by name, [n], NaN where unknown) with each quantity of `server_load.QUANTITIES`.
 
@@ -105,13 +95,6 @@ def associations(
     return found
 
 
-def spearman(x: Floats, y: Floats) -> float | None:
-    """Return Spearman's rho of two equally long series, ties at their mean rank; None below 10 pairs or if a side is
-    constant.
-    """
-    return None if len(x) < MIN_PAIRS else _correlation(ranks(x), ranks(y))
-
-
 def ranks(values: Floats) -> Floats:
     """Return ranks from 1, ties at the mean of the ranks they share."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -125,7 +108,7 @@ def _correlation(x: Floats, y: Floats) -> float | None:
     return None if scale == 0 else max(-1.0, min(1.0, float(a @ b) / scale))
 
 
-def _lagged(load: ServerLoad, requests: Measured, order: npt.NDArray[np.intp]) -> _Lagged:
+def _lagged(load: ServerLoad, requests: RequestLog, order: npt.NDArray[np.intp]) -> _Lagged:
     values = np.stack([load.at(requests.submit_ns + int(lag_s * 1e9))[order] for lag_s in LAGS_S])
     return _Lagged(load=load, values=values)
 
@@ -181,7 +164,7 @@ def _best(measured: Floats, values: Floats) -> int | None:
 def _why_not(measured: Floats, values: Floats) -> str:
     usable = np.isfinite(measured) & np.isfinite(values)
     if usable.sum() < MIN_PAIRS:
-        return f"only {usable.sum()} requests have a sample beside them; at least {MIN_PAIRS} are needed"
+        return f"only {usable.sum()} requests have both a value and a sample; at least {MIN_PAIRS} are needed"
     return "the quantity never changed" if np.ptp(values[usable]) == 0 else "the client measure never changed"
 
 

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from correlator.attribution import Attribution, nothing, put
 from correlator.cells import Cells, Observed, observe, pooled
-from correlator.client_waits import Requests, Waits, read_waits, select
+from correlator.client_waits import Waits, read_waits, select
 from correlator.estimate import Estimate, doubted, estimate
 from correlator.exchange import Whole
 from correlator.membership import Members, assign
 from correlator.network import Network, assumed, measure
 from correlator.replicas import aligned, divided
+from correlator.requests import Requests
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
 
@@ -193,5 +194,5 @@ def _table(
     )
     table.quality[rows] = quality
     table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_CELL, NOT_ENDED))
-    table.members[rows], table.interval[rows] = count, found.cell
+    table.interval[rows] = found.cell
     return table

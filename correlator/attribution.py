@@ -29,7 +29,6 @@ class Attribution:
                             foreign: requests that are not ours ended there too, or whole numbers contradict
                             prior: never observed, `reason` says why; the model's expectation
                             none: no estimate, `reason` says why
-    members                 how many of our requests ended in its scrape interval, 0 where it is in none
     interval                the number of that interval, -1 for none; those of several engines do not mix
     """
 
@@ -47,7 +46,6 @@ class Attribution:
     rest_sd_s: Floats
     quality: Texts
     reason: Texts
-    members: Ints
     interval: Ints
 
     def __len__(self) -> int:
@@ -61,7 +59,6 @@ def nothing(size: int, reason: str) -> Attribution:
         **unknown,
         quality=np.full(size, "none", dtype=np.object_),
         reason=np.full(size, reason, dtype=np.object_),
-        members=np.zeros(size, dtype=np.int64),
         interval=np.full(size, -1, dtype=np.int64),
     )
 

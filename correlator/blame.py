@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from correlator.blocks import block_count, block_length, interval95, resampled_sums
+from correlator.parts import Parts
 from scraper.missing import Missing
 
 Floats = npt.NDArray[np.float64]
@@ -25,33 +25,11 @@ Bools = npt.NDArray[np.bool_]
 PARTS = ("network", "gateway", "queue", "prefill", "other")
 TAILS = {"p95": 0.95, "p99": 0.99}
 MIN_REQUESTS = 20
+LEAST_SPREAD_MS = 1e-3  # less is rounding, not a wait
 # A part that fewer of the requests tell is merged for all of them; it would vary by being told or not.
 LEAST_TOLD = 0.9
 # The median of fewer requests at one length of the queue is a chance; they count with the next length.
 LEAST_AT_LENGTH = 5
-
-
-class PartColumns(Protocol):
-    """The columns of `correlator.parts.Parts` that are read here: ms, NaN unknown; `source` "none" without parts."""
-
-    @property
-    def ttft_ms(self) -> Floats: ...
-    @property
-    def network_ms(self) -> Floats: ...
-    @property
-    def gateway_ms(self) -> Floats: ...
-    @property
-    def queue_ms(self) -> Floats: ...
-    @property
-    def prefill_ms(self) -> Floats: ...
-    @property
-    def error_ms(self) -> Floats: ...
-    @property
-    def source(self) -> Texts: ...
-    @property
-    def merged(self) -> Texts: ...
-    @property
-    def quality(self) -> Texts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +38,14 @@ class Tail:
 
     `explained` of them have their parts: `mean_ms`, `error_ms` (the mean of their standard errors), `share` (of their
     mean TTFT, adding up to 1) and `above_median_ms` (their mean parts less those of the middle fifth) are of these,
-    None where there is none. `estimated` of them are not the engine's own numbers.
+    None where there is none. `estimated` of them are not the engine's own numbers, `expected` not even observed.
     """
 
     from_ms: float
     requests: int
     explained: int
     estimated: int
+    expected: int
     mean_ms: float | None
     error_ms: float | None
     share: Mapping[str, float | None]
@@ -113,7 +92,7 @@ class Blame:
     threshold: Threshold | Missing
 
 
-def blame(parts: PartColumns, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
+def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
     """Say which part the TTFT [n], its variance and its tail are made of; `waiting` [n] requests at each submission.
 
     `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
@@ -127,7 +106,7 @@ def blame(parts: PartColumns, submit_ns: Ints, waiting: Floats | Missing) -> Bla
         )
     rows = np.flatnonzero(known)[np.argsort(submit_ns[known], kind="stable")]
     ttft_ms = parts.ttft_ms[rows]
-    if np.ptp(ttft_ms) == 0:
+    if np.ptp(ttft_ms) < LEAST_SPREAD_MS:
         return Missing("the TTFT never varied")
     columns = _columns(parts, rows)
     told = list(columns)
@@ -157,7 +136,7 @@ def blame(parts: PartColumns, submit_ns: Ints, waiting: Floats | Missing) -> Bla
     )
 
 
-def _columns(parts: PartColumns, rows: npt.NDArray[np.intp]) -> dict[str, Floats]:
+def _columns(parts: Parts, rows: npt.NDArray[np.intp]) -> dict[str, Floats]:
     """Return the parts [n] that are told, in the order of `PARTS`; they add up to the TTFT.
 
     What a request does not tell stands in its `other`; but of its gateway, in its network.
@@ -198,7 +177,7 @@ def _counted(column: Texts) -> dict[str, int]:
     return {str(value): count for value, count in Counter(column.tolist()).most_common() if value}
 
 
-def _tail(parts: PartColumns, rows: npt.NDArray[np.intp], columns: Mapping[str, Floats], from_ms: float) -> Tail:
+def _tail(parts: Parts, rows: npt.NDArray[np.intp], columns: Mapping[str, Floats], from_ms: float) -> Tail:
     ttft_ms = parts.ttft_ms[rows]
     inside = ttft_ms >= from_ms
     low, high = np.quantile(ttft_ms, [0.4, 0.6])
@@ -212,6 +191,7 @@ def _tail(parts: PartColumns, rows: npt.NDArray[np.intp], columns: Mapping[str, 
             requests=requests,
             explained=0,
             estimated=0,
+            expected=0,
             mean_ms=None,
             error_ms=None,
             share=nothing,
@@ -226,6 +206,7 @@ def _tail(parts: PartColumns, rows: npt.NDArray[np.intp], columns: Mapping[str, 
         requests=requests,
         explained=int(inside.sum()),
         estimated=int((parts.quality[rows][inside] != "exact").sum()),
+        expected=int((parts.quality[rows][inside] == "prior").sum()),
         mean_ms=mean_ms,
         error_ms=float(np.mean(errors)) if np.isfinite(errors).all() else None,
         share=_named(told, means / mean_ms),

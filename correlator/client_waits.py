@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from correlator.requests import Requests
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Texts = npt.NDArray[np.object_]
-
-
-class Requests(Protocol):
-    """The columns of `loadgen.log.RequestLog` that are read here; stamps int64 ns Unix, -1 where missing."""
-
-    @property
-    def submit_ns(self) -> Ints: ...
-    @property
-    def first_output_ns(self) -> Ints: ...
-    @property
-    def first_token_ns(self) -> Ints: ...
-    @property
-    def end_ns(self) -> Ints: ...
-    @property
-    def input_tokens(self) -> Ints: ...
-    @property
-    def output_tokens(self) -> Ints: ...
-    @property
-    def cached_tokens(self) -> Ints: ...
-    @property
-    def status(self) -> Texts: ...
-    @property
-    def finish_reason(self) -> Texts: ...
-    @property
-    def endpoint_url(self) -> Texts: ...
-    @property
-    def chunk_ns(self) -> Ints: ...
-    @property
-    def chunk_start(self) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

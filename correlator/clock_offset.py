@@ -7,12 +7,12 @@ out as error. Nothing is assumed of how a round trip divides into its two ways.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from correlator.join import SLACK_MS, Joined
+from loadgen.log import RequestLog
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -21,17 +21,6 @@ NO_PAIRS = "no request was joined with stamps of the engine's clock"
 NO_BOUNDS = "the requests that were joined bound the offset from one side only"
 _QUORUM = 0.9
 _FAR_NS = 2**62
-
-
-class Requests(Protocol):
-    """The columns of a RequestLog that are read here; int64 ns Unix by our clock, -1 where missing."""
-
-    @property
-    def submit_ns(self) -> Ints: ...
-    @property
-    def first_output_ns(self) -> Ints: ...
-    @property
-    def end_ns(self) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +37,7 @@ class ClockOffset:
     reason: str = ""
 
 
-def clock_offset(requests: Requests, joined: Joined) -> ClockOffset:
+def clock_offset(requests: RequestLog, joined: Joined) -> ClockOffset:
     """Return the middle of the offsets that put no effect before its cause, and half their range as error.
 
     Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
@@ -70,7 +59,7 @@ def clock_offset(requests: Requests, joined: Joined) -> ClockOffset:
     if pairs < _QUORUM * len(stamped):
         apart_ns = int(least[least > -_FAR_NS].max()) - int(most[most < _FAR_NS].min())
         reason = (
-            f"its stamps contradict each other by {apart_ns / 1e6:.0f} ms: its clock was set during the run, "
+            f"its stamps contradict each other by {apart_ns / 1e6:,.0f} ms: its clock was set during the run, "
             "or several engines' clocks differ"
         )
         return ClockOffset(offset_ns=None, error_ns=None, pairs=len(stamped), reason=reason)
@@ -82,7 +71,7 @@ def clock_offset(requests: Requests, joined: Joined) -> ClockOffset:
     )
 
 
-def _bounds(requests: Requests, joined: Joined) -> tuple[Ints, Ints]:
+def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
     """Return the least and the greatest offset that each request allows, far away where it does not tell."""
     sent = (requests.submit_ns >= 0) & (joined.arrival_ns >= 0)
     least = np.where(sent, requests.submit_ns - joined.arrival_ns, -_FAR_NS)

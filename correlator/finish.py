@@ -44,8 +44,9 @@ def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Mi
         return prefill
     for source in (queue, prefill):
         if source.quantity.observed != "finish":
+            moment = source.quantity.observed.replace("_", " ")
             return Missing(
-                f"{source.metric} is observed not when a request ends, but at its {_moment(source)}: over a window it "
+                f"{source.metric} is observed not when a request ends, but at its {moment}: over a window it "
                 "speaks of other requests than those that ended"
             )
         if _lacks(source):
@@ -55,10 +56,6 @@ def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Mi
     if not np.isfinite([count, queue_s, prefill_s]).all():
         return Missing("the server's sums are too large to add up")
     return FinishSums(at_ns=endpoint.at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
-
-
-def _moment(source: CanonicalSource) -> str:
-    return source.quantity.observed.replace("_", " ")
 
 
 def _lacks(source: CanonicalSource) -> str:

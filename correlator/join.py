@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from correlator.requests import Requests
 from scraper import engines
 from scraper.engine_spans import EngineSpans
 
@@ -27,55 +27,22 @@ SLACK_MS = 10.0
 _PARTS = ("queue", "prefill", "decode", "ttft", "e2e")
 
 
-class Requests(Protocol):
-    """The columns of a RequestLog that are read here."""
-
-    @property
-    def trace_id(self) -> Texts: ...
-    @property
-    def request_id(self) -> Texts: ...
-    @property
-    def response_id(self) -> Texts: ...
-    @property
-    def status(self) -> Texts: ...
-    @property
-    def http_status(self) -> Ints: ...
-    @property
-    def submit_ns(self) -> Ints: ...
-    @property
-    def end_ns(self) -> Ints: ...
-    @property
-    def timings_source(self) -> Texts: ...
-    @property
-    def server_queue_ms(self) -> Floats: ...
-    @property
-    def server_prefill_ms(self) -> Floats: ...
-    @property
-    def server_decode_ms(self) -> Floats: ...
-    @property
-    def server_ttft_ms(self) -> Floats: ...
-    @property
-    def server_e2e_ms(self) -> Floats: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """Columns of n requests, in their order.
 
     source                  one of SOURCES
     reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
-    engine                  whose words they are, "" for nobody's
     queue_ms, prefill_ms, decode_ms  float64, NaN where unknown; ttft_ms, e2e_ms: from the request's arrival at the
                             server to its first and last token. A second of a span times 1000, else as it was stated
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans tell them
-    span_id                 hex id of the engine's span, "" for none
-    spans                   how many spans it was joined with: several for several choices, or engines that shared it.
-                            Then queue, prefill and TTFT are those of the first to have a token, decode the longest
+    span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
+                            shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
+                            longest
     """
 
     source: Texts
     reason: Texts
-    engine: Texts
     queue_ms: Floats
     prefill_ms: Floats
     decode_ms: Floats
@@ -84,7 +51,6 @@ class Joined:
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
-    spans: Ints
 
     def __len__(self) -> int:
         return len(self.source)
@@ -176,19 +142,6 @@ def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:
     return places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """What a source tells of one request, in ms."""
-
-    source: str
-    engine: str
-    ms: Mapping[str, float]
-    arrival_ns: int = -1
-    end_ns: int = -1
-    span_id: str = ""
-    spans: int = 0
-
-
 def _put_spans(
     table: Joined,
     requests: Requests,
@@ -207,21 +160,10 @@ def _put_spans(
     first = min(telling, key=lambda row: _first_token_ns(spans, row))
     ms = {part: float(getattr(spans, f"{part}_s")[first]) * 1e3 for part in _PARTS}
     ms["decode"] = float(np.fmax.reduce(spans.decode_s[telling])) * 1e3
-    _put(
-        table,
-        requests,
-        place,
-        _Times(
-            source=source,
-            engine=spans.engine[first],
-            ms=ms,
-            arrival_ns=int(spans.arrival_ns[first]),
-            end_ns=int(max(spans.end_ns[row] for row in telling)),
-            span_id=spans.span_id[first],
-            spans=len(telling),
-        ),
-        why,
-    )
+    if _put(table, requests, place, source, ms, why):
+        table.arrival_ns[place] = spans.arrival_ns[first]
+        table.end_ns[place] = spans.end_ns[telling].max()
+        table.span_id[place] = spans.span_id[first]
 
 
 def _first_token_ns(spans: EngineSpans, row: int) -> float:
@@ -237,27 +179,26 @@ def _put_response(table: Joined, requests: Requests, place: int, why: list[str])
     if np.isnan(ms["queue"]) and np.isnan(ms["prefill"]):
         why.append("its reply tells neither queue nor prefill")
         return
-    _put(table, requests, place, _Times(source="response", engine=requests.timings_source[place], ms=ms), why)
+    _put(table, requests, place, "response", ms, why)
 
 
-def _put(table: Joined, requests: Requests, place: int, times: _Times, why: list[str]) -> None:
-    """Write one row, unless its times cannot be those of this request."""
+def _put(table: Joined, requests: Requests, place: int, source: str, ms: Mapping[str, float], why: list[str]) -> bool:
+    """Write one row's times, unless they cannot be those of this request."""
     waited_ms = (requests.end_ns[place] - requests.submit_ns[place]) / 1e6
-    parts = [ms for ms in (times.ms["queue"], times.ms["prefill"]) if not np.isnan(ms)]
-    where = "reply" if times.source == "response" else "span"
-    if any(not 0 <= ms < np.inf for ms in parts):
+    parts = [ms[part] for part in ("queue", "prefill") if not np.isnan(ms[part])]
+    where = "reply" if source == "response" else "span"
+    if any(not 0 <= one < np.inf for one in parts):
         why.append(f"its {where} tells impossible times")
-        return
+        return False
     if requests.submit_ns[place] >= 0 and requests.end_ns[place] >= 0 and sum(parts) > waited_ms + SLACK_MS:
         why.append(f"its {where} tells longer times than the client waited")
-        return
-    table.source[place], table.engine[place] = times.source, times.engine
-    for part, ms in times.ms.items():
-        getattr(table, f"{part}_ms")[place] = ms if 0 <= ms < np.inf else np.nan
-    table.arrival_ns[place], table.end_ns[place] = times.arrival_ns, times.end_ns
-    table.span_id[place], table.spans[place] = times.span_id, times.spans
-    unknown = [part for part in ("queue", "prefill") if np.isnan(times.ms[part])]
+        return False
+    table.source[place] = source
+    for part, one in ms.items():
+        getattr(table, f"{part}_ms")[place] = one if 0 <= one < np.inf else np.nan
+    unknown = [part for part in ("queue", "prefill") if np.isnan(ms[part])]
     table.reason[place] = f"the {where} tells no {unknown[0]}" if unknown else ""
+    return True
 
 
 def _why_none(requests: Requests, place: int, why: Sequence[str], *, any_spans: bool) -> str:
@@ -275,16 +216,15 @@ def _why_none(requests: Requests, place: int, why: Sequence[str], *, any_spans: 
 
 def unjoined(size: int) -> Joined:
     """Return a table in which nothing is known of any request, nor why."""
+
     def texts(text: str) -> Texts:
         return np.full(size, text, dtype=np.object_)
 
     return Joined(
         source=texts("none"),
         reason=texts(""),
-        engine=texts(""),
         **{f"{part}_ms": np.full(size, np.nan) for part in _PARTS},
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
         span_id=texts(""),
-        spans=np.zeros(size, dtype=np.int64),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from correlator.attribute import NO_FIRST
 from correlator.attribution import Attribution
 from correlator.clock_offset import ClockOffset, first_token_ns
 from correlator.join import SLACK_MS, Joined
+from correlator.requests import Requests
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,23 +25,6 @@ Texts = npt.NDArray[np.object_]
 
 SOURCES = ("trace", "response", "histogram", "none")
 FRONT_END = "engine front end"
-
-
-class Requests(Protocol):
-    """The columns of a RequestLog that are read here; int64 ns Unix by our clock, -1 where missing."""
-
-    @property
-    def dispatch_ns(self) -> Ints: ...
-    @property
-    def submit_ns(self) -> Ints: ...
-    @property
-    def first_output_ns(self) -> Ints: ...
-    @property
-    def first_token_ns(self) -> Ints: ...
-    @property
-    def last_token_ns(self) -> Ints: ...
-    @property
-    def end_ns(self) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +46,8 @@ class Parts:
     error_ms                standard error of the least certain part; 0 exact, NaN without a source
     source                  one of SOURCES; a join by request id is a trace
     merged                  what other_ms holds that the source does not tell apart; "" for nothing
-    reason                  why there is no source, or why an estimate rests on no observation
+    reason                  why there is no source; of an estimate, why it rests on no observation, else why there is
+                            nothing exact
     quality                 exact of a joined request, else one of attribution.QUALITIES
     engine_span_id          hex, "" for none
     arrival_ns, engine_first_token_ns  int64 ns Unix by our clock, -1 where unknown
@@ -138,7 +122,8 @@ def decomposed(
     through_ms = np.full(len(exact), np.nan) if gateway_ms is None else np.where(told, gateway_ms, np.nan)
     network_ms = outside_ms - np.nan_to_num(through_ms)
     known_ms = _sum(network_ms, through_ms, queue_ms, prefill_ms)
-    arrival_ns, way_in_ms = _ways(requests, joined, offset)
+    arrival_ns = _moved(joined.arrival_ns, offset)
+    way_in_ms = _span_ms(requests.submit_ns, arrival_ns)
     # A span whose stamps contradict the others' tells of no way; on which side of a gateway one was, no span does.
     believed = (way_in_ms > -SLACK_MS) & (way_in_ms < network_ms + SLACK_MS)
     way_in_ms[~believed | np.isfinite(through_ms)] = np.nan
@@ -158,7 +143,9 @@ def decomposed(
         other_ms=np.where(told, ttft_ms - known_ms, np.nan),
         e2e_other_ms=np.where(told, e2e_ms - _sum(known_ms, joined.decode_ms), np.nan),
         error_ms=np.where(exact, 0.0, _greatest_error_ms(attribution)),
-        source=np.where(exact, np.where(joined.source == "response", "response", "trace"), _either(told, "histogram")),
+        source=np.select([joined.source == "response", exact, told], ["response", "trace", "histogram"], "none").astype(
+            np.object_
+        ),
         merged=_merged(told & np.isfinite(ttft_ms), network_ms, queue_ms, prefill_ms, admission_ms),
         reason=_reasons(exact, told, joined, attribution),
         quality=np.where(exact, "exact", attribution.quality).astype(np.object_),
@@ -179,12 +166,6 @@ def _around(joined: Joined, wait_ms: Floats, e2e_ms: Floats) -> tuple[Floats, Fl
     whole_ms = e2e_ms - joined.e2e_ms
     whole_ms[whole_ms < -SLACK_MS] = np.nan
     return np.where(np.isnan(wait_ms), whole_ms, outside_ms), front_ms
-
-
-def _ways(requests: Requests, joined: Joined, offset: ClockOffset) -> tuple[Ints, Floats]:
-    """Return when each request arrived at the engine, by our clock, and how long it was on its way there."""
-    arrival_ns = _moved(joined.arrival_ns, offset)
-    return arrival_ns, _span_ms(requests.submit_ns, arrival_ns)
 
 
 def _moved(stamps_ns: Ints, offset: ClockOffset) -> Ints:
@@ -216,11 +197,8 @@ def _reasons(exact: Bools, told: Bools, joined: Joined, attribution: Attribution
     """Say what a source leaves open, what an estimate rests on, or why there is neither."""
     both = zip(attribution.reason.tolist(), joined.reason.tolist(), strict=True)
     neither = np.array([why if guess == NO_FIRST else f"{guess}; {why}" for guess, why in both], dtype=np.object_)
-    return np.where(exact, joined.reason, np.where(told, attribution.reason, neither))
-
-
-def _either(which: Bools, name: str) -> Texts:
-    return np.where(which, name, "none").astype(np.object_)
+    estimated = np.where(attribution.reason != "", attribution.reason, joined.reason)
+    return np.where(exact, joined.reason, np.where(told, estimated, neither))
 
 
 def _sum(*parts_ms: Floats) -> Floats:

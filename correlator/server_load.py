@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
+from loadgen.log import RequestLog
 from scraper import engines
 from scraper.aggregate import gauge_values
 from scraper.engines import CanonicalSource
@@ -24,7 +25,6 @@ from scraper.series import EndpointSeries
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
-Texts = npt.NDArray[np.object_]
 Sources = Mapping[str, CanonicalSource | Missing]
 
 QUANTITIES = ("requests_waiting", "requests_running", "kv_cache_usage", "preemptions", "prefix_cache_hit_rate")
@@ -32,15 +32,6 @@ WINDOW_S = 5.0
 STALE_SCRAPES = 5.0
 NOTHING_SCRAPED = "no server that was scraped shows the metrics of a known engine"
 NO_SCRAPE = "no scrape succeeded"
-
-
-class Sent(Protocol):
-    """The columns of `loadgen.log.RequestLog` that say when and where requests went; stamps -1 where missing."""
-
-    @property
-    def submit_ns(self) -> Ints: ...
-    @property
-    def endpoint_url(self) -> Texts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +76,7 @@ class ServerLoad:
         return found
 
 
-def server_loads(requests: Sent, endpoints: Sequence[EndpointSeries]) -> dict[str, ServerLoad | Missing]:
+def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, ServerLoad | Missing]:
     """Return each of `QUANTITIES` for n requests, or why it is not known.
 
     - Where the addresses that requests were sent to are those of engines, a request meets its own engine. Where they do
@@ -117,7 +108,7 @@ def server_loads(requests: Sent, endpoints: Sequence[EndpointSeries]) -> dict[st
     return found
 
 
-def waiting_at(requests: Sent, endpoints: Sequence[EndpointSeries]) -> Floats | Missing:
+def waiting_at(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> Floats | Missing:
     """Return how many requests were waiting in the engine as each one was submitted [n], NaN where unknown."""
     load = server_loads(requests, endpoints)["requests_waiting"]
     return load if isinstance(load, Missing) else np.where(requests.submit_ns >= 0, load.at(requests.submit_ns), np.nan)
@@ -196,7 +187,7 @@ def _moved(endpoint: EndpointSeries, source: CanonicalSource, since: Rows) -> Fl
     return np.asarray(rising - rising[since])
 
 
-def _groups(requests: Sent, urls: Sequence[str]) -> list[tuple[Rows, list[int]]]:
+def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Rows, list[int]]]:
     """Divide requests by the engine that they were sent to; where addresses do not tell, all of them to all engines."""
     places = [urlsplit(url).netloc for url in urls]
     asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)

@@ -90,14 +90,10 @@ def main() -> int:
         for name, page in pages.items():
             (DIRECTORY / name).write_text(page, encoding="utf-8")
         return 0
-    stale = [name for name, page in pages.items() if _present(DIRECTORY / name) != page]
+    stale = [name for name, page in pages.items() if (DIRECTORY / name).read_text(encoding="utf-8") != page]
     for name in stale:
         sys.stderr.write(f"{name} is out of date; run make docs\n")
     return 1 if stale else 0
-
-
-def _present(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 if __name__ == "__main__":

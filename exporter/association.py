@@ -16,6 +16,7 @@ INTERVALS = ("ci95", "ci95_lag0", "ci95_partial")
 REST = "the engine outside queue and prefill"
 # Below that, the 99th percentile of a run is its slowest request.
 LEAST_FOR_P99 = 100
+FEW_REQUESTS = 10  # a statement that rests on fewer says on how many
 HARDLY_RATIO = 1.25
 WORTH_NAMING = 0.05
 
@@ -61,7 +62,7 @@ def sentence(found: Blame | Missing) -> str:
     sentence is of the mean.
     """
     if isinstance(found, Missing):
-        return f"What the TTFT is made of is not known: {found.reason}."
+        return f"What makes slow requests slow is not known: {found.reason}."
     label = "p99" if found.with_ttft >= LEAST_FOR_P99 else "p95"
     tail = found.tails[label]
     rest = _rest(found.merged, found.requests)
@@ -69,7 +70,7 @@ def sentence(found: Blame | Missing) -> str:
         ratio = f"{label} is {tail.from_ms / found.p50_ms:.2f} times p50"
         name, share = _ranked(found.mean_share)[0]
         estimated = found.requests - found.quality.get("exact", 0)
-        trust = _trust(found.requests, found.with_ttft, estimated, None)
+        trust = _trust(found.requests, found.with_ttft, estimated, found.quality.get("prior", 0), None)
         return f"TTFT hardly varies ({ratio}); {NAMES.get(name, rest)} is {_percent(share)} of it{trust}."
     if 2 * tail.explained < tail.requests:
         return (
@@ -77,7 +78,7 @@ def sentence(found: Blame | Missing) -> str:
             "tell their parts."
         )
     error = tail.error_ms / tail.mean_ms if tail.error_ms is not None and tail.mean_ms else None
-    trust = _trust(tail.explained, tail.requests, tail.estimated, error)
+    trust = _trust(tail.explained, tail.requests, tail.estimated, tail.expected, error)
     (name, share), *others = _ranked(tail.share)
     if share > 0.5:
         start = _start(found.threshold) if name == "queue" else ""
@@ -115,7 +116,8 @@ def association_rows(correlation: Mapping[str, Any]) -> Iterator[str]:
             others.setdefault((found["client"], f"not known, {found['missing']}"), []).append(found["server"])
         elif _by_chance(found):
             guess = _guess(found["blocks"])
-            shown = f"{found['server']} ({_number(found['rho_lag0'])})"
+            rho = found["rho_lag0"]
+            shown = found["server"] if rho is None else f"{found['server']} ({rho:.2f})"
             others.setdefault((found["client"], f"not told apart from chance{guess}"), []).append(shown)
         else:
             yield _line(found)
@@ -144,10 +146,6 @@ def _guess(blocks: int) -> str:
     return "" if blocks >= FEW_BLOCKS else f"; the interval is a guess, from {blocks} blocks"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _threshold_object(found: Threshold | Missing) -> dict[str, Any]:
     if isinstance(found, Missing):
         return {"waiting": None, "requests": 0, "fewest": None, "missing": found.reason}
@@ -168,7 +166,7 @@ def _rest(merged: Mapping[str, int], requests: int) -> str:
 
 def _percent(ratio: float) -> str:
     """Return whole percent; what is not all is never called 100 %."""
-    return "over 99 %" if 0.995 <= ratio < 1 - 1e-9 else f"{100 * ratio:.0f} %"
+    return "over 99 %" if 0.995 <= ratio < 1 - 1e-9 else f"{100 * ratio:z.0f} %"
 
 
 def _start(threshold: Threshold | Missing) -> str:
@@ -180,13 +178,17 @@ def _start(threshold: Threshold | Missing) -> str:
     return f", starting when waiting > {threshold.waiting - 1:g}"
 
 
-def _trust(explained: int, requests: int, estimated: int, error_ratio: float | None) -> str:
+def _trust(explained: int, requests: int, estimated: int, expected: int, error_ratio: float | None) -> str:
     """Say how many of the requests are spoken of, how many of these are estimated, and how well."""
     words = []
     if explained < requests:
         words.append(f"of {explained} of {requests} requests")
+    elif requests < FEW_REQUESTS:
+        words.append(f"the slowest {requests} requests" if requests > 1 else "the slowest request")
     if estimated:
         words.append("estimated" if estimated == explained else f"estimated for {estimated} of {explained} requests")
+    if expected:
+        words.append(f"{expected} of them never observed")
     if estimated and error_ratio is not None:
         words.append(f"standard error at most {100 * error_ratio:.1f} %")
     return f" ({', '.join(words)})" if words else ""

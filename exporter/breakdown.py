@@ -52,7 +52,8 @@ COMPARABLE_RATIO = 0.02
 class Findings:
     """What is known of n measured requests: columns [n] in their order, and what is said of all of them.
 
-    means         what the histograms' sums tell of the run as a whole; `ok` requests succeeded
+    means         what the histograms' sums tell of the run as a whole
+    ok            which requests succeeded
     edges_ns      of the slices, ascending; a request belongs to the slice that it was submitted in
     """
 
@@ -60,7 +61,7 @@ class Findings:
     attribution: Attribution
     offset: ClockOffset
     means: Breakdown
-    ok: int
+    ok: Bools
     submit_ns: Ints
     workload_class: Texts
     endpoint_url: Texts
@@ -75,7 +76,8 @@ def correlation(found: Findings) -> dict[str, Any]:
     """
     parts, means = found.parts, found.means
     timed = np.isfinite(parts.ttft_ms)
-    comparable = means.missing is None and abs(means.server_requests - found.ok) <= COMPARABLE_RATIO * found.ok
+    ok = int(found.ok.sum())
+    comparable = means.missing is None and abs(means.server_requests - ok) <= COMPARABLE_RATIO * ok
     group = _group(found, np.ones(len(parts), dtype=np.bool_))
     missing = None
     if not parts.covered.any():
@@ -85,7 +87,9 @@ def correlation(found: Findings) -> dict[str, Any]:
     return {
         **({"missing": missing} if missing else {}),
         **group,
+        "not_ok": int((timed & ~found.ok).sum()),
         "none_reasons": _counted(parts.reason[timed & (parts.source == "none")]),
+        "estimated_reasons": _counted(parts.reason[timed & (parts.source == "histogram")]),
         "client_requests": means.client_requests,
         "server_requests": means.server_requests,
         "server_over_client": means.coverage,
@@ -171,7 +175,7 @@ def _error_ms(found: Findings, name: str, rows: Bools) -> float:
 def _why_unknown(found: Findings, name: str) -> str:
     """Say why none of the requests that have a breakdown knows a part."""
     if name == "gateway_ms":
-        return "no span of a gateway was joined"
+        return "no span of a gateway tells its first output; it is in network_ms"
     if name.startswith("way_"):
         return f"in network_ms: {found.offset.reason}" if found.offset.reason else "in network_ms"
     return "not told apart: in other_ms"
@@ -199,12 +203,18 @@ def _why_none(found: Findings, timed: Bools, *, comparable: bool) -> str | None:
     """Say why there is no breakdown, not even of means; None where there is one of means."""
     if comparable and found.means.client_requests:
         return None
-    reason = _commonest(found.attribution.reason[timed]) if timed.any() else UNTIMED
-    if found.means.missing is not None or not timed.any():
-        return found.means.missing or reason
+    if not timed.any():
+        return found.means.missing or UNTIMED
+    if not (timed & found.ok).any():
+        return (
+            f"none of the {timed.sum()} requests that had a first token succeeded, and engines tell only of requests "
+            "that they finished"
+        )
+    if found.means.missing:
+        return found.means.missing
     return (
-        f"{reason}; and the engine finished {found.means.server_requests} requests where {found.ok} of yours "
-        "succeeded, so that its means are not theirs"
+        f"{_commonest(found.attribution.reason[timed])}; and the engine finished {found.means.server_requests} "
+        f"requests where {found.ok.sum()} of yours succeeded, so that its means are not theirs"
     )
 
 

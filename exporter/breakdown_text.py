@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from exporter.format import ms, percent, table
 
-BAR = 16
+BAR = 8
 PARTS = (
     ("network_ms", "network"),
     ("gateway_ms", "gateway"),
@@ -18,6 +18,7 @@ PARTS = (
     ("prefill_ms", "prefill"),
     ("other_ms", "other"),
 )
+E2E_PARTS = (*PARTS[:-1], ("decode_ms", "decode"), PARTS[-1])
 # What a part consists of, where that is told apart.
 WITHIN = {
     "network_ms": (("way_in_ms", "way in"), ("way_out_ms", "way out")),
@@ -34,17 +35,27 @@ LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
 
 
 def answer(correlation: Mapping[str, Any]) -> str:
-    """Return where the mean TTFT went, in a sentence; or why that cannot be said."""
+    """Return where the mean TTFT went, in a sentence; or why that cannot be said.
+
+    Of replies in one piece, which have no TTFT, where the mean end-to-end time went.
+    """
     breakdown = correlation["breakdown"]
-    ttft = breakdown["ttft_ms"]["mean"]
-    if ttft is None or correlation.get("missing"):
-        return f"Where the TTFT went is not known: {correlation.get('missing') or 'no reason was given'}."
+    if not correlation.get("missing"):
+        return _shared_out(breakdown, "ttft", PARTS)
+    why = f"Where the TTFT went is not known: {correlation['missing']}."
+    if correlation["requests"] or breakdown["e2e"]["other_ms"]["mean"] is None:
+        return why
+    return f"{why} {_shared_out(breakdown['e2e'], 'e2e', E2E_PARTS)}"
+
+
+def _shared_out(breakdown: Mapping[str, Any], whole: str, parts: Sequence[tuple[str, str]]) -> str:
+    mean_ms = breakdown[f"{whole}_ms"]["mean"]
     shares = (
-        f"{ms(ttft * part['share_of_ttft'])} ms ({percent(part['share_of_ttft'])}) {name}"
-        for key, name in PARTS
-        if (part := breakdown[key])["share_of_ttft"] is not None
+        f"{ms(mean_ms * share)} ms ({percent(share)}) {name}"
+        for key, name in parts
+        if (share := breakdown[key][f"share_of_{whole}"]) is not None
     )
-    return f"Of a mean TTFT of {ms(ttft)} ms: {', '.join(shares)}."
+    return f"Of a mean {whole.upper()} of {ms(mean_ms)} ms: {', '.join(shares)}."
 
 
 def breakdown_table(correlation: Mapping[str, Any]) -> Table:
@@ -52,7 +63,7 @@ def breakdown_table(correlation: Mapping[str, Any]) -> Table:
 
     A row within another makes that up; its share is of TTFT too.
     """
-    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=20)
+    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=18)
     breakdown = correlation["breakdown"]
     sources = {**SOURCES, "histogram": "engine's sums"} if "means_only" in breakdown else SOURCES
     for key, name in PARTS:
@@ -69,7 +80,7 @@ def breakdown_table(correlation: Mapping[str, Any]) -> Table:
     )
     if send["mean"] is not None:
         times = (ms(send[name]) for name in ("mean", "p50", "p99"))
-        shown.add_row("connect and send", *times, "", "", "client", "before TTFT", style="dim")
+        shown.add_row("connect and send", *times, "", "", "before TTFT", style="dim")
     return shown
 
 
@@ -94,10 +105,12 @@ def basis(correlation: Mapping[str, Any]) -> Iterator[str]:
         counts = "Means of {client_requests} requests by the client's count and {server_requests} by the engine's"
         yield f"{counts.format_map(correlation)}; not by request: {reason}."
         return
-    yield f"Over {requests} requests: {', '.join(_covered(correlation))}."
+    failed = f", {correlation['not_ok']} of which did not succeed" if correlation["not_ok"] else ""
+    yield f"Over {requests} requests{failed}: {', '.join(_covered(correlation))}."
+    yield from _not_joined(correlation)
     for merged, count in breakdown["merged"].items():
         yield f"other holds {merged} of {count} requests: not told apart."
-    if correlation["clock"]["error_ms"] is not None:
+    if correlation["clock"]["pairs"]:
         yield _clock(correlation["clock"])
     if "missing" not in correlation["attribution"]:
         yield _measured(correlation["attribution"])
@@ -122,8 +135,18 @@ def _covered(correlation: Mapping[str, Any]) -> Iterator[str]:
         yield f"{round(requests * coverage['none'])} not known ({why})"
 
 
+def _not_joined(correlation: Mapping[str, Any]) -> Iterator[str]:
+    """Say why requests are estimated where exact times were to be had: others have them, or spans came."""
+    came = (correlation["spans"] or {}).get("spans")
+    if came or correlation["coverage"]["trace"] or correlation["coverage"]["response"]:
+        for reason, count in correlation["estimated_reasons"].items():
+            yield f"Estimated, not joined: {count} ({reason})."
+
+
 def _clock(clock: Mapping[str, Any]) -> str:
     offset_ms, error_ms = clock["offset_ms"], clock["error_ms"]
+    if offset_ms is None:
+        return f"The engine's clock cannot be set beside ours: {clock['reason']}."
     if abs(offset_ms) <= error_ms:
         return f"The engine's clock agrees with ours within {ms(abs(offset_ms) + error_ms)} ms."
     return (
@@ -135,9 +158,10 @@ def _clock(clock: Mapping[str, Any]) -> str:
 def _measured(agreement: Mapping[str, Any]) -> str:
     errors = " and ".join(f"{ms(error['p95_ms'])} ms ({name})" for name, error in agreement.items())
     covered = " and ".join(percent(error["covered_90"]) for error in agreement.values())
+    compared = max(error["compared"] for error in agreement.values())
     return (
         f"Estimates from scrapes alone would be off by p95 {errors}; their 90 % intervals hold {covered} of the exact "
-        "times."
+        f"times of {compared} requests."
     )
 
 

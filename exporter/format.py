@@ -25,7 +25,7 @@ def ms(value: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     """Return a ratio in whole percent, "-" where missing."""
-    return "-" if ratio is None else f"{100 * ratio:.0f} %"
+    return "-" if ratio is None else f"{100 * ratio:z.0f} %"
 
 
 def cell(value: float | None) -> str:

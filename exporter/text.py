@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.association import association_rows
+from exporter.association import association_rows, blame_rows
 from exporter.breakdown_text import answer, basis, breakdown_table, group_tables
 from exporter.energy_text import energy_section
 from exporter.format import cell, ms, percent, table
@@ -91,7 +91,7 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
         if correlation.get("missing") is None:
             if "means_only" not in correlation["breakdown"]:
                 yield Text(correlation["blame"]["sentence"], style="bold")
-            yield from (Text(row, style="dim") for row in basis(correlation))
+            yield from (Text(row, style="dim") for row in (*blame_rows(correlation), *basis(correlation)))
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
     yield from _server(summary["server"], summary["correlation"].get("server_percentiles", {}))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from correlator import attribution as attributions
 from correlator import parts as decomposition
@@ -18,7 +19,7 @@ from correlator.clock_offset import ClockOffset, clock_offset
 from correlator.decompose import NO_SERVER, FinishSums, decompose
 from correlator.decompose import Breakdown as Means
 from correlator.finish import finish_sums
-from correlator.join import join
+from correlator.join import SLACK_MS, Joined, join
 from correlator.parts import Parts, decomposed
 from correlator.server_load import waiting_at
 from correlator.server_percentiles import ServerPercentiles, server_percentiles
@@ -30,6 +31,8 @@ from scraper.missing import Missing
 from scraper.normalise import Window, slice_edges
 from scraper.series import EndpointSeries
 from sidecar.run import Run
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,22 @@ def correlated(run: Run) -> Correlated:
     joined = join(run.requests, run.spans)
     attribution = attribute(run.requests, run.endpoints)
     offset = clock_offset(run.requests, joined)
-    parts = decomposed(run.requests, joined, attribution, offset)
+    parts = decomposed(run.requests, joined, attribution, offset, gateway_ms=_gateway_ms(run, joined))
     return Correlated(parts=parts, attribution=attribution, offset=offset)
+
+
+def _gateway_ms(run: Run, joined: Joined) -> Floats:
+    """Return how much later than the engine a gateway had each request's first output; NaN where it does not tell.
+
+    What is below 0, or beyond what passed outside the engine, by over 10 ms is not believed.
+    """
+    requests = run.requests
+    told_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
+    gateway_ms = 1e3 * told_s - joined.ttft_ms
+    waited_ms = np.where(requests.first_output_ns >= 0, (requests.first_output_ns - requests.submit_ns) / 1e6, np.nan)
+    outside_ms = waited_ms - joined.ttft_ms
+    believed = (gateway_ms > -SLACK_MS) & (gateway_ms < outside_ms + SLACK_MS)
+    return np.where(believed, gateway_ms, np.nan)
 
 
 def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> dict[str, Any]:
@@ -60,7 +77,7 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
         attribution=attributions.select(found.attribution, rows),
         offset=found.offset,
         means=_means(run, measured, window),
-        ok=int((measured.status == "ok").sum()),
+        ok=measured.status == "ok",
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
         endpoint_url=measured.endpoint_url,
@@ -77,16 +94,16 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
 
 
 def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, ServerPercentiles | Missing]:
-    """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any."""
+    """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any.
+
+    Those of a request that ended well count, whether or not it could be estimated.
+    """
     exact = np.isin(found.parts.source, ("trace", "response"))
-    best = {
-        f"{part}{name}": values
-        for part in ("queue", "prefill")
-        for name, values in (
-            ("_s", getattr(found.parts, f"{part}_ms") / 1e3),
-            ("_sd_s", np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))),
-        )
-    }
+    observed = exact & (found.attribution.quality == "none") & (run.requests.status == "ok")
+    best = {"interval": np.where(observed, 0, found.attribution.interval)}
+    for part in ("queue", "prefill"):
+        best[f"{part}_s"] = getattr(found.parts, f"{part}_ms") / 1e3
+        best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))
     table = attributions.select(replace(found.attribution, **best), run.requests.phase == "measure")
     scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
     wanted = list(QUANTILES.values())

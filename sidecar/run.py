@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ class Phase:
 class Run:
     """The logs of a run directory as columnar tables.
 
+    `gateway_first_s` has seconds from a gateway's start of a request to its first output, by trace id in hex.
     `span_counts` is what the receivers of spans have counted, all together, None where none was; `receiver_deaths` are
     those that ended without a word, and whose counts since their start are lost but for the spans in the log.
     """
@@ -61,6 +62,7 @@ class Run:
     worker_stats: tuple[WorkerStat, ...]
     endpoints: tuple[series.EndpointSeries, ...]
     spans: EngineSpans
+    gateway_first_s: Mapping[str, float] = field(default_factory=dict)
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
     span_counts: Counts | None = None
@@ -132,18 +134,15 @@ def open_run(path: Path) -> Run:
     """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
     manifest = _manifest(path)
     requests, stats = _requests(path, manifest)
-    spans, counts, deaths = _spans(path)
     return Run(
         path=path,
         manifest=manifest,
         requests=requests,
         worker_stats=stats,
         endpoints=series.build(_scrapes(path)),
-        spans=spans,
         hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
         events=tuple(_events(path)),
-        span_counts=counts,
-        receiver_deaths=deaths,
+        **_spans(path),
     )
 
 
@@ -164,19 +163,14 @@ def read_requests(path: Path) -> RequestLog:
     return _requests(path, _manifest(path))[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The indices of the requests that were answered last, oldest first, and when the first of all was."""
+def last_answered(path: Path, most: int) -> tuple[list[int], int]:
+    """Return which requests were answered last so far, oldest first, and when the first of all was; -1 for none.
 
-    indices: tuple[int, ...]
-    first_end_ns: int
-
-
-def last_answered(path: Path, most: int) -> Answered:
-    """Return which requests were answered last so far: `most` of those that ended with status 200 and no error."""
+    They are `most` of those that ended with status 200 and no error.
+    """
     parts = (part for name in _logs(path, "requests-*.log") for part in read_log(name) if isinstance(part, RequestPart))
     ended = sorted((part.end_ns, part.index) for part in parts if part.last and part.status == 200 and not part.error)
-    return Answered(indices=tuple(index for _, index in ended[-most:]), first_end_ns=ended[0][0] if ended else -1)
+    return [index for _, index in ended[-most:]], ended[0][0] if ended else -1
 
 
 def _requests(path: Path, manifest: Mapping[str, Any]) -> tuple[RequestLog, tuple[WorkerStat, ...]]:
@@ -209,23 +203,24 @@ def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
                 yield scrape
 
 
-def _spans(path: Path) -> tuple[EngineSpans, Counts | None, int]:
-    """Return the spans of requests, and what the receivers counted and how many died; no counts where none was."""
+def _spans(path: Path) -> dict[str, Any]:
+    """Return the fields of a Run that are read from the logs of spans."""
     # Protobuf takes a tenth of a second to import, and a run's start has no use for it.
+    from correlator import gateways  # noqa: PLC0415
     from scraper import engine_spans, span_log  # noqa: PLC0415
-
-    states: list[span_log.SpanLogRecord] = []
 
     def records() -> Iterator[span_log.SpanLogRecord]:
         for name in _logs(path, "spans-*.log"):
-            for frame in read_frames(name):
-                record = span_log.decode(frame)
-                if isinstance(record, span_log.StateRecord):
-                    states.append(record)
-                yield record
+            yield from map(span_log.decode, read_frames(name))
 
-    spans = engine_spans.engine_spans(records())
-    return spans, *(span_log.last_counts(states) if states else (None, 0))
+    states = [record for record in records() if isinstance(record, span_log.StateRecord)]
+    counts, deaths = span_log.last_counts(states) if states else (None, 0)
+    return {
+        "spans": engine_spans.engine_spans(records()),
+        "gateway_first_s": gateways.first_output_s(records()),
+        "span_counts": counts,
+        "receiver_deaths": deaths,
+    }
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -10,10 +10,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import kept, log_of
 
 from correlator.attribute import NO_CELL, NO_FIRST, NOT_ENDED, NOT_SCRAPED, attribute
 from correlator.attribution import Attribution
 from correlator.server_percentiles import server_percentiles
+from loadgen.log import RequestLog
 from scraper.exposition import Series
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
@@ -29,27 +31,6 @@ TIMES = ("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds")
 TOKENS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
 TTFT = "vllm:time_to_first_token_seconds"
 BOUNDS = (0.3, 0.5, 0.8, 1.0, np.inf)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """The columns of a request log that the estimator reads."""
-
-    submit_ns: Ints
-    first_output_ns: Ints
-    first_token_ns: Ints
-    end_ns: Ints
-    input_tokens: Ints
-    output_tokens: Ints
-    cached_tokens: Ints
-    status: Texts
-    finish_reason: Texts
-    endpoint_url: Texts
-    chunk_ns: Ints
-    chunk_start: Ints
-
-    def __len__(self) -> int:
-        return len(self.submit_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +71,7 @@ def world(size: int, seed: int, *, per_s: float = 8.0) -> World:
     )
 
 
-def seen(made: World, *, url: str = GATEWAY, rows: Sequence[int] | Bools | None = None) -> Requests:
+def seen(made: World, *, url: str = GATEWAY, rows: Sequence[int] | Bools | None = None) -> RequestLog:
     """What a client notes of some of the requests: first output, end, and a chunk each 20 ms between."""
     chosen = np.arange(len(made.submit_s))[slice(None) if rows is None else np.asarray(rows)]
     stamps = {
@@ -102,20 +83,19 @@ def seen(made: World, *, url: str = GATEWAY, rows: Sequence[int] | Bools | None 
         )
     }
     chunks = [np.arange(a, b, 20_000_000) for a, b in zip(stamps["first"], stamps["end"], strict=True)]
-    size = len(chosen)
-    return Requests(
+    return log_of(
+        len(chosen),
         submit_ns=stamps["submit"],
         first_output_ns=stamps["first"],
         first_token_ns=stamps["first"],
         end_ns=stamps["end"],
         input_tokens=made.prompt[chosen],
         output_tokens=made.output[chosen],
-        cached_tokens=np.full(size, -1),
-        status=np.full(size, "ok", dtype=np.object_),
-        finish_reason=np.full(size, "stop", dtype=np.object_),
-        endpoint_url=np.full(size, url, dtype=np.object_),
+        status="ok",
+        finish_reason="stop",
+        endpoint_url=url,
         chunk_ns=np.concatenate([np.zeros(0, dtype=np.int64), *chunks]),
-        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]).astype(np.int64),
+        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
     )
 
 
@@ -176,9 +156,13 @@ def scraped(
 
 def without(endpoint: EndpointSeries, missed: Sequence[int]) -> EndpointSeries:
     """The scrapes but some that failed."""
-    kept = np.setdiff1d(np.arange(len(endpoint.at_ns)), missed)
-    names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
-    return replace(endpoint, **{name: getattr(endpoint, name)[kept] for name in names})
+    return kept(endpoint, np.setdiff1d(np.arange(len(endpoint.at_ns)), missed))
+
+
+def sharing(table: Attribution) -> Ints:
+    """How many of our requests ended in the interval of each, 0 of one in none."""
+    counts = np.bincount(table.interval[table.interval >= 0])
+    return np.where(table.interval >= 0, counts[table.interval], 0)
 
 
 def off_s(table: Attribution, made: World, rows: Bools | None = None) -> tuple[float, float]:
@@ -196,7 +180,7 @@ def test_a_request_alone_in_its_interval_has_the_engines_own_numbers():
 
     table = attribute(seen(made), [scraped(made, 0.05)])
 
-    alone = table.members == 1
+    alone = sharing(table) == 1
     assert alone.sum() > 40
     assert {"exact"} == set(table.quality[alone])
     assert max(off_s(table, made, alone)) < 1e-6
@@ -344,7 +328,7 @@ def test_token_sums_tell_engines_behind_one_address_apart():
     alone = table.quality == "exact"
     assert 100 < alone.sum()
     assert max(off_s(table, made, alone)) < 1e-6
-    assert (table.members[alone] == 1).all()
+    assert (sharing(table)[alone] == 1).all()
 
 
 def test_engines_behind_one_address_without_token_counts_give_nothing_exact():
@@ -357,7 +341,7 @@ def test_engines_behind_one_address_without_token_counts_give_nothing_exact():
 
     table = attribute(seen(made), both)
 
-    assert {"tight"} == set(table.quality[table.members == 1])
+    assert {"tight"} == set(table.quality[sharing(table) == 1])
     assert "exact" not in set(table.quality)
 
 

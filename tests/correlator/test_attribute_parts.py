@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.client_waits import Requests
 from correlator.condition import Problem, solve
 from correlator.exchange import Whole, exchanged
 from correlator.membership import assign, find_lag
 from correlator.step_clock import nearest_step, rest_features
 from correlator.wait_models import Sums, learn
-from loadgen.log import RequestLog
 
 Floats = npt.NDArray[np.float64]
 
@@ -181,10 +179,3 @@ def test_a_request_waits_for_the_step_that_runs_when_it_comes():
     )
 
     assert [0.08, 0.0, 0.08] == pytest.approx(features[:, 2].tolist())
-
-
-def test_the_table_of_a_run_has_the_columns_that_are_read():
-    """So that a run's own log can be given as it is."""
-    read = {name for name in vars(Requests) if name.endswith(("_ns", "_tokens", "_start", "_reason", "_url"))}
-
-    assert read | {"status"} <= {column.name for column in fields(RequestLog)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,29 +10,22 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import log_of
 
 from correlator.clock_offset import NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offset, first_token_ns
 from correlator.join import Joined
+from loadgen.log import RequestLog
 
 Ints = npt.NDArray[np.int64]
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """The columns of a request log that are read."""
-
-    submit_ns: Ints
-    first_output_ns: Ints
-    end_ns: Ints
-
-
-def seen(*rows: tuple[float, float, float]) -> Requests:
+def seen(*rows: tuple[float, float, float]) -> RequestLog:
     """Requests by when they were sent, first answered and over, ms; below 0: never."""
     stamps = np.array([[START_NS + int(ms * MS) if ms >= 0 else -1 for ms in row] for row in rows], dtype=np.int64)
     submit_ns, first_output_ns, end_ns = stamps.reshape(-1, 3).T
-    return Requests(submit_ns=submit_ns, first_output_ns=first_output_ns, end_ns=end_ns)
+    return log_of(len(stamps), submit_ns=submit_ns, first_output_ns=first_output_ns, end_ns=end_ns)
 
 
 def told(*rows: tuple[float, float, float], ahead_ms: float = 0.0) -> Joined:
@@ -41,7 +34,6 @@ def told(*rows: tuple[float, float, float], ahead_ms: float = 0.0) -> Joined:
     stamps = {
         "arrival_ns": [-1 if np.isnan(row[0]) else ahead_ns + int(row[0] * MS) for row in rows],
         "end_ns": [-1 if np.isnan(row[2]) else ahead_ns + int(row[2] * MS) for row in rows],
-        "spans": [1] * len(rows),
     }
     columns: dict[str, Any] = {}
     for one in fields(Joined):
@@ -84,7 +76,7 @@ def test_the_end_of_a_reply_bounds_it_too():
         ),
     ],
 )
-def test_what_cannot_be_known_has_a_reason(requests: Requests, spans: Joined, reason: str):
+def test_what_cannot_be_known_has_a_reason(requests: RequestLog, spans: Joined, reason: str):
     found = clock_offset(requests, spans)
     assert (None, None, reason) == (found.offset_ns, found.error_ns, found.reason)
 

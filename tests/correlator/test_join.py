@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
-import lzma
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import recordings
+from recordings import Recording
 
 from correlator.join import SOURCES, Joined, join
-from scraper.engine_spans import EngineSpans, engine_spans
-from scraper.span_log import packed
+from loadgen.log import RequestLog
+from scraper.engine_spans import EngineSpans
 
 REPOSITORY = Path(__file__).parents[2]
 MS = 10**6
@@ -27,37 +24,10 @@ Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """The columns of a request log that are read."""
-
-    trace_id: Texts
-    request_id: Texts
-    response_id: Texts
-    status: Texts
-    http_status: Ints
-    submit_ns: Ints
-    end_ns: Ints
-    timings_source: Texts
-    server_queue_ms: Floats
-    server_prefill_ms: Floats
-    server_decode_ms: Floats
-    server_ttft_ms: Floats
-    server_e2e_ms: Floats
-
-
-NUMBERS = {"http_status": 200, "submit_ns": 1000 * MS, "end_ns": 3000 * MS}
-TEXTS = {"trace_id": "", "request_id": "", "response_id": "", "status": "ok", "timings_source": ""}
-
-
-def requests(*rows: Mapping[str, Any]) -> Requests:
+def requests(*rows: Mapping[str, Any]) -> RequestLog:
     """Requests told by what is special about each; what is not told is as in a good reply without any ids."""
-    columns: dict[str, Any] = {}
-    for column in fields(Requests):
-        default = {**NUMBERS, **TEXTS}.get(column.name, np.nan)
-        kind = np.int64 if column.name in NUMBERS else np.object_ if column.name in TEXTS else np.float64
-        columns[column.name] = np.array([row.get(column.name, default) for row in rows], dtype=kind)
-    return Requests(**columns)
+    usual = {"status": "ok", "http_status": 200, "submit_ns": 1000 * MS, "end_ns": 3000 * MS}
+    return recordings.request_log([{**usual, **row} for row in rows])
 
 
 def engine(*rows: Mapping[str, Any]) -> EngineSpans:
@@ -75,74 +45,16 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """A recorded run: what the client noted of each request, and the engine's spans."""
-
-    rows: list[dict[str, Any]]
-    requests: Requests
-    spans: EngineSpans
-
-    def phase(self, name: str) -> npt.NDArray[np.bool_]:
-        return np.array([row["phase"] == name for row in self.rows])
-
-
-def status(row: Mapping[str, Any]) -> str:
-    """The status that a request log gives such a reply."""
-    if row["error"] == "client_cancelled":
-        return "cancelled"
-    if (row["status"] or 0) >= 400:
-        return "refused" if row["status"] < 500 else "failed"
-    return "ok" if row["finish_reason"] else "failed"
-
-
-def recorded(rows: list[dict[str, Any]], exports: Iterable[Mapping[str, Any]], anchor: Mapping[str, int]) -> Recording:
-    """Put a recording into columns as the load generator's log has them."""
-    offset_ns = anchor["unix_ns"] - anchor["mono_ns"]
-    told = []
-    for row in rows:
-        metrics = {key: value for key, value in (row.get("server_metrics") or {}).items() if value is not None}
-        told.append(
-            {
-                "trace_id": row["trace_id"],
-                "request_id": row["request_id"] or "",
-                "response_id": row["response_id"] or "",
-                "status": status(row),
-                "http_status": row["status"] or 0,
-                "submit_ns": row["submit_ns"] + offset_ns,
-                "end_ns": (row["done_ns"] or row["submit_ns"]) + offset_ns,
-                "timings_source": "vllm" if metrics else "",
-                "server_queue_ms": metrics.get("queue_time_ms", np.nan),
-                "server_prefill_ms": metrics.get("time_to_first_token_ms", np.nan),
-                "server_decode_ms": metrics.get("generation_time_ms", np.nan),
-            }
-        )
-    spans = engine_spans(packed(one["recv_unix_ns"], "grpc", base64.b64decode(one["body_b64"])) for one in exports)
-    return Recording(rows=rows, requests=requests(*told), spans=spans)
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def edges() -> Recording:
     """The recording `edges`: a small phase for each odd case."""
-    with lzma.open(REPOSITORY / "tests/data/vllm_edges_spans.jsonl.xz", "rt") as file:
-        meta, *lines = [json.loads(line) for line in file]
-    rows = [line["request"] for line in lines if "request" in line]
-    exports = [line["export"] for line in lines if "export" in line]
-    return recorded(rows, exports, meta["load_meta"]["anchor_start"])
+    return recordings.edges()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def main() -> Recording:
     """The whole recording `main`; what needs it is skipped where it is absent."""
-    path = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared")) / "fixtures/vllm/recorded/main"
-    if not path.is_dir():
-        pytest.skip(f"no recording at {path}")
-    found = []
-    for name in ("requests", "otlp_exports"):
-        with gzip.open(path / f"{name}.jsonl.gz", "rt") as file:
-            found.append([json.loads(line) for line in file])
-    anchor = json.loads((path / "load_meta.json").read_text(encoding="utf-8"))["anchor_start"]
-    return recorded(found[0], found[1], anchor)
+    return recordings.recording("main")
 
 
 def without(spans: EngineSpans) -> EngineSpans:
@@ -174,41 +86,39 @@ def test_all_three_sources_tell_the_same(main: Recording):
         expected = getattr(by_trace, part).tobytes()
         assert expected == getattr(by_id, part).tobytes()
         assert expected == getattr(by_reply, part).tobytes()
-    assert set(by_reply.engine) == {"vllm"}
     assert (by_reply.arrival_ns == -1).all()
 
 
 @pytest.mark.parametrize(
-    ("phase", "source", "reason", "spans"),
+    ("phase", "source", "reason"),
     [
-        ("no_traceparent", "request id", "", 1),
-        ("no_ids_at_all", "request id", "", 1),
-        ("unsampled", "response", "", 0),
-        ("malformed", "request id", "", 1),
-        ("zero_traceid", "request id", "", 1),
-        ("nonstream", "trace", "", 1),
-        ("n2", "trace", "", 2),
-        ("n3_completions", "trace", "", 3),
-        ("same_x_request_id", "trace", "", 1),
-        ("one_token", "trace", "", 1),
-        ("unknown_model", "none", "the server answered HTTP 404", 0),
-        ("bad_param", "none", "the server answered HTTP 400", 0),
-        ("too_long", "none", "the server answered HTTP 400", 0),
-        ("cancel_decode", "none", "it was cancelled, and engines tell only of requests that they finished", 0),
-        ("preempt", "trace", "", 1),
+        ("no_traceparent", "request id", ""),
+        ("no_ids_at_all", "request id", ""),
+        ("unsampled", "response", ""),
+        ("malformed", "request id", ""),
+        ("zero_traceid", "request id", ""),
+        ("nonstream", "trace", ""),
+        ("n2", "trace", ""),
+        ("n3_completions", "trace", ""),
+        ("same_x_request_id", "trace", ""),
+        ("one_token", "trace", ""),
+        ("unknown_model", "none", "the server answered HTTP 404"),
+        ("bad_param", "none", "the server answered HTTP 400"),
+        ("too_long", "none", "the server answered HTTP 400"),
+        ("cancel_decode", "none", "it was cancelled, and engines tell only of requests that they finished"),
+        ("preempt", "trace", ""),
     ],
 )
-def test_every_odd_case_has_its_source(edges: Recording, phase: str, source: str, reason: str, spans: int):
+def test_every_odd_case_has_its_source(edges: Recording, phase: str, source: str, reason: str):
     """Or none, and why."""
-    joined, here = join(edges.requests, edges.spans), edges.phase(phase)
+    joined, here = join(edges.requests, edges.spans), edges.requests.workload_class == phase
     assert here.any()
-    found = set(zip(joined.source[here], joined.reason[here], joined.spans[here].tolist(), strict=True))
-    assert {(source, reason, spans)} == found
+    assert {(source, reason)} == set(zip(joined.source[here], joined.reason[here], strict=True))
 
 
 def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edges: Recording):
     """Nine were given up while they waited, fifteen beside them ended."""
-    joined, here = join(edges.requests, edges.spans), edges.phase("cancel_in_queue")
+    joined, here = join(edges.requests, edges.spans), edges.requests.workload_class == "cancel_in_queue"
     cancelled = edges.requests.status[here] == "cancelled"
     assert (9, 15) == (int(cancelled.sum()), int((~cancelled).sum()))
     assert {"none"} == set(joined.source[here][cancelled])
@@ -218,7 +128,7 @@ def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edg
 
 def test_ids_that_were_sent_three_times_join_nothing_by_themselves(edges: Recording):
     """Without trace ids nobody can tell whose span is whose; the reply still tells."""
-    here = edges.phase("same_x_request_id")
+    here = edges.requests.workload_class == "same_x_request_id"
     nameless = replace(edges.requests, trace_id=np.full(len(here), "", dtype=np.object_))
     silent = replace(
         nameless,
@@ -237,7 +147,7 @@ def test_of_several_choices_the_first_token_counts():
         {"trace_id": "t", "span_id": "b", "queue_ms": 100, "prefill_ms": 60, "decode_ms": 700, "ttft_ms": 170},
     )
     joined = join(requests({"trace_id": "t"}), spans)
-    assert ("b", 2) == (joined.span_id[0], joined.spans[0])
+    assert "b" == joined.span_id[0]
     assert (100.0, 60.0, 900.0) == (joined.queue_ms[0], joined.prefill_ms[0], joined.decode_ms[0])
 
 
@@ -261,9 +171,13 @@ def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: 
 def test_several_prompts_are_one_request():
     """Each has its number behind the id."""
     spans = engine(
-        *({"request_id": f"cmpl-1-{number}", "queue_ms": 5, "prefill_ms": 1 + number} for number in range(3))
+        *(
+            {"request_id": f"cmpl-1-{number}", "queue_ms": 5, "prefill_ms": 1, "decode_ms": number}
+            for number in range(3)
+        )
     )
-    assert [3] == join(requests({"response_id": "cmpl-1"}), spans).spans.tolist()
+    joined = join(requests({"response_id": "cmpl-1"}), spans)
+    assert ("request id", 2.0) == (joined.source[0], joined.decode_ms[0])
 
 
 def test_the_forms_are_the_engines_own():
@@ -281,7 +195,7 @@ def test_a_gateways_span_joins_nothing_and_hides_nothing():
     told = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
     both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, told))
     alone = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway))
-    assert ("trace", "e", 1) == (both.source[0], both.span_id[0], both.spans[0])
+    assert ("trace", "e") == (both.source[0], both.span_id[0])
     assert ("none", "no span of it came; its reply tells neither queue nor prefill") == (
         alone.source[0],
         alone.reason[0],
@@ -308,7 +222,7 @@ def test_a_trace_of_several_requests_is_told_apart_by_their_ids():
 def test_a_reply_may_tell_a_part(told: dict[str, Any], reason: str):
     """What it leaves open is said, and never a zero."""
     joined = join(requests(told), engine())
-    assert ("response", reason, told["timings_source"]) == (joined.source[0], joined.reason[0], joined.engine[0])
+    assert ("response", reason) == (joined.source[0], joined.reason[0])
     assert np.isnan(joined.decode_ms[0])
 
 
@@ -351,7 +265,7 @@ def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
 def test_no_times_have_a_reason(fate: dict[str, Any], reason: str):
     """That of the request's own fate first."""
     joined = join(requests(fate), engine())
-    assert ("none", reason, "") == (joined.source[0], joined.reason[0], joined.engine[0])
+    assert ("none", reason) == (joined.source[0], joined.reason[0])
 
 
 def test_nothing_is_joined_with_nothing():

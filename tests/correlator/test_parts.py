@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,19 +26,6 @@ MS = 10**6
 SUBMIT_NS = 1000 * MS
 UNKNOWN = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="not told")
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recordings", Path(__file__).with_name("recordings.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-recordings = _load()
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +70,8 @@ def requests(*rows: dict[str, float]) -> Any:
 
 def joined(*rows: dict[str, Any]) -> Joined:
     """What was joined: nothing, but for what is said."""
-    texts = {"source": "none", "reason": "no spans came", "engine": "", "span_id": ""}
-    stamps = {"arrival_ns": -1, "end_ns": -1, "spans": 0}
+    texts = {"source": "none", "reason": "no spans came", "span_id": ""}
+    stamps = {"arrival_ns": -1, "end_ns": -1}
     columns: dict[str, Any] = {}
     for one in fields(Joined):
         default = {**texts, **stamps}.get(one.name, np.nan)

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
+from engine_series import engine, requests
 
 from correlator.server_load import ServerLoad, server_loads, waiting_at
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engine_series", Path(__file__).with_name("engine_series.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-made = _load()
-engine, requests = made.engine, made.requests
 NAN = float("nan")
 
 

@@ -41,6 +41,7 @@ def tail(*, from_ms: float = 5000.0, **change: Any) -> Tail:
         requests=10,
         explained=10,
         estimated=0,
+        expected=0,
         mean_ms=6000.0,
         error_ms=0.0,
         share=shares(queue=0.92, prefill=0.05, network=0.01, other=0.02),
@@ -78,6 +79,18 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
     [
         (blamed(tail()), "p99 TTFT is queueing: 92 % of it, starting when waiting > 3."),
         (blamed(tail(), with_ttft=99), "p95 TTFT is prefill: 70 % of it."),
+        (
+            blamed(tail(requests=2, explained=2)),
+            "p99 TTFT is queueing: 92 % of it, starting when waiting > 3 (the slowest 2 requests).",
+        ),
+        (
+            blamed(tail(requests=1, explained=1), threshold=Missing("not scraped")),
+            "p99 TTFT is queueing: 92 % of it (the slowest request).",
+        ),
+        (
+            blamed(tail(estimated=10, expected=3), threshold=Missing("not scraped")),
+            "p99 TTFT is queueing: 92 % of it (estimated, 3 of them never observed, standard error at most 0.0 %).",
+        ),
         (
             blamed(tail(), threshold=Threshold(waiting=None, requests=0, fewest=0.0)),
             "p99 TTFT is queueing: 92 % of it.",
@@ -127,7 +140,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
             blamed(tail(explained=4)),
             "What the p99 TTFT is made of is not known: 4 of the 10 requests there tell their parts.",
         ),
-        (Missing("no server was scraped"), "What the TTFT is made of is not known: no server was scraped."),
+        (Missing("no server was scraped"), "What makes slow requests slow is not known: no server was scraped."),
     ],
 )
 def test_the_sentence(found: Blame | Missing, expected: str):
@@ -152,7 +165,8 @@ def test_a_threshold_that_is_not_known_says_why():
 
 
 def test_blame_that_is_not_known_is_its_reason_and_the_sentence():
-    assert {"missing": "why", "sentence": "What the TTFT is made of is not known: why."} == blame_object(Missing("why"))
+    said = "What makes slow requests slow is not known: why."
+    assert {"missing": "why", "sentence": said} == blame_object(Missing("why"))
 
 
 def test_associations_are_strict_json():
@@ -206,7 +220,7 @@ def test_what_is_not_told_apart_from_chance_shares_a_line():
         replace(FOUND, server="b", ci95_lag0=None),
         replace(FOUND, server="c", rho_lag0=None, ci95_lag0=None),
     ]
-    assert ["ttft_ms and a (0.88), b (0.88), c (-): not told apart from chance"] == lines(*found)
+    assert ["ttft_ms and a (0.88), b (0.88), c: not told apart from chance"] == lines(*found)
 
 
 def test_what_is_not_known_for_one_reason_shares_a_line():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import summaries
 from jsonschema import Draft202012Validator
 from rich.console import Console
 from rich.table import Table
@@ -23,17 +22,6 @@ from exporter.breakdown_text import answer, basis, breakdown_table, group_tables
 from exporter.tables import PARTS
 from sidecar import schema
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("summaries", Path(__file__).with_name("summaries.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-summaries = _load()
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
 MERGED = "network and engine front end"
 
@@ -90,17 +78,25 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
     spans = ["engine's", "spans"]
     assert ["network", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
     assert ["way", "in", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
-    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 12, *spans, "exact"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans, "exact"] in rows
     assert ["engine", "front", "end", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
     assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
     assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
-    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "client", "before", "TTFT"] == rows[-1]
+    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
+
+
+def test_the_table_is_whole_however_long_the_wait():
+    """Nothing is cut off where a TTFT is half an hour."""
+    long = summaries.parts("histogram", ttft_ms=1_800_200.0)
+    rows = table_of(summaries.correlated(summaries.findings(replace(long, queue_ms=np.full(100, 1_800_150.0)))))
+    numbers = ["1,800,150.0"] * 3
+    assert ["queue", *numbers, "100", "%", "█" * 8, "estimate", "±", "3.00"] in rows
 
 
 def test_estimates_show_their_standard_error():
     """And what is not told has no row."""
     rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
-    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 12, "estimate", "±", "3.00"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±", "3.00"] in rows
     assert not any(row[:1] in (["way"], ["gateway"]) for row in rows)
 
 
@@ -109,7 +105,7 @@ def test_sources_are_put_together_request_by_request():
     of = mixed(
         (50, summaries.parts()),
         (25, summaries.parts("response", merged=MERGED)),
-        (20, summaries.parts("histogram")),
+        (20, summaries.parts("histogram", reason="no span of it came")),
         (5, summaries.parts("none", reason="it was cancelled")),
     )
     shown = summaries.correlated(summaries.findings(of))
@@ -127,6 +123,7 @@ def test_sources_are_put_together_request_by_request():
             "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies, 20 estimated from scrapes (20 "
             "shared), 5 not known (it was cancelled)."
         ),
+        "Estimated, not joined: 20 (no span of it came).",
         f"other holds {MERGED} of 25 requests: not told apart.",
         "The engine's clock is 30.0 ms ahead of ours, give or take 0.50 ms; this is allowed for.",
     ] == list(basis(shown))
@@ -198,16 +195,59 @@ def test_end_to_end_has_its_parts_too():
 )
 def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
     offset = replace(summaries.CLOCK, offset_ns=int(offset_ms * 1e6), error_ns=int(error_ms * 1e6))
-    assert said in list(basis(correlation(summaries.findings(offset=offset))))
+    assert said in list(basis(summaries.correlated(summaries.findings(offset=offset))))
+
+
+def test_a_clock_that_contradicts_itself_is_stated():
+    """Whoever reads the report need not look in the summary for why there is no way in."""
+    offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
+    said = "The engine's clock cannot be set beside ours: several engines' clocks differ."
+    assert said in list(basis(summaries.correlated(summaries.findings(offset=offset))))
+
+
+@pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])
+def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: bool):
+    """Where none came, `run` has warned of that already."""
+    found = summaries.findings(summaries.parts("histogram", reason="its span tells impossible times"))
+    shown = summaries.correlated(found) | {"spans": None if spans is None else {"spans": spans}}
+    line = "Estimated, not joined: 100 (its span tells impossible times)."
+    assert said == (line in list(basis(shown)))
+
+
+def test_requests_that_did_not_succeed_are_counted():
+    """The breakdown is of whatever had a first token; the client's statistics are not."""
+    shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
+    assert 16 == shown["not_ok"]
+    assert "Over 100 requests, 16 of which did not succeed: 100 by the engine's spans." in list(basis(shown))
+
+
+def test_where_none_succeeded_the_reason_is_that():
+    """They had first tokens, so that it is not for want of these."""
+    nothing = summaries.findings(summaries.parts("none", reason="it failed"), whole=summaries.means(missing="no cell"))
+    why = (
+        "none of the 100 requests that had a first token succeeded, and engines tell only of "
+        "requests that they finished"
+    )
+    assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_)))["missing"]
+
+
+def test_replies_in_one_piece_have_their_end_to_end_time_told():
+    """They have no TTFT; where the rest went is known all the same."""
+    whole = replace(summaries.parts(), ttft_ms=np.full(100, np.nan))
+    found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
+    assert (
+        "Where the TTFT went is not known: no request with a first token ended here. Of a mean E2E of 1,200.0 ms: 5.00 "
+        "ms (0 %) network, 150.0 ms (12 %) queue, 30.0 ms (2 %) prefill, 1,000.0 ms (83 %) decode, 15.0 ms (1 %) other."
+    ) == answer(correlation(found))
 
 
 def test_the_estimators_own_error_is_said_where_a_run_has_both():
     found = summaries.findings()
     guess = replace(found.attribution, queue_s=np.full(100, 0.16), prefill_s=np.full(100, 0.03))
-    lines = list(basis(correlation(replace(found, attribution=guess))))
+    lines = list(basis(summaries.correlated(replace(found, attribution=guess))))
     assert (
         "Estimates from scrapes alone would be off by p95 10.0 ms (queue) and 0.00 ms (prefill); their 90 % intervals "
-        "hold 0 % and 100 % of the exact times."
+        "hold 0 % and 100 % of the exact times of 100 requests."
     ) == lines[-1]
 
 

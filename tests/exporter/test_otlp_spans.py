@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import fields
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -20,17 +18,6 @@ from exporter.otlp_spans import TEXT_CHARS, Told, exports, spans
 from loadgen.records import span_id, trace_id, traceparent
 from scraper.span_log import fault
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).parents[1] / "loadgen/logs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-logs = _load()
 MS = 1_000_000
 RUN = "20261121-120000-abcdef"
 # Sent at 110 ms, at the engine at 112, first token there at 168, here at 170, and the first that is not blank at 175.
@@ -95,7 +82,7 @@ def told(*rows: tuple[dict[str, Any], dict[str, Any]], protocol: str = "chat", p
         model="m",
         protocol=protocol,
         provider=provider,
-        requests=logs.request_log(*ids),
+        requests=request_log(*ids),
         parts=parts_of(*(parts for _, parts in rows)),
     )
 

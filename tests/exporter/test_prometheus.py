@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import shutil
 import socket
 import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import aiohttp
 import numpy as np
 import pytest
+import snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -37,19 +34,6 @@ from exporter.snapshot import (
 PROMTOOL = shutil.which("promtool")
 BOUNDS_S = (0.1, 0.5, 1.0)
 values = st.lists(st.floats(0, 1000, allow_nan=False), max_size=50)
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-snapshots = _load("snapshots")
 
 
 def page_of(snapshot: Snapshot) -> str:

@@ -2,55 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import summaries
+from recordings import log_of
 
 from exporter.tables import requests_table, timeslices_table
-from loadgen.log import RequestLog, assemble
-from loadgen.records import RequestPart
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("summaries", Path(__file__).with_name("summaries.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-summaries = _load()
-
-
-def hundred() -> RequestLog:
-    """A log of 100 requests of which nothing came back."""
-    parts = [
-        RequestPart(
-            index=index,
-            seq=0,
-            last=True,
-            worker=0,
-            url="u",
-            scheduled_ns=index,
-            dispatch_ns=index,
-            connected_ns=index,
-            submit_ns=index,
-            reused=False,
-            status=0,
-            head=b"",
-            reads_ns=b"",
-            read_ends=b"",
-            body=b"",
-            end_ns=index + 1,
-            error="connect: refused",
-        )
-        for index in range(100)
-    ]
-    return assemble([], parts, run_id="r")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +33,7 @@ def hundred() -> RequestLog:
 )
 def test_a_requests_parts_are_columns_and_null_where_they_are_not_told(source: str, shown: dict[str, Any]):
     parts = summaries.parts(source, reason="it failed" if source == "none" else "")
-    row = requests_table(hundred(), parts).to_pylist()[7]
+    row = requests_table(log_of(100), parts).to_pylist()[7]
     assert {"breakdown_source": source, **shown} == {name: row[name] for name in ("breakdown_source", *shown)}
 
 

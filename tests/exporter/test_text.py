@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import summaries
 
 from exporter.breakdown import server_percentiles_object
 from exporter.breakdown_text import answer
 from exporter.format import cell, ms, percent
 from exporter.text import WIDTH, as_text
 from scraper.missing import Missing
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("summaries", Path(__file__).with_name("summaries.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-summaries = _load()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +39,16 @@ def test_milliseconds(value: float | None, shown: str):
 
 @pytest.mark.parametrize(
     ("ratio", "shown"),
-    [(None, "-"), (0.0, "0 %"), (0.004, "0 %"), (0.977, "98 %"), (1.0, "100 %"), (-0.12, "-12 %"), (2.5, "250 %")],
+    [
+        (None, "-"),
+        (0.0, "0 %"),
+        (-1e-9, "0 %"),
+        (0.004, "0 %"),
+        (0.977, "98 %"),
+        (1.0, "100 %"),
+        (-0.12, "-12 %"),
+        (2.5, "250 %"),
+    ],
 )
 def test_percent(ratio: float | None, shown: str):
     """Whole percent, "-" where missing; neither end is cut off."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from recordings import log_of
 
+from loadgen.log import RequestLog
 from scraper.exposition import Series
 from scraper.series import EndpointSeries
 
@@ -21,27 +21,10 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """The columns that are read."""
-
-    submit_ns: npt.NDArray[np.int64]
-    endpoint_url: npt.NDArray[np.object_]
-    input_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-
-
-def requests(at_s: npt.ArrayLike, urls: str | list[str] = "http://engine:8000/v1") -> Requests:
+def requests(at_s: npt.ArrayLike, urls: str | list[str] = "http://engine:8000/v1") -> RequestLog:
     """Requests submitted at some seconds, of unknown tokens."""
     stamps = np.asarray(np.asarray(at_s, dtype=np.float64) * SECOND, dtype=np.int64)
-    unknown = np.full(len(stamps), -1)
-    asked = [urls] * len(stamps) if isinstance(urls, str) else urls
-    return Requests(
-        submit_ns=stamps,
-        endpoint_url=np.array(asked, dtype=np.object_),
-        input_tokens=unknown,
-        output_tokens=unknown,
-    )
+    return log_of(len(stamps), submit_ns=stamps, endpoint_url=urls)
 
 
 def engine(at_s: npt.ArrayLike, url: str = "http://engine:8000/metrics", **columns: npt.ArrayLike) -> EndpointSeries:

@@ -100,7 +100,7 @@ def findings(
         attribution=estimates(why),
         offset=offset,
         means=whole or means(),
-        ok=SIZE,
+        ok=np.ones(SIZE, dtype=np.bool_),
         submit_ns=np.arange(SIZE) * (SECOND // 10),
         workload_class=np.full(SIZE, "chat", dtype=np.object_),
         endpoint_url=np.full(SIZE, "http://127.0.0.1:8000", dtype=np.object_),

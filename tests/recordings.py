@@ -1,0 +1,254 @@
+"""Recordings of a real vLLM as the logs of a run have them: requests, the engine's spans, and its scraped pages."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from correlator.join import join
+from loadgen.log import RequestLog, select
+from scraper.endpoint import Scrape
+from scraper.engine_spans import EngineSpans, engine_spans
+from scraper.exposition import Series
+from scraper.log import rows
+from scraper.series import EndpointSeries, build
+from scraper.span_log import packed
+
+REPOSITORY = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
+URL = "http://engine.test"
+TYPES = {one.name: str(one.type) for one in fields(RequestLog)}
+FLAGS = "npt.NDArray[np.bool_]"
+MISSING: Mapping[str, Any] = {"Int64s": -1, "Texts": "", "Float64s": np.nan, FLAGS: False}
+DTYPES: Mapping[str, Any] = {"Int64s": np.int64, "Texts": np.object_, "Float64s": np.float64, FLAGS: np.bool_}
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A recorded run. The workload class of a request is the phase that it was sent in."""
+
+    requests: RequestLog
+    spans: EngineSpans
+    endpoints: tuple[EndpointSeries, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Requests, scrapes, and the truth in s [n], NaN where no span tells it."""
+
+    name: str = ""
+    requests: RequestLog
+    scrapes: tuple[EndpointSeries, ...]
+    queue_s: Floats
+    prefill_s: Floats
+
+    def every(self, nth: int) -> Case:
+        """Keep every nth scrape."""
+        return replace(self, scrapes=tuple(kept(one, slice(None, None, nth)) for one in self.scrapes))
+
+    def withheld(self, share: float, seed: int) -> Case:
+        """Leave out the client's records of a share of the requests: to the estimator they are strangers'."""
+        seen = np.random.default_rng(np.random.SeedSequence(seed)).random(len(self.queue_s)) >= share
+        requests = select(self.requests, seen)
+        return replace(self, requests=requests, queue_s=self.queue_s[seen], prefill_s=self.prefill_s[seen])
+
+
+def recording(name: str) -> Recording:
+    """Read a recording of those in `shared`; where there is none, the test is skipped."""
+    return read(_present(name))
+
+
+def whole_case(name: str) -> Case:
+    """Read a recording of those in `shared` with its truth; where there is none, the test is skipped."""
+    return case_of(_present(name))
+
+
+def _present(name: str) -> Path:
+    path = SHARED / "fixtures/vllm/recorded" / name
+    if not path.is_dir():
+        pytest.skip(f"no recording at {path}")
+    return path
+
+
+def read(path: Path) -> Recording:
+    """Read a recording with its scrapes."""
+    anchor = json.loads((path / "load_meta.json").read_text(encoding="utf-8"))["anchor_start"]
+    found = recorded(lines(path / "requests.jsonl.gz"), lines(path / "otlp_exports.jsonl.gz"), anchor)
+    return replace(
+        found, endpoints=build(rows(pages(path / "scrapes.jsonl.gz", anchor["unix_ns"] - anchor["mono_ns"])))
+    )
+
+
+def edges() -> Recording:
+    """Read the recording `edges`, a small phase for each odd case, without its scrapes."""
+    with lzma.open(REPOSITORY / "tests/data/vllm_edges_spans.jsonl.xz", "rt") as file:
+        meta, *told = [json.loads(line) for line in file]
+    made = [one["request"] for one in told if "request" in one]
+    return recorded(made, [one["export"] for one in told if "export" in one], meta["load_meta"]["anchor_start"])
+
+
+def recorded(
+    made: Iterable[dict[str, Any]], exports: Iterable[Mapping[str, Any]], anchor: Mapping[str, int]
+) -> Recording:
+    """Put what was noted of requests, and the spans that came, into columns."""
+    offset_ns = anchor["unix_ns"] - anchor["mono_ns"]
+    return Recording(
+        requests=request_log([request(one, offset_ns) for one in made]),
+        spans=engine_spans(packed(one["recv_unix_ns"], "grpc", base64.b64decode(one["body_b64"])) for one in exports),
+        endpoints=(),
+    )
+
+
+def case_of(path: Path, name: str = "") -> Case:
+    """Read a recording whose truth is in its spans."""
+    found = read(path)
+    joined = join(found.requests, found.spans)
+    exact = np.isin(joined.source, ("trace", "request id"))
+    queue_s, prefill_s = (np.where(exact, ms / 1e3, np.nan) for ms in (joined.queue_ms, joined.prefill_ms))
+    return Case(name=name, requests=found.requests, scrapes=found.endpoints, queue_s=queue_s, prefill_s=prefill_s)
+
+
+def overload() -> Case:
+    """Read the overload phase of the recording `main`: 161 requests, 190 scrapes at 0.2 s."""
+    with np.load(REPOSITORY / "tests/data/vllm_overload.npz") as file:
+        data = {name: file[name] for name in file.files}
+    start_ns = int(data["start_ns"])
+    stamps = {name: data[f"{name}_ns"] + start_ns for name in ("submit", "first_output", "end")}
+    request_ns, response_ns = data["scrape_request_ns"] + start_ns, data["scrape_response_ns"] + start_ns
+    endpoint = EndpointSeries(
+        url=f"{URL}/metrics",
+        tick_ns=request_ns,
+        request_ns=request_ns,
+        response_ns=response_ns,
+        at_ns=request_ns + (response_ns - request_ns) // 2,
+        series=tuple(
+            Series(name=name, labels=tuple((key, value) for key, value in labels), family=family, type=kind, help="")
+            for name, labels, family, kind in json.loads(str(data["series"]))
+        ),
+        values=data["scrape_values"],
+        changed=np.ones(len(request_ns), dtype=np.bool_),
+        failures=(),
+    )
+    requests = log_of(
+        len(stamps["submit"]),
+        submit_ns=stamps["submit"],
+        first_output_ns=stamps["first_output"],
+        first_token_ns=stamps["first_output"],
+        end_ns=stamps["end"],
+        input_tokens=data["input_tokens"],
+        output_tokens=data["output_tokens"],
+        status="ok",
+        finish_reason="length",
+        endpoint_url=URL,
+        chunk_ns=np.cumsum(data["chunk_ns"]) + start_ns,
+        chunk_start=data["chunk_start"],
+    )
+    return Case(requests=requests, scrapes=(endpoint,), queue_s=data["queue_s"], prefill_s=data["prefill_s"])
+
+
+def kept(endpoint: EndpointSeries, chosen: slice | npt.NDArray[np.int64]) -> EndpointSeries:
+    """Keep some of an endpoint's scrapes."""
+    names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
+    return replace(endpoint, **{name: getattr(endpoint, name)[chosen] for name in names})
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON lines."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def pages(path: Path, offset_ns: int) -> Iterator[Scrape]:
+    """Read the pages; the first line is an anchor."""
+    for one in lines(path):
+        if "k" in one:
+            yield Scrape(
+                url=f"{URL}/metrics",
+                tick_ns=one["due_ns"] + offset_ns,
+                request_ns=one["t0_ns"] + offset_ns,
+                response_ns=one["t1_ns"] + offset_ns,
+                status=one["status"],
+                content_type=one["ctype"],
+                body=one["body"].encode(),
+                error="",
+            )
+
+
+def request(one: Mapping[str, Any], offset_ns: int) -> dict[str, Any]:
+    """Put what was noted of a request into the columns of a log; what was not is left out, as in `edges` all chunks."""
+    metrics = {key: value for key, value in (one.get("server_metrics") or {}).items() if value is not None}
+    events = one.get("events", ())
+    chunks = [event[0] + offset_ns for event in events if event[3]]
+    first_ns = one["first_token_ns"] if one.get("stream") else None
+    stamps = {
+        "dispatch_ns": one["submit_ns"],
+        "submit_ns": one["submit_ns"],
+        "first_output_ns": first_ns,
+        "first_token_ns": first_ns,
+        "last_token_ns": events[-1][0] if one.get("stream") and chunks else None,
+        "end_ns": one["done_ns"],
+    }
+    usage = one.get("usage") or {}
+    return {
+        "phase": "measure",
+        "workload_class": one["phase"],
+        "endpoint_url": URL,
+        "trace_id": one["trace_id"],
+        "request_id": one["request_id"] or "",
+        "response_id": one["response_id"] or "",
+        "status": status(one),
+        "http_status": one["status"] or 0,
+        **{name: stamp + offset_ns for name, stamp in stamps.items() if stamp is not None},
+        "input_tokens": usage.get("prompt_tokens", -1),
+        "output_tokens": usage.get("completion_tokens", -1),
+        "finish_reason": one["finish_reason"] or "",
+        "timings_source": "vllm" if metrics else "",
+        "server_queue_ms": metrics.get("queue_time_ms", np.nan),
+        "server_prefill_ms": metrics.get("time_to_first_token_ms", np.nan),
+        "server_decode_ms": metrics.get("generation_time_ms", np.nan),
+        "chunks": chunks,
+    }
+
+
+def status(one: Mapping[str, Any]) -> str:
+    """The status that a request log gives such a reply."""
+    if one["error"] == "client_cancelled":
+        return "cancelled"
+    if (one["status"] or 0) >= 400:
+        return "refused" if one["status"] < 500 else "failed"
+    return "ok" if one["finish_reason"] else "failed"
+
+
+def request_log(told: Sequence[Mapping[str, Any]]) -> RequestLog:
+    """Make a log of requests told by what is known of each; `chunks` are the stamps of its chunks."""
+    names = {name for one in told for name in one} - {"chunks"}
+    chunks = [np.array(one.get("chunks", ()), dtype=np.int64) for one in told]
+    return log_of(
+        len(told),
+        **{name: [one.get(name, MISSING[TYPES[name]]) for one in told] for name in names},
+        chunk_ns=np.concatenate([np.empty(0, np.int64), *chunks]),
+        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
+    )
+
+
+def log_of(size: int, **told: Any) -> RequestLog:
+    """Make a log of some columns, or of what is the same in each row; all others are missing."""
+    chunks = {"chunk_ns": np.empty(0), "chunk_start": np.zeros(size + 1), "index": np.arange(size)}
+    told = {**chunks, "chunk_chars": np.ones(len(told.get("chunk_ns", ()))), **told}
+    columns = {}
+    for name, kind in TYPES.items():
+        value = told.get(name, MISSING[kind])
+        columns[name] = np.full(size, value, DTYPES[kind]) if np.ndim(value) == 0 else np.asarray(value, DTYPES[kind])
+    return RequestLog(**columns)
