@@ -6,7 +6,6 @@ have its spans as truth; without them only the simulated runs are shown. About a
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from attribution_simulated import Load, simulated
-from recordings import Case, case_of
+from recordings import SHARED, Case, case_of
 
 from correlator.attribute import attribute
 from correlator.attribution import Attribution
@@ -29,7 +28,6 @@ from scraper.quantiles import linear
 
 Floats = npt.NDArray[np.float64]
 
-SHARED = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[2] / "shared"))
 PARTS = ("queue", "prefill")
 QS = (0.5, 0.9, 0.99)
 

@@ -16,7 +16,7 @@ from recordings import Case, log_of
 from loadgen.log import RequestLog
 from scraper.endpoint import Scrape
 from scraper.log import rows
-from scraper.series import EndpointSeries, build
+from scraper.series import build
 from simulator.engine import Engine
 from simulator.history import EngineRequest, RequestRecord, StepOutcome
 from simulator.pages.vllm import VllmPage
@@ -92,27 +92,17 @@ def simulated(name: str, load: Load) -> Case:
         run = _Run()
         _drive(run, f"http://engine-{place}.test/metrics", settings, arrivals, load)
         runs.append(run)
-    requests = _seen(runs, submit_ns, np.random.default_rng(seeds[1]), load)
-    records = {number: record for run in runs for number, record in run.records.items()}
+    merged = {number: record for run in runs for number, record in run.records.items()}
+    records = [merged[number] for number in range(size)]
+    moments = [(one.queued_ns, one.scheduled_ns, one.first_token_ns) for one in records]
+    queued_ns, scheduled_ns, first_token_ns = np.array(moments, dtype=np.int64).T
     return Case(
         name=name,
-        requests=requests,
-        scrapes=tuple(one for run in runs for one in _endpoints(run)),
-        queue_s=np.array([_queue_s(records[number]) for number in range(size)]),
-        prefill_s=np.array([_prefill_s(records[number]) for number in range(size)]),
+        requests=_seen(runs, records, submit_ns, np.random.default_rng(seeds[1]), load),
+        scrapes=build(rows(page for run in runs for page in run.pages)),
+        queue_s=(scheduled_ns - queued_ns) / 1e9,
+        prefill_s=(first_token_ns - scheduled_ns) / 1e9,
     )
-
-
-def _queue_s(record: RequestRecord) -> float:
-    return ((record.scheduled_ns or 0) - (record.queued_ns or 0)) / 1e9
-
-
-def _prefill_s(record: RequestRecord) -> float:
-    return ((record.first_token_ns or 0) - (record.scheduled_ns or 0)) / 1e9
-
-
-def _endpoints(run: _Run) -> tuple[EndpointSeries, ...]:
-    return build(rows(run.pages))
 
 
 def _request(number: int, prefix: int, prompt: int, output: int) -> EngineRequest:
@@ -186,22 +176,23 @@ def _scraped(url: str, tick_ns: int, page: VllmPage) -> Scrape:
     )
 
 
-def _seen(runs: Sequence[_Run], submit_ns: Ints, random: np.random.Generator, load: Load) -> RequestLog:
+def _seen(
+    runs: Sequence[_Run], records: Sequence[RequestRecord], submit_ns: Ints, random: np.random.Generator, load: Load
+) -> RequestLog:
     """Return what the client saw: every chunk after its way out, in the order in which a stream keeps them."""
     size = len(submit_ns)
     made = {number: chunks for run in runs for number, chunks in run.chunk_ns.items()}
     chunks = [np.array(made[number], dtype=np.int64) for number in range(size)]
     chunks = [np.maximum.accumulate(one + _way(random, len(one), load)) for one in chunks]
     first_ns = np.array([one[0] for one in chunks])
-    records = {number: record for run in runs for number, record in run.records.items()}
     return log_of(
         size,
         submit_ns=submit_ns,
         first_output_ns=first_ns,
         first_token_ns=first_ns,
         end_ns=np.array([one[-1] for one in chunks]) + 100_000,
-        input_tokens=np.array([records[number].prompt_tokens for number in range(size)]),
-        output_tokens=np.array([records[number].output_tokens for number in range(size)]),
+        input_tokens=np.array([one.prompt_tokens for one in records]),
+        output_tokens=np.array([one.output_tokens for one in records]),
         status="ok",
         finish_reason="length",
         endpoint_url="http://gateway.test/v1",

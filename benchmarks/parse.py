@@ -23,10 +23,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from io import BytesIO
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.proto import serialize_length_prefixed
 from prometheus_client.parser import text_string_to_metric_families
 
 from scraper.exposition import PageReader, parse
@@ -120,7 +122,7 @@ def with_engines(page: str, engines: int) -> str:
 
 def _protobuf(page: str) -> bytes:
     """Encode a page as its server would if it spoke protobuf."""
-    body = b""
+    body = BytesIO()
     for metric in text_string_to_metric_families(page):
         family = message_class("MetricFamily")(
             name=metric.name, help=metric.documentation, type=TYPES.get(metric.type, 3)
@@ -133,13 +135,8 @@ def _protobuf(page: str) -> bytes:
                 one = family.metric.add(label=[{"name": name, "value": value} for name, value in labels.items()])
                 by_labels[frozenset(labels.items())] = one
             _put(one, metric.type, sample)
-        message = family.SerializeToString()
-        size = len(message)
-        while size >= 0x80:
-            body += bytes((size & 0x7F | 0x80,))
-            size >>= 7
-        body += bytes((size,)) + message
-    return body
+        serialize_length_prefixed(family, body)
+    return body.getvalue()
 
 
 def _put(metric: Any, kind: str, sample: Any) -> None:

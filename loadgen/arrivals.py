@@ -164,13 +164,6 @@ def expected(arrival: Arrival, at_s: float, *, count: int | None = None, duratio
     return ramped + arrival.ramp_to_per_s * there_s
 
 
-def offsets_ns(
-    kind: Kind, rate_per_s: float, *, seed: int, count: int | None = None, duration_s: float | None = None
-) -> npt.NDArray[np.int64]:
-    """The schedule of a process that has no more to it than a rate; see `schedule`."""
-    return schedule(Arrival(kind=kind, rate_per_s=rate_per_s), seed=seed, count=count, duration_s=duration_s)
-
-
 def _speed(arrival: Arrival, trace_ns: Int64s) -> float:
     if not arrival.rate_per_s:
         return arrival.speed

@@ -42,11 +42,11 @@ def client_details(
     ok = select(log, log.status == "ok")
     metrics = request_metrics(ok)
     window = window_of(log, start_ns, end_ns)
-    whole = {"ttft_ms": metrics.ttft_ms, "e2e_ms": metrics.e2e_ms}
+    tailed = {"ttft_ms": metrics.ttft_ms, "e2e_ms": metrics.e2e_ms, "itl_ms": metrics.itl_ms}
     return {
         "jitter_ms": stats_json(describe(metrics.jitter_ms, "no reply came in three chunks or more")),
         "max_pause_ms": stats_json(describe(metrics.max_pause_ms, "no reply came in two chunks or more")),
-        "tail_p99_over_p50": {name: _tail(values) for name, values in {**whole, "itl_ms": metrics.itl_ms}.items()},
+        "tail_p99_over_p50": {name: _tail(values) for name, values in tailed.items()},
         "delivery": delivery(ok, metrics),
         "by_input_tokens": by_input_tokens(ok, metrics),
         "classes": by_class(log, *window, slo),
@@ -89,17 +89,13 @@ def by_input_tokens(ok: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
     """
     tokens = np.where(ok.input_tokens >= 0, ok.input_tokens, ok.declared_input_tokens)
     place = np.searchsorted(INPUT_TOKEN_EDGES, tokens, side="right") - 1
-    ends = (*INPUT_TOKEN_EDGES[1:], None)
+    ranges = zip(INPUT_TOKEN_EDGES, (*INPUT_TOKEN_EDGES[1:], None), strict=True)
     return {
         "by_usage": int((ok.input_tokens >= 0).sum()),
         "by_declared": int(((ok.input_tokens < 0) & (tokens >= 0)).sum()),
         "unknown": int((tokens < 0).sum()),
-        "bins": [_bin(place == at, first, below, metrics) for at, (first, below) in _ranges(ends)],
+        "bins": [_bin(place == at, first, below, metrics) for at, (first, below) in enumerate(ranges)],
     }
-
-
-def _ranges(ends: tuple[int | None, ...]) -> enumerate[tuple[int, int | None]]:
-    return enumerate(zip(INPUT_TOKEN_EDGES, ends, strict=True))
 
 
 def _bin(mask: npt.NDArray[np.bool_], first: int, below: int | None, metrics: RequestMetrics) -> dict[str, Any]:

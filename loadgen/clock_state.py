@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ _STA_NANO = 0x2000
 _TIMEX_BYTES = 512  # struct timex has 208 bytes; room for what a later kernel may append
 _CHRONY_FIELDS = 14
 _CHRONY_TIMEOUT_S = 2.0
-_NOT_LINUX = "read on Linux only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +64,7 @@ class ClockState:
 
 def clock_state(sysfs: Path = Path("/sys")) -> ClockState:
     """Read the state of this machine's clock; takes at most two seconds, and never raises."""
-    linux = sys.platform == "linux"
-    return ClockState(
-        source=_clock_source(sysfs) if linux else Missing(reason=_NOT_LINUX),
-        kernel=_kernel_clock() if linux else Missing(reason=_NOT_LINUX),
-        chrony=_chrony(),
-        ptp=_ptp_clocks(sysfs) if linux else Missing(reason=_NOT_LINUX),
-    )
+    return ClockState(source=_clock_source(sysfs), kernel=_kernel_clock(), chrony=_chrony(), ptp=_ptp_clocks(sysfs))
 
 
 def parse_tracking(text: str) -> Chrony | Missing:
@@ -98,6 +90,7 @@ def clock_json(state: ClockState) -> dict[str, Any]:
     method         how the clock is synchronised, in words (clock-method)
     """
     error_ms, method = _error_and_method(state)
+    parts = {"source": state.source, "kernel": state.kernel, "chrony": state.chrony, "ptp": state.ptp}
     return {
         "source": state.source if isinstance(state.source, str) else None,
         "method": method,
@@ -106,16 +99,7 @@ def clock_json(state: ClockState) -> dict[str, Any]:
         "kernel": None if isinstance(state.kernel, Missing) else asdict(state.kernel),
         "chrony": None if isinstance(state.chrony, Missing) else asdict(state.chrony),
         "ptp": None if isinstance(state.ptp, Missing) else list(state.ptp),
-        "missing": {
-            name: value.reason
-            for name, value in (
-                ("source", state.source),
-                ("kernel", state.kernel),
-                ("chrony", state.chrony),
-                ("ptp", state.ptp),
-            )
-            if isinstance(value, Missing)
-        },
+        "missing": {name: value.reason for name, value in parts.items() if isinstance(value, Missing)},
     }
 
 

@@ -30,11 +30,6 @@ def descriptor_limit() -> int:
     return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def needed_descriptors(connections: int, *, workers: int = 1) -> int:
-    """How many descriptors the busiest of the workers needs for so many connections at once in all."""
-    return math.ceil(connections / workers) + _OWN_DESCRIPTORS
-
-
 def port_count() -> int | None:
     """How many connections to one address and port this machine can have at once; None when it does not tell."""
     try:
@@ -50,7 +45,7 @@ def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | N
     connections  a closed loop's concurrency, or what an open loop is expected to have in flight
     targets      how many addresses they spread over evenly; each has all local ports for itself
     """
-    needed, limit = needed_descriptors(connections, workers=workers), descriptor_limit()
+    needed, limit = math.ceil(connections / workers) + _OWN_DESCRIPTORS, descriptor_limit()
     if needed > limit:
         return (
             f"{connections} connections at once need {needed} open files in a load worker, and its limit is {limit}: "

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from loadgen.clock import Clock, wait_until
 from loadgen.records import PlannedRequest
 
@@ -23,8 +25,7 @@ from loadgen.records import PlannedRequest
 Send = Callable[[PlannedRequest, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """How one phase is to be driven.
 
     start_ns        when it begins; offsets count from here
@@ -114,15 +115,11 @@ class _Phase:
         """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
         if self.is_over():
             return None
-        left_s = self.left_s()
-        if left_s is None:
-            planned = await anext(self.plan, None)
-        else:
-            try:
-                async with asyncio.timeout(left_s):
-                    planned = await anext(self.plan, None)
-            except TimeoutError:
-                return None
+        try:
+            async with asyncio.timeout(self.left_s()):
+                planned = await anext(self.plan, None)
+        except TimeoutError:
+            return None
         if planned is not None and planned.turns:
             self.unfinished += 1
         return planned

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.prompt import Prompt, Target, joined
+from loadgen.records import PlannedRequest
 from loadgen.tokenizers import FittedPrompt, ReferenceTokenizer, Tokenizer, TokenizerError, reference
 from loadgen.tokenizers.fitting import fit_counted
 from loadgen.workloads.request import Shared, Turn, WorkloadRequest
@@ -20,27 +23,19 @@ _TEMPLATED = ("chat", "responses", "websocket", "ollama", "exo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedTurn:
-    """A request, or what a later turn adds, as it is sent. `input_tokens` is what was declared of it."""
+class Planned:
+    """One record of a plan, and in what it differs from what the workload wanted.
 
-    workload_class: str
-    path: str
-    body: bytes
-    input_tokens: int
-    max_tokens: int
-    think_ns: int = -1
+    clipped_input, clipped_output  the model's length made it shorter
+    missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
+    dropped_turns  turns of a session that would not fit the model, or that the protocol cannot carry
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A request with its later turns, and in what they differ from what was wanted."""
-
-    first: FittedTurn
-    turns: tuple[FittedTurn, ...]
-    clipped_input: bool
-    clipped_output: bool
-    missed_tokens: int
-    dropped_turns: int
+    request: PlannedRequest
+    clipped_input: bool = False
+    clipped_output: bool = False
+    missed_tokens: int = 0
+    dropped_turns: int = 0
 
 
 def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
@@ -118,8 +113,8 @@ class Fitter:
         if request.suffix not in self._suffix_tokens:
             self._suffix_tokens[request.suffix] = await self._tokenizer.count_text(request.suffix)
 
-    async def fit(self, request: WorkloadRequest) -> Fitted:
-        """One request as it is sent; `prepare` was called with it. Raises TokenizerError."""
+    async def fit(self, request: WorkloadRequest) -> Planned:
+        """One request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
         parts = _Parts(
             system=self._shared[request.system.name] if request.system else _NOTHING,
             prefix=self._shared[request.prefix.name] if request.prefix else _NOTHING,
@@ -138,9 +133,8 @@ class Fitter:
             declared = await self._declared(request, own, parts, input_tokens)
         prompt = Prompt(text=parts.prefix.text + own.text + parts.suffix, system=parts.system.text)
         turns = await self._turns(request, declared + max_tokens)
-        return Fitted(
-            first=self._encoded(request, prompt, declared, max_tokens),
-            turns=turns,
+        return Planned(
+            request=msgspec.structs.replace(self._encoded(request, prompt, declared, max_tokens), turns=turns),
             clipped_input=input_tokens < wanted,
             clipped_output=max_tokens < request.max_tokens,
             missed_tokens=declared - input_tokens,
@@ -186,7 +180,7 @@ class Fitter:
         found = await fit_counted(own.text * repeats, tokens, count, guess=len(own.text))
         return found, found.tokens
 
-    async def _turns(self, request: WorkloadRequest, context_tokens: int) -> tuple[FittedTurn, ...]:
+    async def _turns(self, request: WorkloadRequest, context_tokens: int) -> tuple[PlannedRequest, ...]:
         if not self._sessions or self._protocol.carry is None:
             return ()
         made = []
@@ -196,7 +190,7 @@ class Fitter:
             if self._max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._max_model_len:
                 break
             encoded = self._encoded(request, Prompt(text=own.text), own.tokens, turn.max_tokens)
-            made.append(replace(encoded, think_ns=round(turn.think_s * 1e9)))
+            made.append(msgspec.structs.replace(encoded, think_ns=round(turn.think_s * 1e9)))
         return tuple(made)
 
     async def _turn_text(self, turn: Turn) -> FittedPrompt:
@@ -207,16 +201,19 @@ class Fitter:
             return FittedPrompt(text, turn.input_tokens)
         return await self._tokenizer.fit(text, turn.input_tokens)
 
-    def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> FittedTurn:
+    def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
         path, body = self._protocol.encode(
             self._target, prompt, max_tokens, request.temperature, ignore_eos=self._ignore_eos
         )
-        return FittedTurn(
+        return PlannedRequest(
+            index=-1,
+            phase="",
             workload_class=request.workload_class,
             path=path,
             body=body,
             input_tokens=input_tokens,
             max_tokens=max_tokens,
+            offset_ns=-1,
         )
 
 

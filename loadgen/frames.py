@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -21,8 +21,9 @@ _PREFIX = struct.Struct("<II")
 _BLOCK_BYTES = 1 << 18
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_plan = msgspec.msgpack.Decoder(PlannedRequest).decode
-_log_decoder: msgspec.msgpack.Decoder[LogRecord] = msgspec.msgpack.Decoder(LogRecord)
+# One record of a plan, one of a worker's log; they raise msgspec.DecodeError on anything else.
+decode_planned = msgspec.msgpack.Decoder(PlannedRequest).decode
+decode_log: Callable[[bytes], LogRecord] = msgspec.msgpack.Decoder(LogRecord).decode
 
 
 def open_log(path: str | os.PathLike[str]) -> int:
@@ -45,12 +46,13 @@ def append_record(fd: int, record: PlannedRequest | LogRecord) -> None:
     append_frame(fd, _encode(record))
 
 
-def split_frames(data: bytes | bytearray, at: int = 0) -> tuple[list[bytes], int]:
-    """Whole frames of `data` from position `at`, and the position behind the last of them.
+def split_frames(data: bytes | bytearray) -> tuple[list[bytes], int]:
+    """Whole frames of `data`, and the position behind the last of them.
 
     Stops at the first frame that is torn (more bytes may come) or does not match its checksum (they will not help).
     """
     payloads: list[bytes] = []
+    at = 0
     while at + _PREFIX.size <= len(data):
         length, crc = _PREFIX.unpack_from(data, at)
         begin = at + _PREFIX.size
@@ -113,17 +115,6 @@ def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
         yield planned
 
 
-def decode_planned(payload: bytes) -> PlannedRequest:
-    """One record of a plan. Raises msgspec.DecodeError on anything else."""
-    return _decode_plan(payload)
-
-
-def decode_log(payload: bytes) -> LogRecord:
-    """One record of a worker's log. Raises msgspec.DecodeError on anything else."""
-    return _log_decoder.decode(payload)
-
-
 def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
     """The records of a worker's log up to its end or its tear."""
-    for payload in read_frames(path):
-        yield decode_log(payload)
+    yield from map(decode_log, read_frames(path))

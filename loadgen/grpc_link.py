@@ -24,7 +24,7 @@ from loadgen.clock import Clock
 from loadgen.link import TlsSpec, WorkerSpec
 from loadgen.protocols.kserve import CONTENT_TYPE, frame, trailers, with_id
 from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transport import Exchange
+from loadgen.transport import Exchange, waiting_for
 
 # What HTTP/2 asks a server to allow at least; beyond a server's limit streams would wait in the client, unseen.
 _STREAMS_PER_CONNECTION = 100
@@ -74,11 +74,7 @@ class GrpcLink:
                 await one.channel.close()
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
-        """Send a request and wait for the end of its stream; whatever happens stands in `exchange`.
-
-        Returns normally on every failure. When cancelled, cancels the stream and raises CancelledError; naming the
-        reason in `exchange.error` is then the caller's.
-        """
+        """Send a request and wait for the end of its stream; whatever happens stands in `exchange`; see link.Link."""
         url = self._spec.roots[planned.url]
         taken = self._take(url)
         taken.streams += 1
@@ -90,7 +86,7 @@ class GrpcLink:
                 exchange.connected_ns = self._clock.now_ns() if connected else -1
                 await self._talk(call := self._call(taken, planned), exchange)
         except TimeoutError:
-            exchange.error = f"timeout: {_waiting_for(exchange)} within {timeout_s:g} s"
+            exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
         except aio.AioRpcError as error:
             self._failed(exchange, error)
         finally:
@@ -209,11 +205,3 @@ def _credentials(spec: TlsSpec) -> grpc.ChannelCredentials:
         raise ValueError("tls: grpcio cannot leave a server's certificate unchecked; name its authority instead")
     read = [Path(name).read_bytes() if name else None for name in (spec.ca, spec.key or spec.cert, spec.cert)]
     return grpc.ssl_channel_credentials(*read)
-
-
-def _waiting_for(exchange: Exchange) -> str:
-    if exchange.connected_ns < 0:
-        return "no connection"
-    if exchange.submit_ns < 0:
-        return "the request was not taken"
-    return "no response" if exchange.status == 0 else "no complete reply"

@@ -75,7 +75,8 @@ class Link(Protocol):
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
         """Send a request and wait for the end of its reply; whatever happens stands in `exchange`.
 
-        Raises nothing but CancelledError; naming its reason in `exchange.error` is the caller's.
+        Raises nothing but CancelledError, when it has ended the stream or the connection; naming the reason in
+        `exchange.error` is then the caller's.
         """
 
 

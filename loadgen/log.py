@@ -9,33 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen import records
-from loadgen.frames import append_frame, append_record, open_log, read_frames, read_log, read_plan
 from loadgen.packing import unpack
 from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reply import Reply, ServerTimings
-from loadgen.records import PlannedRequest, RequestPart, WorkerStat, request_id, span_id, trace_id
-
-__all__ = [
-    "PlannedRequest",
-    "RequestLog",
-    "RequestPart",
-    "WorkerStat",
-    "append_frame",
-    "append_record",
-    "assemble",
-    "open_log",
-    "read_frames",
-    "read_log",
-    "read_plan",
-    "request_id",
-    "select",
-    "span_id",
-    "trace_id",
-]
+from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
@@ -140,7 +121,8 @@ def assemble(
     - a part without its plan (a torn plan): phase "" and declared_input_tokens -1
     """
     spoken = PROTOCOLS[protocol]
-    planned = {request.index: _without_body(request) for first in plan for request in (first, *first.turns)}
+    turns = (request for first in plan for request in (first, *first.turns))
+    planned = {request.index: msgspec.structs.replace(request, body=b"", turns=()) for request in turns}
     waiting: dict[int, list[RequestPart]] = {}
     wholes: dict[int, int] = {}
     rows: list[_Row] = []
@@ -154,7 +136,7 @@ def assemble(
             rows.append(_row(waiting.pop(part.index), spoken))
     rows.extend(_row(mine, spoken) for mine in waiting.values())
     rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
-    unknown = records.plan_end("")
+    unknown = plan_end("")
     return _columns(rows, [planned.get(row.last.index, unknown) for row in rows], run_id)
 
 
@@ -182,21 +164,6 @@ class _Row:
     first_read_ns: int
     received_bytes: int
     reply: Reply
-
-
-def _without_body(request: PlannedRequest) -> PlannedRequest:
-    return PlannedRequest(
-        index=request.index,
-        phase=request.phase,
-        workload_class=request.workload_class,
-        path=request.path,
-        body=b"",
-        input_tokens=request.input_tokens,
-        max_tokens=request.max_tokens,
-        offset_ns=request.offset_ns,
-        session=request.session,
-        turn=request.turn,
-    )
 
 
 def _row(parts: Sequence[RequestPart], spoken: Protocol) -> _Row:

@@ -13,24 +13,11 @@ import numpy.typing as npt
 
 from loadgen.chunks import itl_option, single_token_ratio
 from loadgen.log import STATUSES, RequestLog, select
-from loadgen.request_metrics import RequestMetrics, counts, request_metrics, schedule_lateness_ms
+from loadgen.request_metrics import RequestMetrics, counts, request_metrics
 from loadgen.slo import Slo, goodput
-from loadgen.stats import QUANTILES, Float64s, Missing, Stats, describe, finite, stats_json
+from loadgen.stats import QUANTILES, Missing, describe, finite, stats_json
 
-__all__ = [
-    "QUANTILES",
-    "Missing",
-    "RequestMetrics",
-    "Stats",
-    "client_summary",
-    "describe",
-    "request_metrics",
-    "schedule_lateness_ms",
-    "single_token_ratio",
-    "stats_json",
-    "throughput",
-    "window_of",
-]
+__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "stats_json", "throughput", "window_of"]
 
 
 def client_summary(
@@ -45,6 +32,7 @@ def client_summary(
     metrics = request_metrics(ok)
     itl_name = "itl_ms" if itl_option(ok) == "direct" else "time_between_chunks_ms"
     start_ns, end_ns = window_of(log, start_ns, end_ns)
+    why = "no successful reply told it" if len(ok) else "no request succeeded"
     blocks = {
         "ttft_ms": metrics.ttft_ms,
         "tpot_ms": metrics.tpot_ms,
@@ -58,21 +46,14 @@ def client_summary(
         "window": {"start_ns": start_ns, "end_ns": end_ns},
         "requests": {"sent": len(log), **{name: int((log.status == name).sum()) for name in STATUSES}},
         "errors": _errors_by_kind(log),
-        **{name: stats_json(_described(values, len(ok))) for name, values in blocks.items()},
-        "chunks": {"single_token_ratio": finite(single_token_ratio(ok)), **_preludes(ok)},
+        **{name: stats_json(describe(values, why)) for name, values in blocks.items()},
+        "chunks": {
+            "single_token_ratio": finite(single_token_ratio(ok)),
+            # Non-content events before the first token, which the draft wants noted.
+            "role_only_first": int(ok.role_only_first.sum()),
+            "blank_before_first": int((ok.blank_before_first > 0).sum()),
+        },
         "throughput": throughput(ok, metrics, start_ns, end_ns, slo),
-    }
-
-
-def _described(values: Float64s, ok: int) -> Stats | Missing:
-    return describe(values, "no successful reply told it" if ok else "no request succeeded")
-
-
-def _preludes(ok: RequestLog) -> dict[str, int]:
-    """Non-content events before the first token, which the draft wants noted."""
-    return {
-        "role_only_first": int(ok.role_only_first.sum()),
-        "blank_before_first": int((ok.blank_before_first > 0).sum()),
     }
 
 

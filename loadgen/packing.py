@@ -7,7 +7,6 @@ packing 1  the first stamp as int64, then uint32 differences; no read ends: read
 
 from __future__ import annotations
 
-import sys
 import zlib
 from array import array
 from dataclasses import dataclass
@@ -50,13 +49,11 @@ def pack(reads_ns: array[int], read_ends: array[int], body: bytes | bytearray) -
         lengths = array("I", map(sub, islice(read_ends, 1, None), read_ends))
         lengths.insert(0, read_ends[0])
     except OverflowError:
-        return Packed(
-            reads_ns=_little_endian(reads_ns), read_ends=_little_endian(read_ends), body=_squeeze(body), packing=_PLAIN
-        )
+        return Packed(reads_ns=reads_ns.tobytes(), read_ends=read_ends.tobytes(), body=_squeeze(body), packing=_PLAIN)
     return Packed(
-        reads_ns=_little_endian(reads_ns[:1]) + _little_endian(steps),
+        reads_ns=reads_ns[:1].tobytes() + steps.tobytes(),
         read_ends=b"",
-        body=_squeeze(_little_endian(lengths), body),
+        body=_squeeze(lengths.tobytes(), body),
         packing=_COMPACT,
     )
 
@@ -65,13 +62,13 @@ def unpack(part: RequestPart) -> Reads:
     """The reads of a part. Raises ValueError when it is packed in a way that is not known here."""
     body = zlib.decompress(part.body) if part.body else b""
     if part.packing == _PLAIN:
-        return Reads(reads_ns=_array("q", part.reads_ns), read_ends=_array("q", part.read_ends), body=body)
+        return Reads(reads_ns=array("q", part.reads_ns), read_ends=array("q", part.read_ends), body=body)
     if part.packing != _COMPACT:
         raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
-    first = _array("q", part.reads_ns[:8])
-    steps = _array("I", part.reads_ns[8:])
+    first = array("q", part.reads_ns[:8])
+    steps = array("I", part.reads_ns[8:])
     count = len(first) + len(steps)
-    lengths = _array("I", body[: 4 * count])
+    lengths = array("I", body[: 4 * count])
     return Reads(
         reads_ns=array("q", accumulate(steps, initial=first[0]) if first else ()),
         read_ends=array("q", accumulate(lengths)),
@@ -82,17 +79,3 @@ def unpack(part: RequestPart) -> Reads:
 def _squeeze(*pieces: bytes | bytearray) -> bytes:
     squeezer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS, _MEMORY_LEVEL)
     return b"".join([*map(squeezer.compress, pieces), squeezer.flush()])
-
-
-def _little_endian(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _array(code: str, data: bytes) -> array[int]:
-    numbers = array(code, data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers

@@ -9,18 +9,17 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.fitter import TEMPLATE_TOKENS, Fitted, FittedTurn, Fitter, clip
+from loadgen.fitter import Fitter, Planned
 from loadgen.protocols.prompt import Target
 from loadgen.records import PlannedRequest
 from loadgen.tokenizers import Tokenizer
 from loadgen.workloads.request import WorkloadRequest
-
-__all__ = ["TEMPLATE_TOKENS", "PlanOrder", "Planned", "clip", "plan"]
 
 _FITTED_AT_ONCE = 8
 
@@ -50,22 +49,6 @@ class PlanOrder:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One record of a plan, and in what it differs from what the workload wanted.
-
-    clipped_input, clipped_output  the model's length made it shorter
-    missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
-    dropped_turns  turns of a session that would not fit the model, or that the protocol cannot carry
-    """
-
-    request: PlannedRequest
-    clipped_input: bool
-    clipped_output: bool
-    missed_tokens: int = 0
-    dropped_turns: int = 0
-
-
 async def plan(
     workload: Iterable[WorkloadRequest], *, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
@@ -83,7 +66,7 @@ async def plan(
         sessions=order.sessions,
         exact=order.exact,
     )
-    pending: deque[tuple[int, asyncio.Task[Fitted]]] = deque()
+    pending: deque[tuple[int, asyncio.Task[Planned]]] = deque()
     wanted = _wanted(workload, order)
     index = order.first_index
     try:
@@ -95,10 +78,11 @@ async def plan(
             if not pending:
                 return
             offset_ns, task = pending[0]
-            one = _numbered(await task, order, index, offset_ns, ordinal)
+            fitted = await task
             pending.popleft()
-            index += 1 + len(one.request.turns)
-            yield one
+            one = numbered(fitted.request, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
+            index += 1 + len(one.turns)
+            yield replace(fitted, request=one)
     finally:
         for _, task in pending:
             task.cancel()
@@ -112,48 +96,15 @@ def _wanted(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[t
     return zip(itertools.islice(offsets, order.count), workload, strict=False)
 
 
-def _numbered(fitted: Fitted, order: PlanOrder, index: int, offset_ns: int, ordinal: int) -> Planned:
-    """A session's own number is its ordinal: by its index, sessions of two turns would all be the even workers'."""
-    url = ordinal % order.urls
+def numbered(request: PlannedRequest, order: PlanOrder, *, index: int, offset_ns: int, ordinal: int) -> PlannedRequest:
+    """A request and its later turns as the order's `ordinal`-th.
+
+    A session's own number is its ordinal: by its index, sessions of two turns would all be the even workers'.
+    """
+    replaced, phase, url = msgspec.structs.replace, order.phase, ordinal % order.urls
     turns = tuple(
-        _record(turn, order, index + number, offset_ns=-1, url=url, session=ordinal, turn=number)
-        for number, turn in enumerate(fitted.turns, 1)
+        replaced(turn, index=index + number, phase=phase, url=url, session=ordinal, turn=number)
+        for number, turn in enumerate(request.turns, 1)
     )
-    first = _record(
-        fitted.first, order, index, offset_ns=offset_ns, url=url, session=ordinal if turns else -1, turns=turns
-    )
-    return Planned(
-        request=first,
-        clipped_input=fitted.clipped_input,
-        clipped_output=fitted.clipped_output,
-        missed_tokens=fitted.missed_tokens,
-        dropped_turns=fitted.dropped_turns,
-    )
-
-
-def _record(
-    one: FittedTurn,
-    order: PlanOrder,
-    index: int,
-    *,
-    offset_ns: int,
-    url: int,
-    session: int,
-    turn: int = 0,
-    turns: tuple[PlannedRequest, ...] = (),
-) -> PlannedRequest:
-    return PlannedRequest(
-        index=index,
-        phase=order.phase,
-        workload_class=one.workload_class,
-        path=one.path,
-        body=one.body,
-        input_tokens=one.input_tokens,
-        max_tokens=one.max_tokens,
-        offset_ns=offset_ns,
-        url=url,
-        session=session,
-        turn=turn,
-        think_ns=one.think_ns,
-        turns=turns,
-    )
+    session = ordinal if turns else -1
+    return replaced(request, index=index, phase=phase, offset_ns=offset_ns, url=url, session=session, turns=turns)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from loadgen.clock import Clock
 from loadgen.lateness import ReceiveStamps
-from loadgen.transport import Connection, Exchange, one_line
+from loadgen.transport import Connection, Exchange, one_line, waiting_for
 from loadgen.wires import Address, connect, connect_tls
 
 
@@ -22,11 +22,6 @@ class Origin:
     tls: bool
     host: str
     port: int
-
-    @property
-    def url(self) -> str:
-        """The origin as URLs begin, with no slash at the end."""
-        return f"{'https' if self.tls else 'http'}://{self.authority}"
 
     @property
     def authority(self) -> str:
@@ -79,11 +74,7 @@ class Pool:
         await asyncio.sleep(0)
 
     async def perform(self, exchange: Exchange, request: bytes, *, timeout_s: float) -> None:
-        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`.
-
-        Returns normally on every failure. When cancelled, closes the connection and raises CancelledError; naming the
-        reason in `exchange.error` is then the caller's.
-        """
+        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`; see link.Link."""
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -94,7 +85,7 @@ class Pool:
                 exchange.connected_ns = self._clock.now_ns()
                 await connection.begin(exchange, request)
         except TimeoutError:
-            exchange.error = f"timeout: {_waiting_for(exchange)} within {timeout_s:g} s"
+            exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
         except OSError as error:
             exchange.error = f"connect: {one_line(error)}"
         finally:
@@ -110,7 +101,9 @@ class Pool:
 
         Raises OSError when the name does not resolve.
         """
-        self._addresses = await _resolve(self._origin)
+        host, port = self._origin.host, self._origin.port
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self._addresses = tuple(dict.fromkeys((entry[0], entry[4]) for entry in found))
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
@@ -156,16 +149,3 @@ class Pool:
                 self._open.add(connection)
                 return connection
         raise failure
-
-
-async def _resolve(origin: Origin) -> tuple[Address, ...]:
-    found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys((entry[0], entry[4]) for entry in found))
-
-
-def _waiting_for(exchange: Exchange) -> str:
-    if exchange.connected_ns < 0:
-        return "no connection"
-    if exchange.submit_ns < 0:
-        return "the request was not taken"
-    return "no response" if not exchange.reads_ns and exchange.status == 0 else "no complete reply"

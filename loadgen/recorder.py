@@ -31,14 +31,6 @@ _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """What the worker knows of its own slowness: reads behind the kernel's stamps, pauses of the garbage collector."""
-
-    stamps: ReceiveStamps
-    pauses: GcPauses
-
-
 @dataclass(slots=True, eq=False)
 class _Open:
     """A request in flight and how much of it the log has."""
@@ -56,11 +48,13 @@ class Recorder:
     `in_flight` and `started` are the queue's statistics.
     """
 
-    def __init__(self, path: str | os.PathLike[str], clock: Clock, *, worker: int, watch: Watch) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], clock: Clock, *, worker: int, stamps: ReceiveStamps, pauses: GcPauses
+    ) -> None:
         self._fd = open_log(path)
         self._clock = clock
         self._worker = worker
-        self._watch = watch
+        self._stamps, self._pauses = stamps, pauses
         # Whose turn is next stands first: whoever was looked after goes to the end.
         self._open: dict[int, _Open] = {}
         self._ended: deque[_Open] = deque()
@@ -134,7 +128,7 @@ class Recorder:
 
     def stat(self, loop_delay_ns: int) -> None:
         """Write one WorkerStat."""
-        watch = self._watch
+        stamps, pauses = self._stamps, self._pauses
         stat = WorkerStat(
             worker=self._worker,
             at_ns=self._clock.now_ns(),
@@ -142,12 +136,12 @@ class Recorder:
             loop_delay_ns=loop_delay_ns,
             in_flight=self.in_flight,
             started=self.started,
-            read_late_counts=tuple(watch.stamps.counts) if watch.stamps.seen else (),
-            read_late_max_ns=watch.stamps.max_ns if watch.stamps.seen else -1,
-            gc_pause_max_ns=watch.pauses.max_ns,
-            gc_pause_total_ns=watch.pauses.total_ns,
+            read_late_counts=tuple(stamps.counts) if stamps.seen else (),
+            read_late_max_ns=stamps.max_ns if stamps.seen else -1,
+            gc_pause_max_ns=pauses.max_ns,
+            gc_pause_total_ns=pauses.total_ns,
             rss_bytes=_rss_bytes(),
-            kernel_stamps=watch.stamps.seen,
+            kernel_stamps=stamps.seen,
         )
         append_record(self._fd, stat)
 

@@ -31,19 +31,18 @@ _RTT_AT, _TCP_INFO_BYTES = 68, 76
 class Rtt:
     """Round-trip time to host:port.
 
-    connect_ms       what each of the TCP handshakes took, in order
-    kernel_rtt_ms    the kernel's smoothed estimate of the last connection, and its deviation
+    connect_ms  what each of the TCP handshakes took, in order
+    kernel_ms   the kernel's smoothed estimate of the last connection, and its deviation
     """
 
     host: str
     port: int
     connect_ms: tuple[float, ...]
-    kernel_rtt_ms: float | Missing
-    kernel_deviation_ms: float | Missing
+    kernel_ms: tuple[float, float] | Missing
 
 
-async def measure_rtt(url: str, *, handshakes: int = HANDSHAKES, timeout_s: float = TIMEOUT_S) -> Rtt | Missing:
-    """Connect so many times, one after the other, and close again; the deadline is for all together.
+async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missing:
+    """Connect five times, one after the other, and close again; the deadline is for all together.
 
     What was measured by the deadline counts. The name is looked up before, apart from what is timed. Missing when
     nothing could be connected, with the reason. Raises ValueError when the URL names no host.
@@ -56,7 +55,7 @@ async def measure_rtt(url: str, *, handshakes: int = HANDSHAKES, timeout_s: floa
         async with asyncio.timeout(timeout_s):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             family, address = await _first_that_answers([(entry[0], entry[4]) for entry in found])
-            for _ in range(handshakes):
+            for _ in range(HANDSHAKES):
                 took_ms, kernel = await _handshake(family, address)
                 times_ms.append(took_ms)
     except TimeoutError:
@@ -65,14 +64,7 @@ async def measure_rtt(url: str, *, handshakes: int = HANDSHAKES, timeout_s: floa
         failure = f"{host}:{port}: {error.strerror or error}"
     if not times_ms:
         return Missing(reason=failure)
-    smoothed, deviation = (kernel, kernel) if isinstance(kernel, Missing) else kernel
-    return Rtt(
-        host=host,
-        port=port,
-        connect_ms=tuple(times_ms),
-        kernel_rtt_ms=smoothed,
-        kernel_deviation_ms=deviation,
-    )
+    return Rtt(host=host, port=port, connect_ms=tuple(times_ms), kernel_ms=kernel)
 
 
 def rtt_json(rtt: Rtt | Missing) -> dict[str, Any]:
@@ -80,10 +72,7 @@ def rtt_json(rtt: Rtt | Missing) -> dict[str, Any]:
     names = ("min", "median", "max", "kernel_rtt_ms", "kernel_deviation_ms")
     if isinstance(rtt, Missing):
         return {"handshakes": 0, **dict.fromkeys(names), "missing": rtt.reason}
-    kernel = {
-        name: None if isinstance(value, Missing) else value
-        for name, value in (("kernel_rtt_ms", rtt.kernel_rtt_ms), ("kernel_deviation_ms", rtt.kernel_deviation_ms))
-    }
+    smoothed_ms, deviation_ms = (None, None) if isinstance(rtt.kernel_ms, Missing) else rtt.kernel_ms
     return {
         "host": rtt.host,
         "port": rtt.port,
@@ -91,8 +80,9 @@ def rtt_json(rtt: Rtt | Missing) -> dict[str, Any]:
         "min": min(rtt.connect_ms),
         "median": float(np.median(rtt.connect_ms)),
         "max": max(rtt.connect_ms),
-        **kernel,
-        **({"missing": rtt.kernel_rtt_ms.reason} if isinstance(rtt.kernel_rtt_ms, Missing) else {}),
+        "kernel_rtt_ms": smoothed_ms,
+        "kernel_deviation_ms": deviation_ms,
+        **({"missing": rtt.kernel_ms.reason} if isinstance(rtt.kernel_ms, Missing) else {}),
     }
 
 

@@ -27,7 +27,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.plan import Planned, PlanOrder
+from loadgen.fitter import Planned
+from loadgen.plan import PlanOrder, numbered
 from loadgen.records import PlannedRequest
 
 FORMAT = "sidelight requests 1"
@@ -131,8 +132,8 @@ def look(path: Path) -> Saved:
     return Saved(count=count, sha256=digest, workload=head.workload)
 
 
-def read(path: Path, *, phase: str, first_index: int = 0, model: str | None = None) -> Iterator[PlannedRequest]:
-    """The requests of a file, in order, as a plan's records, numbered from `first_index`.
+def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
+    """The requests of a file, in order, as a plan's records, of no phase and numbered from 0.
 
     model  asked for instead of the original run's, in bodies that are JSON with a model
 
@@ -151,7 +152,7 @@ def read(path: Path, *, phase: str, first_index: int = 0, model: str | None = No
                         f"{path}, line {number}: index: {line.index} must be {index}; a line was lost"
                     )
                 index += 1 + len(line.turns)
-                yield _planned(line, phase, first_index, model, f"{path}, line {number}")
+                yield _planned(line, model, f"{path}, line {number}")
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -166,27 +167,14 @@ async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> A
     """
     offsets = None if order.offsets_ns is None else order.offsets_ns.tolist()
     index = order.first_index
-    for ordinal, saved in enumerate(read(path, phase=order.phase, first_index=0, model=model)):
+    for ordinal, saved in enumerate(read(path, model=model)):
         if ordinal == order.count or (offsets is not None and ordinal == len(offsets)):
             return
         offset_ns = saved.offset_ns if offsets is None else offsets[ordinal]
-        kept = saved if order.sessions else without_turns(saved)
-        one = _renumbered(kept, index, offset_ns, session=ordinal, url=ordinal % order.urls)
+        kept = saved if order.sessions else msgspec.structs.replace(saved, turns=())
+        one = numbered(kept, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
         index += 1 + len(one.turns)
-        yield Planned(request=one, clipped_input=False, clipped_output=False)
-
-
-def without_turns(request: PlannedRequest) -> PlannedRequest:
-    """The first turn alone."""
-    return msgspec.structs.replace(request, turns=(), session=-1)
-
-
-def _renumbered(request: PlannedRequest, index: int, offset_ns: int, *, session: int, url: int) -> PlannedRequest:
-    replace = msgspec.structs.replace
-    turns = tuple(
-        replace(turn, index=index + number, session=session, url=url) for number, turn in enumerate(request.turns, 1)
-    )
-    return replace(request, index=index, offset_ns=offset_ns, url=url, session=session if turns else -1, turns=turns)
+        yield Planned(request=one)
 
 
 def _head(path: Path, raw: bytes) -> _Head:
@@ -221,18 +209,20 @@ def _line(path: Path, number: int, raw: bytes) -> _Line:
     return line
 
 
-def _planned(line: _Line, phase: str, first_index: int, model: str | None, place: str) -> PlannedRequest:
-    index = first_index + line.index
+def _planned(line: _Line, model: str | None, place: str) -> PlannedRequest:
     body = line.body.encode()
     if line.body_base64:
         try:
             body = base64.b64decode(line.body_base64, validate=True)
         except binascii.Error as error:
             raise SavedRequestsError(f"{place}: body_base64: {error}; save the requests again") from error
-    turns = tuple(_planned(turn, phase, first_index, model, place) for turn in line.turns)
+    turns = tuple(
+        msgspec.structs.replace(_planned(turn, model, place), session=line.index, turn=number)
+        for number, turn in enumerate(line.turns, 1)
+    )
     return PlannedRequest(
-        index=index,
-        phase=phase,
+        index=line.index,
+        phase="",
         workload_class=line.workload_class,
         path=line.path,
         body=body if model is None else with_model(body, model),
@@ -240,9 +230,9 @@ def _planned(line: _Line, phase: str, first_index: int, model: str | None, place
         max_tokens=line.tokens[1],
         offset_ns=line.offset_ns,
         url=line.url,
-        session=index if turns else -1,
+        session=line.index if turns else -1,
         think_ns=line.think_ns,
-        turns=tuple(msgspec.structs.replace(turn, session=index, turn=number) for number, turn in enumerate(turns, 1)),
+        turns=turns,
     )
 
 

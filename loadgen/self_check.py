@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.lateness import add_counts, bucket_bounds, quantile_ns
 from loadgen.log import RequestLog
 from loadgen.records import WorkerStat
 from loadgen.request_metrics import request_metrics
-
-Float64s = npt.NDArray[np.float64]
+from loadgen.stats import Float64s
 
 LATE_P99_MS = 10.0
 BUSY_DELAY_P99_MS = 1.0

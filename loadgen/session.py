@@ -23,13 +23,11 @@ import numpy as np
 from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.body import body_of
-from loadgen.protocols.failures import UNREADABLE
-from loadgen.protocols.stream import Seen
+from loadgen.protocols.stream import Seen, reading
 from loadgen.records import PlannedRequest
 from loadgen.transport import Exchange
 
 _SLICE_EVENTS = 32
-_DONE = b"[DONE]"
 _NONE = np.empty(0, np.int64)
 
 
@@ -75,17 +73,10 @@ async def _text(protocol: Protocol, head: bytes, wire: bytes) -> str | None:
         if parsed.headers.get("content-type", "").partition(";")[0].strip().lower() not in form.kinds:
             return protocol.reply_text(200, head, wire)
         data = body_of(parsed, wire, _NONE, _NONE).data
-        await asyncio.sleep(0)
-        for event in form.split(data):
-            if event.data.strip() == _DONE:
-                seen.done_end = event.end
-            else:
-                form.take(seen, event)
-            if seen.done_end >= 0:
-                break
-            seen.number += 1
-            if seen.number % _SLICE_EVENTS == 0:
-                await asyncio.sleep(0)
-    except (ProtocolError, *UNREADABLE):
+    except ProtocolError:
         return None
+    await asyncio.sleep(0)
+    for _ in reading(seen, form, data):
+        if seen.number % _SLICE_EVENTS == 0:
+            await asyncio.sleep(0)
     return "".join(seen.texts) if seen.complete(streamed=True) else None

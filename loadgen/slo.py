@@ -61,17 +61,6 @@ class Goodput:
     unknown: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether a run met one objective: value_ms and met are None where the sample is empty, and `reason` says why."""
-
-    objective: Objective
-    count: int
-    value_ms: float | None
-    met: bool | None
-    reason: str = ""
-
-
 def parse_slo(text: str) -> Slo:
     """Read objectives. Raises ValueError, which names the term, what is wrong with it, and the cure."""
     terms = [term.strip() for term in text.split(",")]
@@ -99,43 +88,21 @@ def goodput(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Goodput:
     return Goodput(met=met & ~unknown, unknown=unknown & (log.status == "ok"))
 
 
-def met(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Bools:
-    """Which requests count for goodput, bool[n]."""
-    return goodput(slo, log, metrics).met
-
-
-def verdicts(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> tuple[Verdict, ...]:
-    """Whether the requests of a log met each objective, over those that ended ok; `metrics` are those of the log."""
-    ok = log.status == "ok"
-    return tuple(_verdict(objective, _sample(objective, metrics, ok)) for objective in slo.objectives)
-
-
 def slo_json(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
-    """The objectives, their verdicts and the goodput's counts, for summary.json.
+    """The objectives, whether the requests that ended ok met each, and the goodput's counts, for summary.json.
 
     `met` is true when every objective was met, false when one was not, null when one of them cannot be told.
     """
-    told, good = verdicts(slo, log, metrics), goodput(slo, log, metrics)
-    known_met = [verdict.met for verdict in told]
+    ok, good = log.status == "ok", goodput(slo, log, metrics)
+    told = [_verdict(objective, _sample(objective, metrics, ok)) for objective in slo.objectives]
+    known_met = [verdict["met"] for verdict in told]
     overall = False if False in known_met else None if None in known_met else True
     return {
         "text": slo.text,
         "met": overall,
         "good_requests": int(good.met.sum()),
         "untold_requests": int(good.unknown.sum()),
-        "objectives": [
-            {
-                "text": verdict.objective.text,
-                "metric": verdict.objective.metric,
-                "statistic": verdict.objective.statistic,
-                "bound_ms": verdict.objective.bound_ms,
-                "count": verdict.count,
-                "value_ms": verdict.value_ms,
-                "met": verdict.met,
-                **({"missing": verdict.reason} if verdict.reason else {}),
-            }
-            for verdict in told
-        ],
+        "objectives": told,
     }
 
 
@@ -199,16 +166,22 @@ def _sample(objective: Objective, metrics: RequestMetrics, ok: Bools) -> Float64
     return known(columns[objective.metric][ok])
 
 
-def _verdict(objective: Objective, sample: Float64s) -> Verdict:
+def _verdict(objective: Objective, sample: Float64s) -> dict[str, Any]:
+    about = {
+        "text": objective.text,
+        "metric": objective.metric,
+        "statistic": objective.statistic,
+        "bound_ms": objective.bound_ms,
+        "count": len(sample),
+    }
     if not len(sample):
         reason = f"no request that ended ok has a value of {objective.metric}"
-        return Verdict(objective=objective, count=0, value_ms=None, met=None, reason=reason)
+        return {**about, "value_ms": None, "met": None, "missing": reason}
     if objective.quantile is not None:
         value_ms = float(np.quantile(sample, objective.quantile))
     else:
         value_ms = float(sample.mean() if objective.statistic == "mean" else sample.max())
-    fits = bool(_holds(objective, np.array([value_ms]))[0])
-    return Verdict(objective=objective, count=len(sample), value_ms=value_ms, met=fits)
+    return {**about, "value_ms": value_ms, "met": bool(_holds(objective, np.array([value_ms]))[0])}
 
 
 def _holds(objective: Objective, values: Float64s) -> Bools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,51 +31,30 @@ class Missing:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """Statistics of count values; quantiles by linear interpolation, std of the sample (NaN for one value)."""
+def describe(values: npt.ArrayLike, why_empty: str) -> dict[str, float] | Missing:
+    """Statistics of the values that are not NaN; Missing, and `why_empty`, when there is none.
 
-    count: int
-    mean: float
-    std: float
-    min: float
-    max: float
-    p1: float
-    p5: float
-    p10: float
-    p25: float
-    p50: float
-    p75: float
-    p90: float
-    p95: float
-    p99: float
-    p99_9: float
-
-
-def describe(values: npt.ArrayLike, why_empty: str = "no samples") -> Stats | Missing:
-    """Statistics of the values that are not NaN; Missing, and `why_empty`, when there is none."""
+    Quantiles by linear interpolation, std of the sample (NaN for one value).
+    """
     flat = known(values)
     if not len(flat):
         return Missing(reason=why_empty)
-    return Stats(
-        count=len(flat),
-        mean=float(flat.mean()),
-        std=float(flat.std(ddof=1)) if len(flat) > 1 else float("nan"),
-        min=float(flat.min()),
-        max=float(flat.max()),
+    return {
+        "count": len(flat),
+        "mean": float(flat.mean()),
+        "std": float(flat.std(ddof=1)) if len(flat) > 1 else float("nan"),
+        "min": float(flat.min()),
+        "max": float(flat.max()),
         **dict(zip(QUANTILES, np.quantile(flat, list(QUANTILES.values())).tolist(), strict=True)),
-    )
+    }
 
 
-def stats_json(stats: Stats | Missing) -> dict[str, Any]:
+def stats_json(stats: dict[str, float] | Missing) -> dict[str, Any]:
     """Statistics for strict JSON: null where missing, and `missing` says why."""
     if isinstance(stats, Missing):
         names = ["mean", "std", "min", "max", *QUANTILES]
         return {"count": 0, **dict.fromkeys(names), "missing": stats.reason}
-    block: dict[str, Any] = asdict(stats)
-    if stats.count < 2:
-        block |= {"std": None, "missing": "std: one value has no spread"}
-    return block
+    return stats if stats["count"] > 1 else {**stats, "std": None, "missing": "std: one value has no spread"}
 
 
 def known(values: npt.ArrayLike) -> Float64s:

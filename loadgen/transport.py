@@ -279,6 +279,15 @@ class Connection:
             done.set_result(None)
 
 
+def waiting_for(exchange: Exchange) -> str:
+    """What had not come yet of an exchange that took too long."""
+    if exchange.connected_ns < 0:
+        return "no connection"
+    if exchange.submit_ns < 0:
+        return "the request was not taken"
+    return "no response" if not exchange.reads_ns and exchange.status == 0 else "no complete reply"
+
+
 def one_line(error: BaseException) -> str:
     """An exception's message for a log: one line, at most 200 characters, TLS failures marked as such."""
     if isinstance(error, ssl.SSLError):

@@ -18,7 +18,7 @@ import msgspec
 from loadgen.clock import Clock
 from loadgen.link import WorkerSpec, tls_context
 from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transport import Exchange, one_line
+from loadgen.transport import Exchange, one_line, waiting_for
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
@@ -57,11 +57,7 @@ class WebSocketLink:
             await self._session.close()
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
-        """Send a request and wait for its last message; whatever happens stands in `exchange`.
-
-        Returns normally on every failure. When cancelled, cuts the connection and raises CancelledError; naming the
-        reason in `exchange.error` is then the caller's.
-        """
+        """Send a request and wait for its last message; whatever happens stands in `exchange`; see link.Link."""
         url = self._spec.roots[planned.url] + planned.path
         connection: aiohttp.ClientWebSocketResponse | None = None
         whole = False
@@ -76,7 +72,7 @@ class WebSocketLink:
                 exchange.submit_ns = self._clock.now_ns()
                 whole = await self._receive(connection, exchange)
         except TimeoutError:
-            exchange.error = f"timeout: {_waiting_for(exchange)} within {timeout_s:g} s"
+            exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
         except aiohttp.WSServerHandshakeError as error:
             exchange.status = error.status
             exchange.head = b"HTTP/1.1 %d Refused\r\n\r\n" % error.status
@@ -156,11 +152,3 @@ def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:
     # A duplicate, because the socket that an event loop shows may not be shut.
     with socket.socket(fileno=os.dup(sock.fileno())) as own, contextlib.suppress(OSError):
         own.shutdown(socket.SHUT_RDWR)
-
-
-def _waiting_for(exchange: Exchange) -> str:
-    if exchange.connected_ns < 0:
-        return "no connection"
-    if exchange.submit_ns < 0:
-        return "the request was not taken"
-    return "no response" if exchange.status == 0 else "no complete reply"

@@ -43,18 +43,15 @@ class SocketWire:
 
     @property
     def unsent(self) -> bool:
-        """Whether the kernel has not taken everything yet."""
         return bool(self._rest)
 
     def send(self, data: bytes) -> None:
-        """Give all to the kernel, or the rest when it can take it."""
         self._rest = memoryview(data)
         self._push()
         if self._rest:
             self._loop.add_writer(self._socket, self._writable)
 
     def abort(self) -> None:
-        """Close the socket."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -108,11 +105,9 @@ class StreamWire(asyncio.Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether the inner transport has not taken everything yet."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, data: bytes) -> None:
-        """Give all to the transport."""
         if self._transport is not None:
             self._transport.write(data)
             if not self.unsent:

@@ -29,7 +29,7 @@ from loadgen.frames import FrameTail, decode_planned, open_log
 from loadgen.lateness import GcPauses, ReceiveStamps
 from loadgen.link import Link, WorkerSpec
 from loadgen.links import link_of
-from loadgen.recorder import Recorder, Watch
+from loadgen.recorder import Recorder
 from loadgen.records import PLAN_END, PlannedRequest
 from loadgen.transport import Exchange
 
@@ -39,15 +39,10 @@ _SIGTERM = "SIGTERM"
 _TERMINATED_CODE = 128 + signal.SIGTERM
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
-    """Drive a plan; its fields are those of driver.Order, with the concurrency of all workers together."""
+class Run(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
+    """Drive a plan, with the concurrency of all workers together."""
 
     plan: str
-    start_ns: int
-    concurrency: int | None = None
-    barrier: bool = False
-    until_ns: int | None = None
-    drain_s: float | None = None
 
 
 class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop"):
@@ -128,10 +123,11 @@ async def _main() -> int:
             if spec.stderr:
                 os.dup2(open_log(spec.stderr), sys.stderr.fileno())
             clock = Clock(offset_ns=spec.clock_offset_ns, alarm=stack.enter_context(Alarm()))
-            watch = Watch(stamps=ReceiveStamps(clock), pauses=GcPauses())
-            link = link_of(spec, clock, watch.stamps)
+            stamps, pauses = ReceiveStamps(clock), GcPauses()
+            link = link_of(spec, clock, stamps)
             follow = _follow(spec)
-            recorder = stack.enter_context(Recorder(spec.out, clock, worker=spec.worker, watch=watch))
+            recorder = Recorder(spec.out, clock, worker=spec.worker, stamps=stamps, pauses=pauses)
+            stack.enter_context(recorder)
         except (ValueError, OSError) as error:
             _say({"event": "error", "message": f"worker specification: {error}"})
             return 2
@@ -139,7 +135,7 @@ async def _main() -> int:
         sender = _Sender(spec=spec, roots=spec.roots, clock=clock, link=link, recorder=recorder, follow=follow)
         gc.collect()
         gc.freeze()
-        stack.enter_context(watch.pauses)
+        stack.enter_context(pauses)
         code = 0
         try:
             if await _obey(lines, sender) == _SIGTERM:
@@ -226,13 +222,7 @@ async def _run(command: Run, sender: _Sender) -> None:
         # A worker without a slot would keep its share of the plan from being sent.
         workers = min(workers, concurrency)
         concurrency = slots(concurrency, workers=workers, worker=spec.worker)
-    order = Order(
-        start_ns=command.start_ns,
-        concurrency=concurrency,
-        barrier=command.barrier,
-        until_ns=command.until_ns,
-        drain_s=command.drain_s,
-    )
+    order = msgspec.structs.replace(command, concurrency=concurrency)
     try:
         tail = FrameTail(command.plan)
     except OSError as error:

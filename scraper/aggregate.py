@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scraper.engines import CanonicalSource
 from scraper.missing import Missing
@@ -146,7 +145,7 @@ def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | 
         if isinstance(one, Missing):
             return one
         known.append(one)
-    if any(not _same(one.bounds, known[0].bounds) for one in known[1:]):
+    if any(not np.array_equal(one.bounds, known[0].bounds) for one in known[1:]):
         return Missing("the bucket bounds differ between label sets or endpoints")
     return Buckets(
         bounds=known[0].bounds,
@@ -155,10 +154,6 @@ def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | 
         totals=np.asarray(np.sum([one.totals for one in known], axis=0)),
         slices=_sum_slices([one.slices for one in known], share=share),
     )
-
-
-def _same(left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
-    return bool(np.array_equal(left, right))
 
 
 def _resets(found: Sequence[Sequence[CounterIncrease | HistogramIncrease | Missing]]) -> int:

@@ -37,7 +37,7 @@ def device_samples(series: Sequence[Series], at_ns: Int64, values: Float64) -> t
     for column, one in enumerate(series):
         if one.name in SCALES:
             labels = dict(one.labels)
-            device = _device(labels)
+            device = labels.get("UUID") or f"{labels.get('Hostname', '')} gpu {labels.get('gpu', '')}".strip()
             names.setdefault(device, f"GPU {labels.get('gpu', '')} {labels.get('modelName', '')}".strip())
             columns.setdefault(device, {}).setdefault(one.name, []).append(column)
     return tuple(
@@ -45,10 +45,6 @@ def device_samples(series: Sequence[Series], at_ns: Int64, values: Float64) -> t
         for device, found in columns.items()
         if len(at_ns) and (POWER in found or ENERGY in found)
     )
-
-
-def _device(labels: Mapping[str, str]) -> str:
-    return labels.get("UUID") or f"{labels.get('Hostname', '')} gpu {labels.get('gpu', '')}".strip()
 
 
 def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: Int64, values: Float64) -> DeviceSamples:

@@ -49,10 +49,10 @@ class Scrape:
     tick_ns: int
     request_ns: int
     response_ns: int
-    status: int
-    content_type: str
-    body: bytes
-    error: str
+    status: int = 0
+    content_type: str = ""
+    body: bytes = b""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ more than three usual intervals lie between two readings nothing is assumed: the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -56,16 +56,7 @@ def energy(samples: DeviceSamples, window: Window) -> Energy | Missing:
         no_power = isinstance(by_power, Missing) and not np.isfinite(samples.power_w).any()
         return by_counter if no_power and np.isfinite(samples.energy_j).any() else by_power
     peak_w = _highest(inside(samples, samples.power_w, window))
-    if math.isnan(peak_w):
-        return by_counter
-    return Energy(
-        energy_j=by_counter.energy_j,
-        covered_s=by_counter.covered_s,
-        peak_power_w=peak_w,
-        method="counter",
-        gaps=by_counter.gaps,
-        gap_s=by_counter.gap_s,
-    )
+    return by_counter if math.isnan(peak_w) else replace(by_counter, peak_power_w=peak_w)
 
 
 def trapezoid_energy(at_ns: Int64, power_w: Float64, window: Window, *, interval_s: float) -> Energy | Missing:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.engines.catalogue import ENGINES, Catalogue, SpanMatch, Spans, SpanTime, catalogue
+from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, SpanTime, catalogue
 from scraper.span_log import ExportRecord, SpanLogRecord, fault
 
 Floats = npt.NDArray[np.float64]
@@ -70,16 +70,10 @@ class EngineSpans:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     span: Span
-    known: Catalogue
+    engine: str
+    spans: Spans
     attributes: Mapping[str, str | float]
     received_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    name: str
-    start_ns: int
-    end_ns: int
 
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
@@ -94,7 +88,7 @@ def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
     """
     requests: dict[Key, _Request] = {}
-    stages: dict[Key, _Stage] = {}
+    stages: dict[Key, Span] = {}
     parents: dict[Key, bytes] = {}
     refused: Counter[str] = Counter()
     for received_ns, scope, span in spans:
@@ -106,11 +100,14 @@ def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
         parents[key] = span.parent_span_id
         known = _told_by(span, scope)
         if known is not None:
-            wanted = _wanted(known)
+            engine, told = known
+            wanted = {told.request_id, *(way.attribute for ways in told.times.values() for way in ways)}
             attributes = {one.key: _plain(one.value) for one in span.attributes if one.key in wanted}
-            requests[key] = _Request(span=span, known=known, attributes=attributes, received_ns=received_ns)
+            requests[key] = _Request(
+                span=span, engine=engine, spans=told, attributes=attributes, received_ns=received_ns
+            )
         elif span.name in _stage_names():
-            stages[key] = _Stage(name=span.name, start_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
+            stages[key] = span
     under = _under(requests, stages, parents)
     rows = [(request, _times(request, under.get(key, ()))) for key, request in requests.items()]
     refused[IMPOSSIBLE] += sum(times is None for _, times in rows)
@@ -120,16 +117,16 @@ def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
 def whole_request(span: Span, scope: str) -> bool:
     """Tell whether a span by itself tells the times of an engine's request; `scope` is the name of its scope."""
     known = _told_by(span, scope)
-    if known is None or known.spans is None or known.spans.is_gateway:
+    if known is None or known[1].is_gateway:
         return False
-    return not any(way.begin for ways in known.spans.times.values() for way in ways)
+    return not any(way.begin for ways in known[1].times.values() for way in ways)
 
 
 def part_told(span: Span, scope: str) -> Literal["request", "gateway", "stage", ""]:
     """Tell whether a span is an engine's request, that of a gateway before it, a stage of one, or none of these."""
     known = _told_by(span, scope)
     if known is not None:
-        return "gateway" if known.spans and known.spans.is_gateway else "request"
+        return "gateway" if known[1].is_gateway else "request"
     return "stage" if span.name in _stage_names() else ""
 
 
@@ -148,8 +145,8 @@ def _spans(records: Iterable[SpanLogRecord]) -> Iterator[tuple[int, str, Span]]:
 
 
 @cache
-def _catalogues() -> tuple[tuple[Catalogue, Spans], ...]:
-    return tuple((known, known.spans) for name in ENGINES if (known := catalogue(name)).spans is not None)
+def _catalogues() -> tuple[tuple[str, Spans], ...]:
+    return tuple((name, spans) for name in ENGINES if (spans := catalogue(name).spans) is not None)
 
 
 @cache
@@ -163,19 +160,9 @@ def _last_stages() -> frozenset[str]:
     return frozenset(way.end for _, spans in _catalogues() for way in spans.times.get("prefill", ()) if way.end)
 
 
-def _wanted(known: Catalogue) -> frozenset[str]:
-    spans = known.spans
-    if spans is None:
-        return frozenset()
-    return frozenset({spans.request_id, *(way.attribute for ways in spans.times.values() for way in ways)})
-
-
-def _told_by(span: Span, scope: str) -> Catalogue | None:
-    """Return the engine whose request a span tells, if any."""
-    for known, spans in _catalogues():
-        if any(_matches(span, scope, one) for one in spans.match):
-            return known
-    return None
+def _told_by(span: Span, scope: str) -> tuple[str, Spans] | None:
+    """Return the engine whose request a span tells, if any, and how its spans tell it."""
+    return next((known for known in _catalogues() if any(_matches(span, scope, one) for one in known[1].match)), None)
 
 
 def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
@@ -185,7 +172,7 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
         return True
     shown = {one.key: one.value.string_value for one in span.attributes}
     return all(name in shown for name in match.attributes) and all(
-        shown.get(name) == value for name, value in match.values
+        shown.get(name) == value for name, value in match.values.items()
     )
 
 
@@ -198,15 +185,15 @@ def _plain(value: AnyValue) -> str | float:
 
 
 def _under(
-    requests: Mapping[Key, _Request], stages: Mapping[Key, _Stage], parents: Mapping[Key, bytes]
-) -> dict[Key, list[_Stage]]:
+    requests: Mapping[Key, _Request], stages: Mapping[Key, Span], parents: Mapping[Key, bytes]
+) -> dict[Key, list[Span]]:
     """Return the stages of each request's span."""
     if not stages:
         return {}
     in_trace: dict[bytes, list[Key]] = {}
     for key in requests:
         in_trace.setdefault(key[0], []).append(key)
-    found: dict[Key, list[_Stage]] = {}
+    found: dict[Key, list[Span]] = {}
     for key, stage in stages.items():
         above = key
         for _ in range(_DEPTH):
@@ -221,12 +208,12 @@ def _under(
     return found
 
 
-def _times(request: _Request, stages: Sequence[_Stage]) -> dict[str, float] | None:
+def _times(request: _Request, stages: Sequence[Span]) -> dict[str, float] | None:
     """Return a request's times in s, NaN where its spans do not tell one; nothing where they tell the impossible."""
     known: dict[str, float] = {}
     for name in TIMES:
         known[name] = math.nan
-        for way in request.known.spans.times.get(name, ()) if request.known.spans else ():
+        for way in request.spans.times.get(name, ()):
             stated = _stated(request, way.attribute) if way.attribute else _staged(stages, way)
             if stated is None:
                 continue
@@ -247,12 +234,13 @@ def _stated(request: _Request, attribute: str) -> float | None:
     return value
 
 
-def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
-    begins = [stage.start_ns for stage in stages if stage.name in way.begin]
+def _staged(stages: Sequence[Span], way: SpanTime) -> float | None:
+    begins = [stage.start_time_unix_nano for stage in stages if stage.name in way.begin]
     if not begins:
         return None
     begin_ns = min(begins)
-    ends = [stage.end_ns for stage in stages if stage.name == way.end and stage.end_ns >= begin_ns]
+    ends = [stage.end_time_unix_nano for stage in stages if stage.name == way.end]
+    ends = [end_ns for end_ns in ends if end_ns >= begin_ns]
     return (min(ends) - begin_ns) / 1e9 if ends else None
 
 
@@ -263,8 +251,8 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
         span_id=_texts(span.span_id.hex() for span in spans),
         parent_span_id=_texts(span.parent_span_id.hex() for span in spans),
         request_id=_texts(_request_id(request) for request, _ in rows),
-        engine=_texts(request.known.name for request, _ in rows),
-        is_gateway=np.fromiter((bool(one.known.spans and one.known.spans.is_gateway) for one, _ in rows), np.bool_),
+        engine=_texts(request.engine for request, _ in rows),
+        is_gateway=np.fromiter((request.spans.is_gateway for request, _ in rows), np.bool_),
         arrival_ns=np.fromiter((span.start_time_unix_nano for span in spans), np.int64),
         end_ns=np.fromiter((span.end_time_unix_nano for span in spans), np.int64),
         received_ns=np.fromiter((request.received_ns for request, _ in rows), np.int64),
@@ -274,7 +262,7 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
 
 
 def _request_id(request: _Request) -> str:
-    told = request.attributes.get(request.known.spans.request_id, "") if request.known.spans else ""
+    told = request.attributes.get(request.spans.request_id, "")
     return f"{told:.0f}" if isinstance(told, float) else told
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from scraper.frames import FrameLog
 from scraper.missing import Missing
 from scraper.nvml import open_nvml
 from scraper.powermetrics import open_powermetrics
@@ -20,10 +21,10 @@ from scraper.rapl import open_rapl
 from scraper.readings import (
     INTERVAL_S,
     HardwareAbsence,
-    HardwareLog,
     HardwareLogRecord,
     HardwareRecord,
     SourceLostError,
+    encode,
 )
 
 Append = Callable[[HardwareLogRecord], None]
@@ -60,10 +61,14 @@ def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
 
 async def record(path: str | os.PathLike[str], *, clock_offset_ns: int, stopping: asyncio.Event) -> None:
     """Sample what this machine has into a hardware log until told to stop. Raises OSError, alone or in a group."""
-    log = HardwareLog(path)
+    log = FrameLog(path)
+
+    def append(record: HardwareLogRecord) -> None:
+        log.append(encode(record))
+
     try:
         sources, absent = await asyncio.to_thread(open_sources)
-        await sample(sources, log.append, clock_offset_ns=clock_offset_ns, stopping=stopping, absent=absent)
+        await sample(sources, append, clock_offset_ns=clock_offset_ns, stopping=stopping, absent=absent)
     finally:
         log.close()
 

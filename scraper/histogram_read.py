@@ -92,24 +92,16 @@ def read(stand_in: StandIns, ranks: Float64) -> Float64:
     """Interpolate sorted stand-ins at ranks (0 to the sum of all weights): [K] -> [K]; NaN if there is none."""
     if not len(stand_in.value):
         return np.full(ranks.shape, np.nan)
-    return np.asarray(np.interp(ranks, middles(stand_in), stand_in.value), dtype=np.float64)
-
-
-def middles(stand_in: StandIns) -> Float64:
-    """Return the rank at which each stand-in stands: what comes before, and half of itself."""
-    return np.asarray(np.cumsum(stand_in.weight) - stand_in.weight / 2, dtype=np.float64)
+    # Each stands at the rank of what comes before and half of itself.
+    places = np.cumsum(stand_in.weight) - stand_in.weight / 2
+    return np.asarray(np.interp(ranks, places, stand_in.value), dtype=np.float64)
 
 
 def union(parts: Sequence[StandIns]) -> StandIns:
     """Put stand-ins together, sorted by value; those without a value (NaN) come last."""
-    value = np.concatenate([part.value for part in parts] or [np.zeros(0)])
-    order = np.argsort(value, kind="stable")
-    return StandIns(
-        value=value[order],
-        weight=np.concatenate([part.weight for part in parts] or [np.zeros(0)])[order],
-        rest=np.concatenate([part.rest for part in parts] or [np.zeros(0)])[order],
-        error=np.concatenate([part.error for part in parts] or [np.zeros(0)])[order],
-    )
+    order = np.argsort(np.concatenate([part.value for part in parts]), kind="stable")
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in StandIns.__slots__}
+    return StandIns(**{name: column[order] for name, column in columns.items()})
 
 
 def _pinned(

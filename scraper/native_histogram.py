@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -63,11 +63,6 @@ def cumulative(
     if sum(n for _, n in held) > count * _ROUNDING:
         raise ValueError("a native histogram whose buckets hold more than its count")
     return (*at, math.inf), [*counts, count]
-
-
-def absolute(deltas: Iterable[int]) -> list[int]:
-    """Return the counts of which each differs by its delta from the one before."""
-    return list(accumulate(deltas))
 
 
 def _indexed(side: Side) -> Iterator[tuple[int, float]]:

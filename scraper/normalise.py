@@ -207,8 +207,6 @@ def _early_s(stamps: Int64, window: Window) -> float:
 
 def slice_edges(window: Window, slice_ns: int) -> tuple[Int64, NDArray[np.bool_]]:
     """Return the edges (int64[S+1]) of slices laid from the window's start, and which are whole (bool[S])."""
-    if slice_ns <= 0:
-        raise ValueError("slice_ns must be above 0")
     starts = np.arange(window.start_ns, window.end_ns, slice_ns, dtype=np.int64)
     edges_ns = np.append(starts, np.int64(window.end_ns))
     return edges_ns, np.diff(edges_ns) == slice_ns

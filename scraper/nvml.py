@@ -109,8 +109,8 @@ def _gpu(library: Any, index: int) -> Gpu:
     handle = library.nvmlDeviceGetHandleByIndex(index)
     return Gpu(
         handle=handle,
-        uuid=_text(library.nvmlDeviceGetUUID(handle)),
-        name=f"GPU {index} {_text(library.nvmlDeviceGetName(handle))}",
+        uuid=library.nvmlDeviceGetUUID(handle),
+        name=f"GPU {index} {library.nvmlDeviceGetName(handle)}",
     )
 
 
@@ -121,7 +121,3 @@ def _ask(library: Any, question: Callable[[], Any]) -> float:
     except library.NVMLError:
         return nan
     return answer
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bytes before release 11.515 of the binding

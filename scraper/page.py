@@ -53,18 +53,13 @@ class MalformedPage(ValueError):
         self.byte = byte
 
 
-def bound(series: Series) -> float:
-    """Return the upper bound of a histogram's `_bucket` series; NaN when it has no readable `le`."""
-    return bound_of(series.labels)
-
-
 def without_le(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """Return the labels that tell one histogram from another of its family."""
     return tuple(label for label in labels if label[0] != "le")
 
 
-def bound_of(labels: tuple[tuple[str, str], ...]) -> float:
-    """Return the number that the label `le` says; NaN when there is none."""
+def bound(labels: tuple[tuple[str, str], ...]) -> float:
+    """Return the upper bound of a histogram's bucket, which its label `le` says; NaN when there is none."""
     for key, value in labels:
         if key == "le":
             try:

@@ -22,7 +22,6 @@ from scraper.page import (
     Page,
     Series,
     bound,
-    bound_of,
     without_le,
 )
 
@@ -128,7 +127,7 @@ class _Known:
 
     def check_le(self, text: str) -> None:
         """Refuse the labels of a bucket whose bound cannot be read."""
-        if math.isnan(bound_of(self.labels[text])):
+        if math.isnan(bound(self.labels[text])):
             raise ValueError("a histogram's bucket without a readable le")
         self.with_le.add(text)
 
@@ -226,7 +225,7 @@ def _cut_histogram(series: tuple[Series, ...]) -> str:
     last = series[-1]
     key = without_le(last.labels)
     group = [one for one in series if one.family == last.family and without_le(one.labels) == key]
-    bounds = [bound(one) for one in group if one.name.endswith("_bucket")]
+    bounds = [bound(one.labels) for one in group if one.name.endswith("_bucket")]
     names = {one.name for one in group}
     lacks = []
     if math.inf not in bounds:

@@ -1,4 +1,4 @@
-"""macOS `powermetrics`: what its two formats say, and the child process that writes them.
+"""macOS `powermetrics`: what its plists say, and the child process that writes them.
 
 Every sample is a mean over the interval since the one before, so its energies add up to a counter without gaps. It
 needs root, and on Apple silicon it knows no temperature, only a thermal pressure. Source: powermetrics(1).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import plistlib
-import re
 import select
 import shutil
 import subprocess
@@ -28,17 +27,6 @@ COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,thermal", "-i", "1
 _END = b"</plist>"
 _PATIENCE_S = 0.25  # how long a read waits for a sample; stopping has to wait as long
 _READ_BYTES = 1 << 18
-_HEADER = re.compile(r"^\*\*\* Sampled system activity .*\((?P<ms>[\d.]+)ms elapsed\)", re.MULTILINE)
-_POWER = re.compile(
-    r"^\s*(?P<part>CPU|GPU|ANE|DRAM|Package) Power:\s*(?P<value>[\d.]+)\s*(?P<unit>m?W)\b", re.MULTILINE
-)
-_COMBINED = re.compile(r"^\s*Combined Power.*:\s*(?P<value>[\d.]+)\s*(?P<unit>m?W)\b", re.MULTILINE)
-_INTEL = re.compile(
-    r"^\s*Intel energy model derived package power.*:\s*(?P<value>[\d.]+)\s*(?P<unit>m?W)\b", re.MULTILINE
-)
-_GPU_IDLE = re.compile(r"^\s*GPU idle residency:\s*(?P<value>[\d.]+)%", re.MULTILINE)
-_DIE = re.compile(r"^\s*(?P<part>CPU|GPU) die temperature:\s*(?P<value>[\d.]+) C", re.MULTILINE)
-_PRESSURE = re.compile(r"^\s*(?:Current pressure level|pressure level):\s*(?P<level>\w+)", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +77,6 @@ def parse_plist(document: bytes) -> Sample:
         gpu_busy_ratio=1 - _number(gpu.get("idle_ratio")),
         temperature_c=_known({"cpu": _number(smc.get("cpu_die")), "gpu": _number(smc.get("gpu_die"))}),
         thermal_pressure=str(root.get("thermal_pressure") or ""),
-    )
-
-
-def parse_text(text: str) -> tuple[Sample, ...]:
-    """Read the text format: one sample a heading that tells its interval; what stands before the first is not one."""
-    headings = list(_HEADER.finditer(text))
-    starts = [heading.start() for heading in headings]
-    return tuple(
-        _section(float(heading["ms"]) / 1e3, text[heading.end() : end])
-        for heading, end in zip(headings, [*starts[1:], len(text)], strict=False)
     )
 
 
@@ -197,20 +175,6 @@ def start(command: Sequence[str]) -> Powermetrics | Missing:
     return Powermetrics(process)
 
 
-def _section(elapsed_s: float, text: str) -> Sample:
-    found = {match["part"].lower(): _watts(match) for match in _POWER.finditer(text)}
-    package = _COMBINED.search(text) or _INTEL.search(text)
-    package_w = _watts(package) if package else found.get("package", nan)
-    idle, pressure = _GPU_IDLE.search(text), _PRESSURE.search(text)
-    return Sample(
-        elapsed_s=elapsed_s,
-        power_w=_parts({part: found.get(part, nan) for part in ("gpu", "cpu", "dram", "ane")}, package_w),
-        gpu_busy_ratio=1 - float(idle["value"]) / 100 if idle else nan,
-        temperature_c={match["part"].lower(): float(match["value"]) for match in _DIE.finditer(text)},
-        thermal_pressure=pressure["level"] if pressure else "",
-    )
-
-
 def _parts(watts: dict[str, float], package_w: float) -> dict[str, float]:
     """Return the power of what is known. The whole is taken only where the CPU's part is not told: it contains it."""
     known = _known(watts)
@@ -218,10 +182,6 @@ def _parts(watts: dict[str, float], package_w: float) -> dict[str, float]:
         return known
     rest = {part: power_w for part, power_w in known.items() if part == "dram"}
     return {"package": package_w, **rest}
-
-
-def _watts(match: re.Match[str]) -> float:
-    return float(match["value"]) / (1e3 if match["unit"] == "mW" else 1)
 
 
 def _known(values: dict[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -265,7 +265,7 @@ def _is_native(histogram: Any) -> bool:
 def _side(spans: Any, deltas: Any, counts: Any) -> native_histogram.Side:
     return native_histogram.Side(
         spans=tuple((span.offset, span.length) for span in spans),
-        counts=list(counts) or native_histogram.absolute(deltas),
+        counts=list(counts) or list(accumulate(deltas)),
     )
 
 
@@ -281,13 +281,9 @@ def series_of(identity: _Identity) -> tuple[Series, ...]:
         if any(label == key for label, _ in labels):
             raise ValueError(f"label {key} twice")
         for edge in bounds:
-            inserted = tuple(sorted((*labels, (key, _number_text(edge)))))
+            text_of_edge = floatToGoString(edge)  # type: ignore[no-untyped-call]  # `1.0`, `1e+06`, `+Inf`
+            inserted = tuple(sorted((*labels, (key, text_of_edge))))
             found.append(Series(part, inserted, name, kind, text, schema))
         gauge = "g" if kind == "gaugehistogram" else ""
         found += (Series(f"{name}_{gauge}{end}", labels, name, kind, text) for end in ("sum", "count"))
     return tuple(found)
-
-
-def _number_text(number: float) -> str:
-    """Write a bound as Python's exporters and Prometheus do: `1.0`, `1e+06`, `+Inf`."""
-    return str(floatToGoString(number))  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from scraper.histogram_read import StandIns, stand_ins, union
 from scraper.histogram_read import read as read_ranks
 from scraper.histogram_rows import Float64, Indices, clean, sound
 
-__all__ = ["Estimates", "Fit", "bracket", "estimate", "fit", "linear", "read", "read_rows"]
+__all__ = ["Estimates", "Fit", "estimate", "fit", "linear", "read", "read_rows"]
 
 # The 90 % interval: the 5th and 95th percentile of a normal error.
 NORMAL_95 = 1.64
@@ -120,12 +120,11 @@ def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
     - no observation, or a quantile outside 0..1: NaN;
     - a row with a negative, NaN or infinite count is left out;
     - the lowest bucket starts at 0, or, with a first bound at or below 0, holds that bound;
-    - beyond the last finite bound: that bound, which is then a lower bound of the truth (`bracket` says so); with no
-      finite bound, NaN.
-    Never decreases in q, and always lies inside `bracket`.
+    - beyond the last finite bound: that bound, which is then a lower bound of the truth; with no finite bound, NaN.
+    Never decreases in q.
     """
     edges = np.asarray(bounds, dtype=np.float64)
-    totals = _totals(counts, len(edges))
+    totals = sound(counts, len(edges))[0].sum(axis=0)
     wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
     result = np.full(wanted.shape, np.nan)
     total = float(totals.sum())
@@ -134,39 +133,14 @@ def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
         return result
     cumulative = np.cumsum(totals)
     ranks = wanted[valid] * total
-    found = _bucket_at(cumulative, totals, ranks)
+    occupied = np.flatnonzero(totals > 0)
+    found = occupied[np.minimum(np.searchsorted(cumulative[occupied], ranks, side="left"), len(occupied) - 1)]
     finite = edges[np.isfinite(edges)]
     result[valid] = np.where(
         np.isfinite(edges[found]),
         _inside(edges, cumulative, totals, found, ranks),
         finite[-1] if len(finite) else np.nan,
     )
-    return result
-
-
-def bracket(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
-    """Return the bucket edges between which each quantile of the observations must lie: [Q, 2].
-
-    The quantile is numpy's default (between the order statistics around q(N - 1)). Beyond the last finite bound the
-    upper edge is +inf. The lowest edge is 0 unless the first bound is negative: then -inf. NaN where `linear` has no
-    observation to go by.
-    """
-    edges = np.asarray(bounds, dtype=np.float64)
-    totals = _totals(counts, len(edges))
-    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
-    result = np.full((*wanted.shape, 2), np.nan)
-    total = float(totals.sum())
-    valid = (wanted >= 0) & (wanted <= 1)
-    if not total > 0 or not valid.any():
-        return result
-    cumulative = np.cumsum(totals)
-    position = _position(total, wanted[valid])
-    lower = _bucket_at(cumulative, totals, np.minimum(np.floor(position) + 1.0, total))
-    upper = _bucket_at(cumulative, totals, np.minimum(np.ceil(position) + 1.0, total))
-    # Linear interpolation reads rank q N, which may already be in the next bucket when counts are fractional.
-    read_at = _bucket_at(cumulative, totals, wanted[valid] * total)
-    result[valid, 0] = _lower_edges(edges)[np.minimum(lower, read_at)]
-    result[valid, 1] = edges[np.maximum(upper, read_at)]
     return result
 
 
@@ -209,23 +183,6 @@ def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
     chosen = np.zeros(one.intervals, dtype=np.bool_)
     chosen[rows] = True
     return np.flatnonzero(chosen[one.last])
-
-
-def _totals(counts: ArrayLike, buckets: int) -> Float64:
-    rows, _, _ = sound(counts, buckets)
-    return np.asarray(rows.sum(axis=0), dtype=np.float64)
-
-
-def _bucket_at(cumulative: Float64, totals: Float64, ranks: Float64) -> Indices:
-    """Return the occupied bucket in which each rank (0 to N) falls."""
-    occupied = np.flatnonzero(totals > 0)
-    found = np.searchsorted(cumulative[occupied], ranks, side="left")
-    return occupied[np.minimum(found, len(occupied) - 1)]
-
-
-def _lower_edges(edges: Float64) -> Float64:
-    first = -np.inf if edges[0] < 0 else 0.0
-    return np.concatenate(([first], edges[:-1]))
 
 
 def _inside(edges: Float64, cumulative: Float64, totals: Float64, found: Indices, ranks: Float64) -> Float64:

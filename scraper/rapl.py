@@ -6,7 +6,6 @@ https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +71,9 @@ def open_rapl(root: Path = ROOT) -> Rapl | Missing:
 
 def _zone(root: Path, path: Path) -> Zone:
     """Describe one zone, having read its counter once. Raises OSError, ValueError."""
-    name = _text(path / "name")
+    name = (path / "name").read_text().strip()
     parts = path.name.split(":")
-    package = _text(root / ":".join(parts[:2]) / "name") if len(parts) > 2 else ""
+    package = (root / ":".join(parts[:2]) / "name").read_text().strip() if len(parts) > 2 else ""
     _counter_j(path / "energy_uj")
     return Zone(
         path=path / "energy_uj",
@@ -107,13 +106,4 @@ def _read(zone: Zone, clock_offset_ns: int) -> HardwareRecord:
 
 
 def _counter_j(path: Path) -> float:
-    return int(_text(path)) / 1e6
-
-
-def _text(path: Path) -> str:
-    # Not Path.read_text: a sysfs attribute is one short read, and this runs every second.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 256).decode("ascii").strip()
-    finally:
-        os.close(fd)
+    return int(path.read_text()) / 1e6

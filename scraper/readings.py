@@ -5,7 +5,6 @@ Where a reading comes from is left to the sources (`nvml`, `rapl`, `powermetrics
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
@@ -14,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scraper.frames import FrameLog
 from scraper.missing import Missing
 
 Int64 = NDArray[np.int64]
@@ -59,7 +57,7 @@ class HardwareAbsence(msgspec.Struct, array_like=True, frozen=True, tag="absent"
 
 
 HardwareLogRecord = HardwareRecord | HardwareAbsence
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[HardwareLogRecord] = msgspec.msgpack.Decoder(HardwareLogRecord)
 
 
@@ -89,33 +87,18 @@ class DeviceSamples:
     thermal_pressure: tuple[str, ...]
 
 
-class HardwareLog:
-    """Owns an append-only file of records in MessagePack."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._frames = FrameLog(path)
-
-    def append(self, record: HardwareLogRecord) -> None:
-        """Write one record. Raises OSError when it cannot be written whole, as on a full disk."""
-        self._frames.append(_encode(record))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._frames.close()
-
-
 def decode(payload: bytes) -> HardwareLogRecord:
     """Decode one record of the hardware log. Raises msgspec.DecodeError on anything else."""
     return _decoder.decode(payload)
 
 
-def by_device(records: Iterable[HardwareLogRecord], *, interval_s: float = INTERVAL_S) -> tuple[DeviceSamples, ...]:
+def by_device(records: Iterable[HardwareLogRecord]) -> tuple[DeviceSamples, ...]:
     """Lay the readings of each device in columns, devices in the order in which they first appear."""
     groups: dict[tuple[str, str], list[HardwareRecord]] = {}
     for record in records:
         if isinstance(record, HardwareRecord):
             groups.setdefault((record.source, record.device), []).append(record)
-    return tuple(_columns(sorted(group, key=lambda r: r.at_ns), interval_s) for group in groups.values())
+    return tuple(_columns(sorted(group, key=lambda r: r.at_ns)) for group in groups.values())
 
 
 def absences(records: Iterable[HardwareLogRecord]) -> Mapping[str, Missing]:
@@ -123,14 +106,14 @@ def absences(records: Iterable[HardwareLogRecord]) -> Mapping[str, Missing]:
     return {record.source: Missing(record.reason) for record in records if isinstance(record, HardwareAbsence)}
 
 
-def _columns(records: list[HardwareRecord], interval_s: float) -> DeviceSamples:
+def _columns(records: list[HardwareRecord]) -> DeviceSamples:
     first = records[0]
     return DeviceSamples(
         source=first.source,
         device=first.device,
         name=first.name,
         kind=first.kind,
-        interval_s=interval_s,
+        interval_s=INTERVAL_S,
         at_ns=np.array([r.at_ns for r in records], dtype=np.int64),
         power_w=np.array([r.power_w for r in records], dtype=np.float64),
         energy_j=np.array([r.energy_j for r in records], dtype=np.float64),

@@ -15,18 +15,15 @@ START_TIME = "process_start_time_seconds"
 Named = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def unrolled(values: Float64, falls: NDArray[np.bool_] | None = None) -> tuple[Float64, NDArray[np.bool_]]:
+def unrolled(values: Float64, falls: NDArray[np.bool_]) -> tuple[Float64, NDArray[np.bool_]]:
     """Make cumulative columns (float64[T, K]) rise across resets: returns them and where those were (bool[T, K]).
 
-    Absent values take the last known one since the last reset, zero where there is none. `falls` (bool[T]) states the
-    resets instead of each column's own decreases: the columns of a histogram restart together. A decrease within 1e-9
-    is rounding (several processes' values added up in another order), not a restart.
+    `falls` (bool[T]) are the rows of that function. Absent values take the last known one since the last reset, zero
+    where there is none.
     """
-    stated = np.zeros(values.shape, dtype=np.bool_)
-    if falls is not None:
-        stated[1:] = falls[1:, None]
-    filled = _filled(values, stated)
-    resets = stated if falls is not None else _decreases(filled)
+    resets = np.zeros(values.shape, dtype=np.bool_)
+    resets[1:] = falls[1:, None]
+    filled = _filled(values, resets)
     lost = np.zeros(values.shape)
     lost[1:] = np.where(resets[1:], filled[:-1], 0.0)
     return filled + np.cumsum(lost, axis=0), resets
@@ -42,6 +39,7 @@ def _filled(values: Float64, stated: NDArray[np.bool_]) -> Float64:
 
 
 def _decreases(filled: Float64) -> NDArray[np.bool_]:
+    """Tell where values fell. Within 1e-9 that is rounding: several processes' values added up in another order."""
     fell = np.zeros(filled.shape, dtype=np.bool_)
     fell[1:] = filled[1:] < filled[:-1] * (1 - 1e-9)
     return fell

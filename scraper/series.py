@@ -177,7 +177,7 @@ def histograms(series: tuple[Series, ...]) -> tuple[HistogramColumns, ...]:
 def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColumns:
     family = series[columns[0]].family
     named = {series[column].name: column for column in columns}
-    buckets = sorted((bound(series[c]), c) for c in columns if series[c].name == f"{family}_bucket")
+    buckets = sorted((bound(series[c].labels), c) for c in columns if series[c].name == f"{family}_bucket")
     return HistogramColumns(
         family=family,
         labels=without_le(series[columns[0]].labels),
@@ -211,7 +211,7 @@ def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dic
 
 def _key(series: Series) -> _Key:
     if series.type == "histogram" and series.name == f"{series.family}_bucket":
-        edge = bound(series)
+        edge = bound(series.labels)
         if not math.isnan(edge):
             return series.name, without_le(series.labels), edge
     return series.name, series.labels, 0.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,7 @@ from scraper.normalise import Cut, Window, cut
 from scraper.series import EndpointSeries
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """One endpoint's part of a quantity, and the description of that part alone."""
-
-    part: Part
-    described: Json
+_Own = tuple[Part, Json]  # one endpoint's part of a quantity, and the description of that part alone
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
@@ -51,7 +43,7 @@ def server_summary(
         entry = _endpoint(one, chosen, found)
         if found is not None:
             own, absent = _parts(one, chosen, found)
-            entry |= {name: one.described for name, one in own.items()}
+            entry |= {name: described for name, (_, described) in own.items()}
             entry["missing"] = absent
             if engine is not None and found.name == engine.name:
                 for name, one_of in own.items():
@@ -80,8 +72,8 @@ def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | Non
 def _together(given: list[_Own]) -> Json:
     """Describe a quantity over all endpoints that show it; of a single one that has been done."""
     if len(given) == 1:
-        return given[0].described
-    parts = [one.part for one in given]
+        return given[0][1]
+    parts = [part for part, _ in given]
     return describe(parts, measure(parts))
 
 
@@ -99,7 +91,7 @@ def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> t
             if isinstance(found, Missing):
                 absent[name] = found.reason
             else:
-                own[name] = _Own(part, describe([part], found))
+                own[name] = part, describe([part], found)
     return own, absent
 
 

@@ -28,7 +28,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.engine_spans import ends_prefill, part_told, whole_request
 from scraper.span_body import Refusal, malformed, parsed, too_large, turned_away, unpacked
-from scraper.span_forward import EXPORT, HTTP_PATH, Forwarder
+from scraper.span_forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
 from scraper.span_log import Counts, SpanLog, StateRecord, fault, packed
 from scraper.span_spec import OFF_CLOCK_S, SETTLE_S, CannotListen, ReceiverSpec, host_and_port
 
@@ -37,7 +37,6 @@ _AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
 _READ_S = 10.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
 _TRACES_KEPT = 100_000
-_PROTOBUF = "application/x-protobuf"
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
@@ -173,11 +172,11 @@ class Receiver:
         except Refusal as refusal:
             retry = {"Retry-After": "1"} if refusal.http_status == 503 else {}
             reply = web.Response(
-                body=refusal.status(), status=refusal.http_status, content_type=_PROTOBUF, headers=retry
+                body=refusal.status(), status=refusal.http_status, content_type=PROTOBUF, headers=retry
             )
             reply.force_close()
             return reply
-        return web.Response(body=body, content_type=_PROTOBUF)
+        return web.Response(body=body, content_type=PROTOBUF)
 
     async def _admit(self, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Read and take an export when it is its turn. Raises Refusal, which is then counted and said already."""
@@ -194,8 +193,8 @@ class Receiver:
 
     async def _read_http(self, request: web.Request) -> bytes:
         kind, encoding = request.content_type, request.headers.get("Content-Encoding", "identity").strip().lower()
-        if kind != _PROTOBUF:
-            raise malformed(f"it is {kind}, not {_PROTOBUF}", 415)
+        if kind != PROTOBUF:
+            raise malformed(f"it is {kind}, not {PROTOBUF}", 415)
         if encoding not in ("", "identity", "gzip"):
             raise malformed(f"encoded as {encoding[:20]!r}", 415)
         limit = self._spec.limit_bytes

@@ -104,7 +104,9 @@ class Target:
         try:
             await asyncio.wait_for(self._busy.acquire(), within_s)
         except TimeoutError:
-            self._keep(_unasked(self.shown, tick_ns, asked_ns, self._schedule.now_ns()))
+            error = "timeout: the scrape before was still under way"
+            now_ns = self._schedule.now_ns()
+            self._keep(Scrape(url=self.shown, tick_ns=tick_ns, request_ns=asked_ns, response_ns=now_ns, error=error))
             return
         try:
             left_s = within_s - (self._schedule.now_ns() - asked_ns) / 1e9
@@ -165,16 +167,3 @@ def wait_ticks(failures: int, interval_ns: int, jitter: random.Random) -> int:
     most_ticks = max(1, min(MOST_WAIT_TICKS, MOST_WAIT_NS // interval_ns))
     ticks = min(most_ticks, 1 << min(failures - 1, 8))
     return max(1, int(ticks * jitter.uniform(0.5, 1.0) + 0.5))
-
-
-def _unasked(url: str, tick_ns: int, request_ns: int, response_ns: int) -> Scrape:
-    return Scrape(
-        url=url,
-        tick_ns=tick_ns,
-        request_ns=request_ns,
-        response_ns=response_ns,
-        status=0,
-        content_type="",
-        body=b"",
-        error="timeout: the scrape before was still under way",
-    )

@@ -19,7 +19,8 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -66,23 +67,34 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     rotation: Rotation | None = None
 
 
-class Settle(msgspec.Struct, frozen=True, kw_only=True):
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle"):
     """How to settle: for so many seconds, and until the requests of these traces (hex ids) have their spans.
 
     Spans are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
     first one may still be on its way.
     """
 
-    seconds: float = 0
-    trace_ids: list[str] = []
-    first_span_s: float = 0
+    seconds: _Seconds = 0
+    trace_ids: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]] = []
+    first_span_s: _Seconds = 0
 
 
-class OtherPages(msgspec.Struct, frozen=True, kw_only=True):
+class OtherPages(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="scrape"):
     """What to scrape from now on, as in Spec."""
 
     targets: list[str]
-    interval_s: float
+    interval_s: Annotated[float, msgspec.Meta(ge=MIN_INTERVAL_S, le=MAX_INTERVAL_S)]
+
+
+class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit"):
+    """Scrape a last time and end."""
+
+
+Command = Settle | OtherPages | Exit
+_commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
 async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
@@ -131,7 +143,7 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
 
     log = SpanLog(spec.spans_out, spec.rotation)
     try:
-        async with Receiver(spec.spans, log=log, say=_write_line) as receiver:
+        async with Receiver(spec.spans, log=log, say=partial(print, file=sys.stderr, flush=True)) as receiver:
             _say({"event": "listening", "grpc_port": receiver.grpc_port, "http_port": receiver.http_port})
             yield receiver
     finally:
@@ -142,47 +154,20 @@ async def _obey(pages: Pages, receiver: Receiver | None, commands: asyncio.Strea
     """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
     settled = False
     while True:
-        command = await _read_line(commands)
-        if command is None or command.get("cmd") == "exit":
+        command = await _next(commands)
+        if command is None or isinstance(command, Exit):
             return settled and command is not None
-        other = _other_pages(command)
-        if other is not None:
-            await pages.turn_to(other.targets, other.interval_s, within_s=SETTLE_WITHIN_S)
+        if isinstance(command, OtherPages):
+            await pages.turn_to(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
             settled = False
             _say({"event": "scraping", **pages.counts()})
             continue
-        wanted = _settle_of(command)
-        if wanted is None:
-            _say({"event": "error", "message": f"unknown command {json.dumps(command)}"})
-            continue
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(_spans_of(receiver, wanted)) if receiver else None
-            await asyncio.sleep(wanted.seconds)
+            waiting = group.create_task(_spans_of(receiver, command)) if receiver else None
+            await asyncio.sleep(command.seconds)
             await pages.scrape_all(within_s=SETTLE_WITHIN_S)
         settled = True
         _say({"event": "settled", **pages.counts(), **({"spans": waiting.result()} if waiting else {})})
-
-
-def _other_pages(command: Mapping[str, Any]) -> OtherPages | None:
-    if command.get("cmd") != "scrape":
-        return None
-    with suppress(ValueError):
-        other = msgspec.convert(command, OtherPages)
-        if MIN_INTERVAL_S <= other.interval_s <= MAX_INTERVAL_S:
-            return other
-    return None
-
-
-def _settle_of(command: Mapping[str, Any]) -> Settle | None:
-    if command.get("cmd") != "settle":
-        return None
-    with suppress(ValueError):
-        wanted = msgspec.convert(command, Settle)
-        for one in wanted.trace_ids:
-            bytes.fromhex(one)
-        if 0 <= wanted.seconds <= 3600 and 0 <= wanted.first_span_s <= 3600:
-            return wanted
-    return None
 
 
 async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:
@@ -202,20 +187,18 @@ def _say_if_read(event: Mapping[str, Any]) -> None:
         _say(event)
 
 
-def _write_line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _say(event: Mapping[str, Any]) -> None:
     with suppress(BrokenPipeError):  # the conductor died: the end of our input says so as well
         print(json.dumps(event), flush=True)
 
 
-async def _read_line(commands: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Read one JSON object; nothing at the end of input. A line that is none is answered and passed over."""
+async def _next(commands: asyncio.StreamReader) -> Command | None:
+    """Read a command; nothing at the end of input. A line that is none is answered and passed over."""
     while line := await commands.readline():
         try:
-            return msgspec.json.decode(line, type=dict[str, Any])
+            return _commands.decode(line)
+        except msgspec.ValidationError:
+            _say({"event": "error", "message": f"unknown command {line.decode(errors='replace').rstrip()}"})
         except msgspec.DecodeError as error:
             _say({"event": "error", "message": f"not a JSON object: {error}"})
     return None

@@ -2,7 +2,7 @@
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -76,10 +76,14 @@ class AccessOptions:
     ] = 5.0
 
 
+def flag_of(name: str) -> str:
+    """Return how an option is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def check_access(options: AccessOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used; no secret is shown."""
-    require_headers("--metrics-header", options.metrics_header)
-    _exclude_each_other(options)
+    _exclude_each_other(options, require_headers("--metrics-header", options.metrics_header))
     require_tls("--metrics-", ca=options.metrics_ca, cert=options.metrics_cert, key=options.metrics_key)
 
 
@@ -93,7 +97,7 @@ def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key:
     if options.metrics_user:
         headers["Authorization"] = basic(options.metrics_user)
     own = {}
-    if api_key and not any(name.lower() == "authorization" for name in headers):
+    if api_key and "authorization" not in map(str.lower, headers):
         own = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"} for url in urls}
     return Access(
         headers=headers,
@@ -137,13 +141,13 @@ def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
             raise ConfigurationError(
                 f"{flag} {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
             )
-        if match["name"].lower() in {name.lower() for name in headers}:
+        if match["name"].lower() in map(str.lower, headers):
             raise ConfigurationError(f"{flag} {match['name']}: stands there twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
     return headers
 
 
-def _exclude_each_other(options: AccessOptions) -> None:
+def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> None:
     if options.metrics_token and not re.fullmatch(r"[!-~]+", options.metrics_token):
         raise ConfigurationError(
             "--metrics-token: a token is without spaces and line breaks; look at SIDELIGHT_METRICS_TOKEN as well"
@@ -155,7 +159,7 @@ def _exclude_each_other(options: AccessOptions) -> None:
         for name, value in (
             ("--metrics-token (or SIDELIGHT_METRICS_TOKEN)", options.metrics_token),
             ("--metrics-user (or SIDELIGHT_METRICS_USER)", options.metrics_user),
-            ("--metrics-header Authorization", _authorizes(options.metrics_header)),
+            ("--metrics-header Authorization", "authorization" in map(str.lower, headers)),
         )
         if value
     ]
@@ -166,7 +170,3 @@ def _exclude_each_other(options: AccessOptions) -> None:
             f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts everybody; "
             "leave out --metrics-insecure"
         )
-
-
-def _authorizes(lines: tuple[str, ...]) -> bool:
-    return any(line.partition(":")[0].strip().lower() == "authorization" for line in lines)

@@ -159,7 +159,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     return 0
 
 
-@app.command(group=LOOK, help_flags=[], name="simulate")
+@app.command(group=LOOK, help_flags=[])
 def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
     """Only the simulated engine, as a server: for trying things out. See `sidelight simulate --help`."""
     from simulator.__main__ import main as serve  # noqa: PLC0415  as above
@@ -293,15 +293,12 @@ def _dispatch(arguments: list[str]) -> int:
     found = _config_file(arguments)
     if found is not None:
         options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
-        data = {key.replace("_", "-"): value for key, value in config.load_yaml(found, options).items()}
+        data = config.load_yaml(found, options)
         given = {argument.partition("=")[0] for argument in arguments}
         for one, other in (("rate", "concurrency"), ("concurrency", "rate")):
             if f"--{one}" in given:  # the command line wins, also where the two exclude each other
                 data.pop(other, None)
         app.config = (Dict(data, source=str(found), use_commands_as_keys=False),)
-    if not arguments:
-        app.help_print([])
-        return 0
     result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else 0
 

@@ -26,16 +26,15 @@ class Clock:
 
 def anchor() -> Clock:
     """Read the wall clock between two monotonic reads, several times, and keep the tightest."""
-    best: tuple[int, int] | None = None
-    for _ in range(ANCHOR_TRIES):
+
+    def reading() -> tuple[int, int]:
         before = time.monotonic_ns()
         wall = time.time_ns()
         after = time.monotonic_ns()
-        reading = (after - before, wall - (before + after) // 2)
-        best = reading if best is None else min(best, reading)
-    if best is None:
-        raise AssertionError("the anchor was read")
-    return Clock(offset_ns=best[1], error_ns=best[0] // 2 + 1)
+        return after - before, wall - (before + after) // 2
+
+    width_ns, offset_ns = min(reading() for _ in range(ANCHOR_TRIES))
+    return Clock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
 
 
 def iso_ms(stamp_ns: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scraper.access import masked
-from sidecar.access import AccessOptions, check_access, header_names
+from sidecar.access import AccessOptions, check_access, flag_of, header_names
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 from sidecar.options import ScrapeOptions
@@ -198,14 +198,10 @@ def require_bounds(options: AccessOptions, bounds: Mapping[str, tuple[float, flo
         if value is None or isinstance(value, str) or least <= value <= most:
             continue
         if value > most:
-            raise ConfigurationError(f"{_flag(name)} {value:g}: must be at most {most:g}")
+            raise ConfigurationError(f"{flag_of(name)} {value:g}: must be at most {most:g}")
         positive = isinstance(value, float) and least > 0 and not value > 0
         need = "greater than 0" if positive else f"at least {least:g}"
-        raise ConfigurationError(f"{_flag(name)} {value:g}: must be {need}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        raise ConfigurationError(f"{flag_of(name)} {value:g}: must be {need}")
 
 
 def as_recorded(options: SpanOptions) -> dict[str, Any]:

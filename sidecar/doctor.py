@@ -25,7 +25,7 @@ from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.load_options import DoctorOptions
 from sidecar.prepare import contact_of, pages_access, pages_of
-from sidecar.target import Contact, Served, engine_version, preflight, probe
+from sidecar.target import Contact, engine_version, preflight, probe
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -67,9 +67,9 @@ async def _ask(console: Console, url: str, options: DoctorOptions, contact: Cont
     """Say what serves at a URL, as a run would ask it. Raises SidelightError where a run would."""
     protocol = PROTOCOLS[contact.endpoint]
     served = await probe(url, model=options.model, contact=contact)
-    _say(console, GOOD, f"{served.url} serves {served.model}{_limit(served)}")
-    version = await engine_version(served.url, contact) if protocol.models is not None else None
-    if version:
+    limit = "" if served.max_model_len is None else f" (up to {served.max_model_len} tokens)"
+    _say(console, GOOD, f"{served.url} serves {served.model}{limit}")
+    if version := await engine_version(served.url, contact):
         _say(console, GOOD, f"server version {version}")
     await preflight(served, contact=contact)
     _say(console, GOOD, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
@@ -241,7 +241,3 @@ def _switch(engine: str) -> str:
 
 def _say(console: Console, mark: tuple[str, str], text: str) -> None:
     console.print(Text.assemble(mark, "  ", text), soft_wrap=True)
-
-
-def _limit(served: Served) -> str:
-    return "" if served.max_model_len is None else f" (up to {served.max_model_len} tokens)"

@@ -11,11 +11,11 @@ from sidecar.load_options import RunOptions
 from sidecar.phases import Session, note, record, run_phase, settle, unless_stopped, unless_stopped_for, watching
 from sidecar.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan
 from sidecar.prepare import Prepared
+from sidecar.processes import START_TIMEOUT_S
 from sidecar.run import RAW
 from sidecar.warm_up import prepare_warm_up, warm_up
 
 SETTLE_LEAST_S = 0.5
-START_TIMEOUT_S = 30.0
 
 
 async def load(session: Session, options: RunOptions, found: Prepared, *, begun_s: float) -> None:

@@ -11,7 +11,7 @@ from loadgen import workloads
 from loadgen.arrivals import Arrival
 from loadgen.slo import parse_slo
 from loadgen.traces import Trace, TraceError, read_trace
-from sidecar.access import require_headers, require_tls
+from sidecar.access import flag_of, require_headers, require_tls
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 
@@ -116,11 +116,11 @@ def _of_arrivals(options: RunOptions) -> Iterator[str]:
     given = [name for name in _OPEN_LOOP_ONLY if getattr(options, name) != getattr(default, name)]
     if options.concurrency is not None:
         for name in given:
-            yield f"{_flag(name)} and --concurrency exclude each other: one is open loop, the other closed loop"
+            yield f"{flag_of(name)} and --concurrency exclude each other: one is open loop, the other closed loop"
     for name, kinds in _SHAPES.items():
         if name in given and options.arrival not in kinds:
             needed = " or ".join(kinds)
-            yield f"{_flag(name)} {getattr(options, name):g}: needs --arrival {needed}, not {options.arrival}"
+            yield f"{flag_of(name)} {getattr(options, name):g}: needs --arrival {needed}, not {options.arrival}"
     if "replay_speed" in given and "rate" in given:
         yield f"--replay-speed {options.replay_speed:g} and --rate {options.rate:g} exclude each other; leave one out"
     if (options.arrival == "replay") != (options.trace is not None):
@@ -129,10 +129,6 @@ def _of_arrivals(options: RunOptions) -> Iterator[str]:
         yield "--ramp and --ramp-to need each other: linear or exponential, and the rate at its end"
     if options.ramp == "none" and options.ramp_duration is not None:
         yield f"--ramp-duration {options.ramp_duration:g}: needs --ramp linear or exponential"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def read_arrivals(path: Path | None) -> Trace | None:

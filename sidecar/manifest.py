@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sidecar.clock import Clock, iso_ms
+from sidecar.errors import CannotWrite, Interrupted, SidelightError
+from sidecar.run import MANIFEST, write_json
 from sidecar.version import VERSION
 
 SCHEMA_VERSION = "1.0"
@@ -49,21 +54,37 @@ def begin(
             "system": platform.platform(),
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
-            "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+            "packages": {name: version(name) for name in PACKAGES},
         },
         **about,
     }
 
 
-def end(manifest: Mapping[str, Any], *, status: str, clock: Clock, reason: str | None = None) -> dict[str, Any]:
-    """Return the manifest with how and when the run ended: `complete`, `interrupted` or `crashed` with a reason."""
-    now_ns = clock.now_ns()
-    closing: dict[str, Any] = {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns}
-    return {**manifest, **closing, **({"reason": reason} if reason else {})}
+@asynccontextmanager
+async def recorded(path: Path, about: dict[str, Any], clock: Clock, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Write the manifest at the start and again at the end, with how and when that was: `complete`, `interrupted` or
+    `crashed` with a reason.
+    """
 
+    def close(status: str, **why: str) -> None:
+        now_ns = clock.now_ns()
+        write_json(path / MANIFEST, about | {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns} | why)
 
-def _version(package: str) -> str | None:
+    write_json(path / MANIFEST, about)
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        yield
+    except Interrupted:
+        pass
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        close("interrupted")  # a second signal: whoever sent it does not wait for a report
+        raise
+    except (SidelightError, OSError) as error:
+        failed = (
+            error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
+        )
+        failed.run_directory = path
+        # On a full disk even this may fail; the run then reads as crashed without a reason.
+        with suppress(CannotWrite):
+            close("crashed", reason=str(failed))
+        raise failed from error
+    close("interrupted" if stop.is_set() else "complete")

@@ -1,4 +1,4 @@
-"""What a user can say: every option of `run` and `scrape`, with its group, its help and its default; once.
+"""The options that commands share, each with its group and its help, once; and all of `scrape`.
 
 `sidecar.config` reads them from YAML and checks them as a whole.
 """
@@ -6,15 +6,13 @@
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from sidecar.span_options import SpanOptions
 
 TARGET = Group("Target", sort_key=1)
-LOAD = Group("Load", sort_key=2)
-WORKLOAD = Group("Workload", sort_key=3)
 SCRAPING = Group("Scraping", sort_key=4)
 OUTPUT = Group("Output", sort_key=5)
 
@@ -29,7 +27,6 @@ def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
 # Each option is written once and shared by the commands that take it.
 Url = Annotated[str | None, Parameter(group=TARGET, help="OpenAI-compatible base URL, with or without /v1. Required.")]
 Model = Annotated[str | None, Parameter(group=TARGET, help="Model to ask for. Default: the only one the server lists.")]
-Endpoint = Annotated[Literal["chat", "completions"], Parameter(group=TARGET, help="Which API to load.")]
 ApiKey = Annotated[
     str | None,
     Parameter(group=TARGET, env_var="SIDELIGHT_API_KEY", help="Bearer token. Prefer the environment variable."),

@@ -102,7 +102,7 @@ async def _drained(session: Session) -> None:
         stopped.cancel()
 
 
-async def unless_stopped_for(stop: asyncio.Event, seconds: float) -> None:
+async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)
 
@@ -130,10 +130,10 @@ async def settle(
 
 def _awaited_spans(path: Path, clock: Clock, listening: Listening) -> dict[str, Any]:
     """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
-    answered = last_answered(path, AWAITED_REQUESTS)
-    since_s = (clock.now_ns() - answered.first_end_ns) / 1e9 if answered.indices else SETTLE_S
+    indices, first_end_ns = last_answered(path, AWAITED_REQUESTS)
+    since_s = (clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
     return {
-        "trace_ids": [trace_id(listening.run_id, index) for index in answered.indices],
+        "trace_ids": [trace_id(listening.run_id, index) for index in indices],
         "first_span_s": max(0.0, SETTLE_S - since_s),
     }
 

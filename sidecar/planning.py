@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from loadgen import saved, workloads
 from loadgen.arrivals import Arrival, schedule
+from loadgen.fitter import Planned
 from loadgen.frames import append_record, open_log, read_plan
-from loadgen.plan import Planned, PlanOrder, plan
+from loadgen.plan import PlanOrder, plan
 from loadgen.protocols.prompt import Target
 from loadgen.records import plan_end
 from loadgen.tokenizers import Tokenizer, TokenizerError
@@ -50,7 +51,7 @@ class Load:
     workload: Workload | None
     arrival: Arrival | None
     about: dict[str, Any]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...]
     saved: int | None = None
 
 
@@ -91,7 +92,7 @@ def _keeps_offsets(options: RunOptions) -> bool:
     """Whether saved requests say themselves when they are due."""
     if options.replay_requests is None or options.concurrency is not None:
         return False
-    first = next(saved.read(options.replay_requests, phase="measure"), None)
+    first = next(saved.read(options.replay_requests), None)
     return first is not None and first.offset_ns >= 0
 
 
@@ -116,16 +117,7 @@ def measure_plan(
     Raises ConfigurationError when the schedule has none.
     """
     offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.saved)
-    timed = PlanOrder(
-        phase=order.phase,
-        first_index=order.first_index,
-        offsets_ns=offsets_ns,
-        count=planned_requests(options),
-        max_model_len=order.max_model_len,
-        ignore_eos=order.ignore_eos,
-        urls=order.urls,
-        exact=order.exact,
-    )
+    timed = replace(order, offsets_ns=offsets_ns, count=planned_requests(options))
     if load.workload is None:
         if options.replay_requests is None:
             raise AssertionError("without a workload there are saved requests")

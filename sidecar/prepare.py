@@ -14,7 +14,6 @@ from loadgen import tokenizers
 from loadgen.clock_state import clock_json, clock_state
 from loadgen.descriptors import outlasting, shortage
 from loadgen.link import TlsSpec, tls_context
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.prompt import Target
 from loadgen.rtt import measure_rtt, rtt_json
 from loadgen.tokenizers import (
@@ -35,7 +34,7 @@ from sidecar.load_options import DoctorOptions, RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.planning import Load, read_load
 from sidecar.progress import Progress
-from sidecar.target import Contact, Served, auth_headers, engine_version, preflight, probe
+from sidecar.target import Contact, Served, engine_version, preflight, probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +110,10 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
 def contact_of(options: RunOptions | DoctorOptions) -> Contact:
     """Return how the target is spoken to."""
     paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
+    own = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     return Contact(
         endpoint=options.endpoint,
-        headers={**auth_headers(options.api_key), **require_headers("--header", options.header)},
+        headers={**own, **require_headers("--header", options.header)},
         extra=extra_of(options),
         tls=TlsSpec(**paths, insecure=options.insecure),
     )
@@ -154,15 +154,11 @@ async def _looked(
             for one in served:
                 group.create_task(preflight(one, contact=contact, ignore_eos=options.ignore_eos))
             tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
-            version = group.create_task(_version(urls[0], contact))
+            version = group.create_task(engine_version(urls[0], contact))
             metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return version.result(), metrics.result(), tokenizer.result()
-
-
-async def _version(url: str, contact: Contact) -> str | None:
-    return await engine_version(url, contact) if PROTOCOLS[contact.endpoint].models is not None else None
 
 
 def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sidecar.errors import WorkerDied
 
+START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper that is ended without a word scrapes for 4 s more, and passes spans on for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
@@ -55,9 +55,7 @@ class Child:
         self._waits = False
         await self.send({**spec, "stderr": str(stderr)})
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         process = self._running
         if process.stdin is not None:
             process.stdin.close()

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import Literal, Self
 
 from rich.console import Console, Group
@@ -56,9 +55,8 @@ def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
 class Progress:
     """Owns standard error while a run goes. A context manager: the panel is gone when it ends."""
 
-    def __init__(self, mode: Mode, *, title: str = "sidelight") -> None:
+    def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self.title = title
         self.console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
         self._last_line_s = -LINE_EVERY_S
@@ -68,9 +66,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -102,7 +98,7 @@ class Progress:
             if self._live is None:
                 self._live = Live(console=self.console, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(panel(view, title=self.title), refresh=True)
+            self._live.update(panel(view), refresh=True)
         elif self.mode == "lines" and (
             view.phase != self._last_phase or view.elapsed_s - self._last_line_s >= LINE_EVERY_S
         ):
@@ -143,7 +139,7 @@ def line(view: View) -> str:
     )
 
 
-def panel(view: View, *, title: str) -> Panel:
+def panel(view: View) -> Panel:
     """Return one moment as a panel: the client's numbers, and under them the engine's."""
     requests = _row(
         _cell("sent", f"{view.sent}"),
@@ -167,7 +163,7 @@ def panel(view: View, *, title: str) -> Panel:
         body.add_row("", latency)
     body.add_row(Text("engine", style="bold cyan"), engine)
     heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
-    return Panel(Group(heading, body), title=title, title_align="left", border_style="cyan", expand=False)
+    return Panel(Group(heading, body), title="sidelight", title_align="left", border_style="cyan", expand=False)
 
 
 def _row(*cells: Text) -> Text:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
 from sidecar.config import as_recorded, listen_address
-from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
+from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.phases import Listening, Session, note, record, settle, unless_stopped, unless_stopped_for, watching
-from sidecar.processes import Child
+from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.span_options import receiver_spec, require_ports
 from sidecar.stopping import stop_on_signals, until_deadline
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from exporter.prometheus import LivePage
     from sidecar.prepare import Prepared
 
-START_TIMEOUT_S = 30.0
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
@@ -52,8 +51,11 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         run_directory.require_free(options.out)
         require_ports(options)
         clock = anchor()
-        names = {f"load worker {number}": "loadgen.worker" for number in range(options.worker_count)}
-        *workers, scraper = await _started(stack, {**names, "scraper": "scraper.worker"})
+        workers = [
+            await stack.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
+            for number in range(options.worker_count)
+        ]
+        scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
         # Ours are imported while theirs are.
         from scraper.target import STALE_TICKS  # noqa: PLC0415
         from sidecar.live import LiveRun  # noqa: PLC0415
@@ -67,7 +69,7 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         path = run_directory.create(options.out or Path("runs") / run_id)
         config = as_recorded(replace(options, model=found.target.model, out=path))
         about = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
-        await stack.enter_async_context(_recorded(path, about, clock, stop))
+        await stack.enter_async_context(manifests.recorded(path, about, clock, stop))
         _tell(found.notes, path, clock, progress)
         stale_s = STALE_TICKS * options.scrape_interval
         live = stack.enter_context(
@@ -115,9 +117,9 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         started = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
         # Ctrl-C is how a scrape without a duration is meant to end.
         awaited = stop if options.duration is not None else asyncio.Event()
-        async with _recorded(path, started, clock, awaited), AsyncExitStack() as stack:
+        async with manifests.recorded(path, started, clock, awaited), AsyncExitStack() as stack:
             _tell(found.notes, path, clock, progress)
-            (scraper,) = await _started(stack, {"scraper": "scraper.worker"})
+            scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
             spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
             listening = await _begin_scraper(scraper, spec, path, run_id, progress)
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
@@ -128,10 +130,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
             await stack.enter_async_context(watching(live, progress, None))
             live.enter("measure")
             record(path, clock, "phase_start", phase="measure")
-            if options.duration is None:
-                await stop.wait()
-            else:
-                await unless_stopped_for(stop, options.duration)
+            await unless_stopped_for(stop, options.duration)
             record(path, clock, "phase_end", phase="measure")
             await settle(scraper, path, clock, seconds=options.scrape_interval, live=live, listening=listening)
     return path
@@ -141,11 +140,6 @@ def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) ->
     for text in notes:
         progress.warn(text)
         note(path, clock, text)
-
-
-async def _started(stack: AsyncExitStack, names: Mapping[str, str]) -> tuple[Child, ...]:
-    """Start children, by name and module, that are told later what to do; the stack ends them."""
-    return tuple([await stack.enter_async_context(Child(name, [module])) for name, module in names.items()])
 
 
 async def _begin_scraper(
@@ -230,29 +224,3 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
         progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
     progress.stage(f"live Prometheus page: {url}")
     return page
-
-
-@asynccontextmanager
-async def _recorded(path: Path, about: dict[str, Any], clock: Clock, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Write the manifest at the start and again at the end, with how it ended."""
-    name = path / run_directory.MANIFEST
-    run_directory.write_json(name, about)
-    try:
-        yield
-    except Interrupted:
-        pass
-    except asyncio.CancelledError:
-        # A second signal: whoever sent it does not wait for a report.
-        run_directory.write_json(name, manifests.end(about, status="interrupted", clock=clock))
-        raise
-    except (SidelightError, OSError) as error:
-        failed = (
-            error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
-        )
-        failed.run_directory = path
-        # On a full disk even this may fail; the run then reads as crashed without a reason.
-        with suppress(CannotWrite):
-            run_directory.write_json(name, manifests.end(about, status="crashed", clock=clock, reason=str(failed)))
-        raise failed from error
-    status = "interrupted" if stop.is_set() else "complete"
-    run_directory.write_json(name, manifests.end(about, status=status, clock=clock))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,14 +18,10 @@ from exporter.snapshot import (
     bucketize,
 )
 from loadgen.log import RequestLog
-from loadgen.metrics import request_metrics, schedule_lateness_ms
+from loadgen.request_metrics import request_metrics, schedule_lateness_ms
 
 STATUSES = ("ok", "failed", "refused", "cancelled")
 KEPT_TTFTS = 20_000
-
-
-def _empty(bounds_s: tuple[float, ...]) -> Callable[[], Cumulative]:
-    return lambda: bucketize([], bounds_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,11 +35,11 @@ class Tally:
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     input_tokens: int = 0
     output_tokens: int = 0
-    ttft: Cumulative = field(default_factory=_empty(LATENCY_BOUNDS_S))
-    inter_token: Cumulative = field(default_factory=_empty(TOKEN_BOUNDS_S))
-    tpot: Cumulative = field(default_factory=_empty(TOKEN_BOUNDS_S))
-    e2e: Cumulative = field(default_factory=_empty(LATENCY_BOUNDS_S))
-    lateness: Cumulative = field(default_factory=_empty(LATENESS_BOUNDS_S))
+    ttft: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
+    inter_token: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
+    tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
+    e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
+    lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
     ttfts_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TTFTS))
     lately: deque[tuple[int, int]] = field(default_factory=deque)
 

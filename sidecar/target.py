@@ -24,7 +24,7 @@ from loadgen.links import link_of
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.failures import UNREADABLE
 from loadgen.protocols.models import OPENAI, Listing
-from loadgen.protocols.prompt import Endpoint, Target, root_url
+from loadgen.protocols.prompt import Endpoint, Prompt, Target, root_url
 from loadgen.records import plan_end
 from loadgen.transport import Exchange
 from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse, TargetUnreachable
@@ -49,7 +49,8 @@ class Contact:
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
         """Open what questions are asked with; the caller's to close. Raises OSError when a certificate is unusable."""
-        connector = aiohttp.TCPConnector(ssl=tls_of(self.tls))
+        # Without options of TLS aiohttp's own context: to make another takes some 25 ms.
+        connector = aiohttp.TCPConnector(ssl=True if self.tls == TlsSpec() else tls_context(self.tls))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return aiohttp.ClientSession(timeout=timeout, headers=dict(self.headers), connector=connector)
 
@@ -61,15 +62,6 @@ class Served:
     url: str
     model: str
     max_model_len: int | None
-
-
-def tls_of(spec: TlsSpec) -> ssl.SSLContext | bool:
-    """Return what aiohttp takes: without options of TLS its own context, since to make another takes some 25 ms."""
-    return True if spec == TlsSpec() else tls_context(spec)
-
-
-def auth_headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
@@ -195,8 +187,11 @@ def _cure(url: str, error: Exception) -> str:
 
 
 async def engine_version(url: str, contact: Contact) -> str | None:
-    """Return what `/version` (vLLM, TensorRT-LLM) or `/server_info` (SGLang) says, None where there is none of them."""
-    for path in VERSION_PATHS:
+    """Return what `/version` (vLLM, TensorRT-LLM) or `/server_info` (SGLang) says, None where there is none of them.
+
+    Nothing is asked of an API that has no list of models either.
+    """
+    for path in VERSION_PATHS if PROTOCOLS[contact.endpoint].models is not None else ():
         try:
             body: Any = json.loads(await _get(f"{url}{path}", contact))
         except SidelightError:
@@ -214,7 +209,7 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
     """
     protocol = PROTOCOLS[contact.endpoint]
     target = Target(base_url=served.url, model=served.model, endpoint=contact.endpoint, extra=contact.extra)
-    path, body = protocol.encode(target, "Hello", 1, 0.0, ignore_eos=ignore_eos)
+    path, body = protocol.encode(target, Prompt(text="Hello"), 1, 0.0, ignore_eos=ignore_eos)
     exchange = await _exchanged(served.url, path, body, contact)
     url = f"{served.url}{path}"
     reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)

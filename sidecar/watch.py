@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,10 +24,10 @@ from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
 from sidecar.config import as_recorded, listen_address
-from sidecar.errors import CannotWrite, ConfigurationError, SidelightError, WorkerDied
+from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.log_tails import next_number
 from sidecar.phases import note, record
-from sidecar.processes import Child
+from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.span_options import receiver_spec, require_ports
 from sidecar.target import reason_of
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 SLICE_S = 10.0  # of what `report` makes of the logs
 TELL_S = 60.0
-START_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SOUND_S = 60.0  # a receiver that has lived so long died of something new
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
@@ -97,7 +95,7 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
         pages = [{"configured": masked(one), "url": masked(one)} for one in options.metrics]
         config = {**as_recorded(replace(options, out=path)), "slice_duration": SLICE_S}
         begun = manifests.begin(run_id, config=config, command=command, clock=clock, about={"metrics_targets": pages})
-        stack.enter_context(_recorded(path, begun, clock))
+        await stack.enter_async_context(manifests.recorded(path, begun, clock, asyncio.Event()))
         view = stack.enter_context(WatchView(path / run_directory.RAW, run_id=run_id, pages=options.metrics))
         one = Watch(
             path=path,
@@ -128,20 +126,6 @@ async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, 
         return await stack.enter_async_context(serving(page, *address, unready=unready))
     except OSError as error:
         raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
-
-
-@contextmanager
-def _recorded(path: Path, begun: dict[str, Any], clock: Clock) -> Iterator[None]:
-    """Write the manifest at the start, and again at the end with how it ended."""
-    name = path / run_directory.MANIFEST
-    run_directory.write_json(name, begun)
-    try:
-        yield
-    except (SidelightError, OSError) as error:
-        with suppress(CannotWrite):  # on a full disk, it reads as crashed without a reason
-            run_directory.write_json(name, manifests.end(begun, status="crashed", clock=clock, reason=str(error)))
-        raise
-    run_directory.write_json(name, manifests.end(begun, status="complete", clock=clock))
 
 
 @contextmanager
@@ -193,11 +177,10 @@ async def _receive_on(one: Watch) -> None:
 async def _begin(one: Watch, child: Child) -> None:
     options, raw = one.options, one.path / run_directory.RAW
     number = max(next_number(raw, pattern) for pattern in (SPANS, SCRAPES))
+    host = options.otlp_listen.rpartition(":")[0]
     spans = receiver_spec(options, one.clock)
     if spans is not None and one.ports is not None:  # whoever sends knows these, where any free ones were asked for
-        host = options.otlp_listen.rpartition(":")[0]
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{one.ports[0]}", http=f"{host}:{one.ports[1]}")
-    access = asdict(metrics_access(options))
     await child.begin(
         {
             "targets": list(options.metrics),
@@ -205,7 +188,7 @@ async def _begin(one: Watch, child: Child) -> None:
             "timeout_s": options.scrape_timeout,
             "clock_offset_ns": one.clock.offset_ns,
             "out": str(raw / SCRAPES.replace("*", f"{number:06d}")),
-            "access": access,
+            "access": asdict(metrics_access(options)),
             "spans": None if spans is None else msgspec.to_builtins(spans),
             "spans_out": str(raw / SPANS.replace("*", f"{number:06d}")),
             "rotation": {"most_bytes": options.kept_bytes // _FILES_KEPT, "most_s": options.keep_s / _FILES_KEPT},
@@ -220,7 +203,6 @@ async def _begin(one: Watch, child: Child) -> None:
         one.tell(f"the receiver is up again, after {(one.clock.now_ns() - one.down_ns) / 1e9:.1f} s without one")
         one.down_ns = None
     one.lacking[0] = ""
-    host = options.otlp_listen.rpartition(":")[0]
     one.progress.stage(f"spans: gRPC at {host}:{one.ports[0]}, HTTP/protobuf at {host}:{one.ports[1]}")
 
 

@@ -2,21 +2,23 @@
 
 # No postponed annotations, as in sidecar.options.
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from cyclopts import Parameter
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
 
 from sidecar import config
-from sidecar.access import check_access
+from sidecar.access import check_access, flag_of
 from sidecar.errors import ConfigurationError
 from sidecar.options import OUTPUT, SCRAPING, ConfigFile, JsonProgress, Out, Quiet, Verbose
 from sidecar.span_options import SPANS, SpanOptions, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 LEAST_BYTES = 10**6
 
@@ -62,13 +64,21 @@ class WatchOptions(SpanOptions):
 
     @property
     def keep_s(self) -> float:
-        """Return how long logs are kept."""
-        return _seconds(self.keep)
+        """Return how long logs are kept. Raises ConfigurationError."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", self.keep)
+        if not found:
+            raise ConfigurationError(f"--keep {self.keep}: must be a number and s, m, h or d, e.g. 1h")
+        return float(found[1]) * _SECONDS[found[2]]
 
     @property
     def kept_bytes(self) -> int:
-        """Return how much of them is kept."""
-        return _bytes(self.keep_bytes)
+        """Return how much of them is kept. Raises ConfigurationError."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", self.keep_bytes)
+        if not found:
+            raise ConfigurationError(
+                f"--keep-bytes {self.keep_bytes}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB"
+            )
+        return int(float(found[1]) * _BYTES[found[2]])
 
 
 def check_watch(options: WatchOptions) -> WatchOptions:
@@ -101,54 +111,24 @@ def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions,
     """
     if options.config is None:
         raise ConfigurationError("there is no --config file to read again")
-    named = {one.partition("=")[0] for one in given}
-    defaults = {one.name: one.default for one in fields(WatchOptions)}
     found = config.load_yaml(options.config, WatchOptions)
-    changes, refused = {}, []
-    for name in CHANGEABLE:
-        if _flag(name) not in named:
-            changes[name] = _value(name, found.get(name, defaults[name]))
-    for name, value in found.items():
-        if name not in CHANGEABLE and _flag(name) not in named and not _same(getattr(options, name), value):
-            refused.append(f"{name} cannot change while it goes on; end the watch and start it again")
-    return check_watch(replace(options, **_checked(changes))), tuple(refused)
+    read = _read(found, options.config)
+    named = {one.partition("=")[0] for one in given}
+    changes = {name: getattr(read, name) for name in CHANGEABLE if flag_of(name) not in named}
+    refused = tuple(
+        f"{name} cannot change while it goes on; end the watch and start it again"
+        for name in found
+        if not (name in CHANGEABLE or flag_of(name) in named or getattr(read, name) == getattr(options, name))
+    )
+    return check_watch(replace(options, **changes)), refused
 
 
-def _checked(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(changes.get("scrape_interval", 1.0), float):
-        raise ConfigurationError(f"scrape_interval {changes['scrape_interval']}: must be a number of seconds")
-    return changes
-
-
-def _value(name: str, value: object) -> object:
-    if name == "metrics":
-        return (
-            (value,) if isinstance(value, str) else tuple(str(one) for one in value) if isinstance(value, list) else ()
-        )
-    if name == "scrape_interval":
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    return str(value)
-
-
-def _same(now: object, value: object) -> bool:
-    if isinstance(now, tuple):
-        return list(map(str, now)) == ([str(value)] if not isinstance(value, list) else list(map(str, value)))
-    return str(now) == str(value)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if not found:
-        raise ConfigurationError(f"--keep {text}: must be a number and s, m, h or d, e.g. 1h")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", text)
-    if not found:
-        raise ConfigurationError(f"--keep-bytes {text}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB")
-    return int(float(found[1]) * _BYTES[found[2]])
+def _read(found: dict[str, Any], path: Path) -> WatchOptions:
+    """Convert the values of a configuration file as at the start."""
+    app = App(config=Dict(found, source=str(path), use_commands_as_keys=False))
+    app.default(WatchOptions)
+    try:
+        options: WatchOptions = app([], exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise ConfigurationError(" ".join(str(error).split())) from error
+    return options

@@ -9,14 +9,13 @@ import resource
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 import numpy as np
 
 from correlator.parts import SOURCES
-from correlator.rolling import REASONS, Ended, broken_down
+from correlator.rolling import REASONS, broken_down
 from correlator.rolling_estimate import RollingEstimate
 from correlator.trace_window import TraceWindow
 from correlator.traced_requests import TracedRequest
@@ -66,10 +65,8 @@ class WatchView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tails.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._tails.__exit__()
 
     @property
     def parts(self) -> PartCounts:
@@ -97,7 +94,7 @@ class WatchView:
         self._count_clients(finished)
         free = self._estimate.hold(finished)
         for ended in ([broken_down(free)] if free else []) + self._estimate.estimated(now_ns, all_of_it=all_of_it):
-            self._count_parts(ended)
+            self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:
         """Delete what is beyond the limits, of what was read."""
@@ -166,9 +163,6 @@ class WatchView:
             ttft=add(before.ttft, bucketize(np.array([span.first_s for span in spans]), LATENCY_BOUNDS_S)),
             e2e=add(before.e2e, bucketize(np.array([span.whole_s for span in spans]), LATENCY_BOUNDS_S)),
         )
-
-    def _count_parts(self, ended: Ended) -> None:
-        self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
 
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:

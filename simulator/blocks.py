@@ -28,7 +28,6 @@ class BlockPool:
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """Start with `blocks` free blocks of `block_size` tokens each."""
         self.block_size = block_size
         self.size = blocks
         self._users = [0] * blocks

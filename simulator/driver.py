@@ -30,7 +30,6 @@ class TokenStream:
     __slots__ = ("_arrival", "_closed", "_pending", "number", "record")
 
     def __init__(self, number: int) -> None:
-        """Start empty."""
         self.number = number
         self.record: RequestRecord | None = None
         self._pending: list[TokenOutput] = []
@@ -75,7 +74,6 @@ class EngineDriver:
         on_step: Callable[[StepOutcome], None],
         on_abort: Callable[[RequestRecord], None],
     ) -> None:
-        """Take an idle engine."""
         self._engine = engine
         self._clock = clock
         self._on_step = on_step
@@ -87,7 +85,7 @@ class EngineDriver:
     def submit(self, request: EngineRequest, arrival_ns: int) -> TokenStream:
         """Hand a request to the engine and return the stream of its tokens.
 
-        Raises ValueError as Engine.submit, and EngineStoppedError when the engine does not run any more.
+        Raises EngineStoppedError when the engine does not run any more.
         """
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")

@@ -89,7 +89,6 @@ class Engine:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Start idle with an empty cache."""
         self.settings = settings
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
         self._jitter = np.random.default_rng(np.random.SeedSequence(settings.seed))
@@ -103,13 +102,8 @@ class Engine:
     def submit(self, request: EngineRequest, arrival_ns: int) -> int:
         """Hand a request over and return its number; the engine takes it in before its next step.
 
-        Raises ValueError for a request that could never run: an empty prompt, no output, or more than max_model_len.
+        Prompt and output together are at most max_model_len, which whoever reads requests sees to.
         """
-        prompt_tokens = len(request.prompt_token_ids)
-        if prompt_tokens < 1 or request.max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and one output token")
-        if prompt_tokens + request.max_tokens > self.settings.max_model_len:
-            raise ValueError(f"prompt and output together exceed max_model_len {self.settings.max_model_len}")
         number = self._submitted
         self._submitted += 1
         sequence = _Sequence(
@@ -119,7 +113,8 @@ class Engine:
             key=reply_key(self.settings.seed, request.prompt_token_ids),
             token_ids=list(request.prompt_token_ids),
         )
-        extend_chain(sequence.chain, sequence.token_ids, prompt_tokens // self.pool.block_size, self.pool.block_size)
+        block_size = self.pool.block_size
+        extend_chain(sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size)
         self._live[number] = sequence
         self._arrived.append(sequence)
         return number
@@ -139,12 +134,7 @@ class Engine:
         return _record(sequence, now_ns, "abort")
 
     def begin_step(self, now_ns: int) -> float | None:
-        """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work.
-
-        Raises RuntimeError while a step is in flight.
-        """
-        if self._step is not None:
-            raise RuntimeError("the last step was not finished")
+        """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
         step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
         while self._arrived:
             sequence = self._arrived.popleft()
@@ -204,11 +194,6 @@ class Engine:
             finished=tuple(finished),
             running=len(self._running),
             waiting=len(self._waiting),
-            kv_usage_ratio=self.pool.used / self.pool.size,
-            scheduled_tokens=sum(chunk_tokens for _, chunk_tokens in step.chunks),
-            preemptions=len(step.retractions),
-            prefix_queries_tokens=sum(admission.prompt_tokens for admission in step.admissions),
-            prefix_hits_tokens=sum(admission.cached_tokens for admission in step.admissions),
         )
 
     def _schedule_running(self, step: _Step) -> None:

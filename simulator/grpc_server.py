@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
@@ -43,7 +43,7 @@ async def serving(service: Service, host: str, port: int) -> AsyncIterator[int]:
     server = aio.server()
     methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "ModelReady": grpc.unary_unary_rpc_method_handler(_ready),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_Streams(service).infer),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(partial(_infer, service=service)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
     try:
@@ -61,30 +61,24 @@ async def _ready(_request: bytes, _context: Any) -> bytes:
     return bytes(_messages()["inference.ModelReadyResponse"](ready=True).SerializeToString())
 
 
-class _Streams:
-    """The calls of clients; it owns nothing but knows the engine."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def infer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Answer the requests of a stream one after the other."""
-        traceparent = str(dict(context.invocation_metadata()).get("traceparent", ""))
-        async for data in requests:
-            arrival_ns = self._service.clock()
-            try:
-                request = _messages()["inference.ModelInferRequest"].FromString(data)
-                asked = _read(request, self._service)
-            except (DecodeError, RefusedError) as error:
-                yield _wrong(f"{error}")
-                continue
-            response_id = f"grpc-{request.id or uuid.uuid4().hex}"
-            try:
-                async with submitted(self._service, asked, response_id, arrival_ns, traceparent) as (stream, told):
-                    async for response in _responses(request, stream, told):
-                        yield response
-            except EngineStoppedError as error:
-                yield _wrong(f"{error}")
+async def _infer(requests: AsyncIterator[bytes], context: Any, *, service: Service) -> AsyncIterator[bytes]:
+    """Answer the requests of a stream one after the other."""
+    traceparent = str(dict(context.invocation_metadata()).get("traceparent", ""))
+    async for data in requests:
+        arrival_ns = service.clock()
+        try:
+            request = _messages()["inference.ModelInferRequest"].FromString(data)
+            asked = _read(request, service)
+        except (DecodeError, RefusedError) as error:
+            yield _wrong(f"{error}")
+            continue
+        response_id = f"grpc-{request.id or uuid.uuid4().hex}"
+        try:
+            async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, told):
+                async for response in _responses(request, stream, told):
+                    yield response
+        except EngineStoppedError as error:
+            yield _wrong(f"{error}")
 
 
 def _read(request: Any, service: Service) -> Generation:

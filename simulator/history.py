@@ -106,11 +106,10 @@ class PrefillWork:
 class StepOutcome:
     """What one step did, and the state of the engine after it.
 
-    `running` and `waiting` count requests (those not yet taken in are in neither), `kv_usage_ratio` is the share of
-    blocks in use. The prefix cache's queries and hits are prompt tokens of requests first scheduled in this step.
-    `intake_ns` is the time from arrival to the queue of each request taken in, `chunk_ns` the time of each chunk
-    that left its prefill unfinished; `decode_requests` had one token each; `kv_tokens` are those of the sequences in
-    the step. Unused blocks that still hold a known prefix are `evictable_blocks`.
+    `running` and `waiting` count requests (those not yet taken in are in neither). `intake_ns` is the time from arrival
+    to the queue of each request taken in, `chunk_ns` the time of each chunk that left its prefill unfinished;
+    `decode_requests` had one token each; `kv_tokens` are those of the sequences in the step. Unused blocks that still
+    hold a known prefix are `evictable_blocks`.
     """
 
     begin_ns: int
@@ -129,8 +128,3 @@ class StepOutcome:
     finished: tuple[RequestRecord, ...]
     running: int
     waiting: int
-    kv_usage_ratio: float
-    scheduled_tokens: int
-    preemptions: int
-    prefix_queries_tokens: int
-    prefix_hits_tokens: int

@@ -23,7 +23,6 @@ class RefusedError(Exception):
     """A request is refused; carries what the error reply says."""
 
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
-        """Keep the parts of the reply."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -102,7 +101,6 @@ class Generation:
     max_tokens: int
     ignore_eos: bool
     stream: bool
-    chat: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -137,7 +135,6 @@ def read_generation(body: bytes, *, chat: bool, model: str, max_model_len: int) 
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
     options = request.stream_options or StreamOptions()
     return Generation(
-        chat=chat,
         prompt_token_ids=tuple(token_ids),
         max_tokens=fitting_max_tokens(len(token_ids), limit, max_model_len),
         ignore_eos=bool(request.ignore_eos),

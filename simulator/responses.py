@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from simulator.dialects import Told
 from simulator.history import RequestRecord, TokenOutput
 from simulator.replies import TOKEN_IDS, WORDS
+from simulator.requests import RefusedError
 from simulator.tokenizer import END_OF_SEQUENCE
 
 DONE = b"data: [DONE]\n\n"
@@ -37,19 +39,17 @@ class EventTemplate:
     continuous_usage: bool
 
 
-def event_template(
-    *, response_id: str, model: str, created_s: int, chat: bool, prompt_tokens: int, continuous_usage: bool
-) -> EventTemplate:
-    """Return the template of a stream; `created_s` is in Unix seconds."""
+def event_template(told: Told, *, chat: bool, continuous_usage: bool) -> EventTemplate:
+    """Return the template of a stream."""
     kind = "chat.completion.chunk" if chat else "text_completion"
-    fields = {"id": response_id, "object": kind, "created": created_s, "model": model}
+    fields = {"id": told.response_id, "object": kind, "created": told.created_s, "model": told.model}
     head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
     text = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
     closing = b'"},"logprobs":null,"finish_reason":%b%b}]' if chat else b'","logprobs":null,"finish_reason":%b%b}]'
     opening = b""
     if chat:
         opening = head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        opening += (b',"usage":' + usage(prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
+        opening += (b',"usage":' + usage(told.prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
     return EventTemplate(
         opening=opening,
         before_text=head + text,
@@ -59,7 +59,7 @@ def event_template(
             reason: closing % (b'"%b"' % reason.encode(), b',"stop_reason":null') for reason in ("stop", "length")
         },
         head=head,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=told.prompt_tokens,
         continuous_usage=continuous_usage,
     )
 
@@ -113,14 +113,7 @@ def _metrics(record: RequestRecord | None) -> bytes:
 
 
 def whole_reply(
-    outputs: Sequence[TokenOutput],
-    *,
-    response_id: str,
-    model: str,
-    created_s: int,
-    chat: bool,
-    prompt_tokens: int,
-    record: RequestRecord | None = None,
+    told: Told, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
 ) -> bytes:
     """Return the body of a reply that is not streamed, with a record's times where they are wanted."""
     text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
@@ -129,17 +122,18 @@ def whole_reply(
     choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
     reply = msgspec.json.encode(
         {
-            "id": response_id,
+            "id": told.response_id,
             "object": "chat.completion" if chat else "text_completion",
-            "created": created_s,
-            "model": model,
+            "created": told.created_s,
+            "model": told.model,
             "choices": [choice],
-            "usage": msgspec.Raw(usage(prompt_tokens, len(outputs), record)),
+            "usage": msgspec.Raw(usage(told.prompt_tokens, len(outputs), record)),
         }
     )
     return reply[:-1] + _metrics(record) + b"}"
 
 
-def error_reply(status: int, message: str, *, kind: str, param: str | None) -> bytes:
-    """Return the body of an error reply."""
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+def refused(error: RefusedError) -> tuple[int, bytes]:
+    """Return status and body of an error reply."""
+    told = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+    return error.status, msgspec.json.encode({"error": told})

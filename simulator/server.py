@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from simulator import native, websocket
-from simulator.driver import EngineDriver, EngineStoppedError, TokenStream, anchored_clock
+from simulator.driver import EngineDriver, EngineStoppedError, anchored_clock
 from simulator.engine import Engine
-from simulator.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.history import RequestRecord, StepOutcome, TokenOutput
 from simulator.pages import page_of, sglang, trtllm, vllm
 from simulator.requests import (
     DetokenizeRequest,
-    Generation,
     RefusedError,
     TokenizeRequest,
     chat_token_ids,
@@ -32,8 +32,8 @@ from simulator.requests import (
     read,
     read_generation,
 )
-from simulator.responses import DONE, error_reply, event_template, token_event, usage_event, whole_reply
-from simulator.service import SERVICE, Service
+from simulator.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
+from simulator.service import SERVICE, Service, said, streamed, submitted, whole
 from simulator.settings import SimulatorSettings
 from simulator.tokenizer import UnknownTokenError, decode, encode
 from simulator.truth import TruthLog
@@ -125,8 +125,8 @@ def _url(host: str, port: int) -> str:
 
 def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     routes = [
-        web.post("/v1/chat/completions", _chat_completions),
-        web.post("/v1/completions", _completions),
+        web.post("/v1/chat/completions", partial(_generate, chat=True)),
+        web.post("/v1/completions", partial(_generate, chat=False)),
         web.get("/v1/models", _models),
         web.get("/health", _health),
         *native.ROUTES,
@@ -154,27 +154,16 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except RefusedError as error:
-        return _json(error_reply(error.status, error.message, kind=error.kind, param=error.param), error.status)
+        status, body = refused(error)
+        return said(msgspec.Raw(body), status)
     except web.HTTPException as error:
-        return _json(msgspec.json.encode({"detail": error.reason}), error.status)
+        return said({"detail": error.reason}, error.status)
     except EngineStoppedError as error:
-        return _json(_engine_stopped(error), 500)
+        return said(msgspec.Raw(_engine_stopped(f"{error}")), 500)
 
 
-def _engine_stopped(error: EngineStoppedError) -> bytes:
-    return error_reply(500, f"{error}", kind="InternalServerError", param=None)
-
-
-def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
-async def _chat_completions(request: web.Request) -> web.StreamResponse:
-    return await _generate(request, chat=True)
-
-
-async def _completions(request: web.Request) -> web.StreamResponse:
-    return await _generate(request, chat=False)
+def _engine_stopped(message: str) -> bytes:
+    return refused(RefusedError(500, message, kind="InternalServerError"))[1]
 
 
 async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
@@ -185,79 +174,31 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     settings = service.settings
     max_model_len = settings.engine_settings.max_model_len
     generation = read_generation(body, chat=chat, model=settings.model, max_model_len=max_model_len)
-    base_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-    engine_request = EngineRequest(
-        request_id=f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
-        prompt_token_ids=generation.prompt_token_ids,
-        max_tokens=generation.max_tokens,
-        ignore_eos=generation.ignore_eos,
-        streamed=generation.stream,
-        traceparent=request.headers.get("traceparent", ""),
-    )
-    stream = service.driver.submit(engine_request, arrival_ns)
-    created_s = arrival_ns // 1_000_000_000
-    try:
+    response_id = f"{'chatcmpl' if chat else 'cmpl'}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
+    traceparent = request.headers.get("traceparent", "")
+    async with submitted(service, generation, response_id, arrival_ns, traceparent) as (stream, told):
         if generation.stream:
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-            # A client that leaves is no error of the server's: the request is abandoned below, as in vLLM.
-            with suppress(ConnectionResetError):
-                await _stream(request, response, stream, generation, (engine_request.request_id, created_s))
-            return response
-        outputs = await stream.take()
-        while outputs[-1].finish_reason is None:
-            outputs += await stream.take()
-    finally:
-        service.driver.abandon(stream)
-    return _json(
-        whole_reply(
-            outputs,
-            response_id=engine_request.request_id,
-            model=settings.model,
-            created_s=created_s,
-            chat=chat,
-            prompt_tokens=len(generation.prompt_token_ids),
-            record=stream.record if settings.per_request_metrics else None,
-        )
-    )
+            template = event_template(told, chat=chat, continuous_usage=generation.continuous_usage)
+
+            def events(outputs: list[TokenOutput]) -> bytes:
+                parts = [token_event(template, output) for output in outputs]
+                if outputs[-1].finish_reason is not None:
+                    if generation.include_usage:
+                        record = stream.record if settings.per_request_metrics else None
+                        parts.append(usage_event(template, outputs[-1].output_tokens, record))
+                    parts.append(DONE)
+                return b"".join(parts)
+
+            kind = "text/event-stream; charset=utf-8"
+            return await streamed(request, stream, kind, events=events, failed=_stream_failed)
+        outputs, record = await whole(stream)
+    timed = record if settings.per_request_metrics else None
+    return said(msgspec.Raw(whole_reply(told, outputs, chat=chat, record=timed)))
 
 
-async def _stream(
-    request: web.Request,
-    response: web.StreamResponse,
-    stream: TokenStream,
-    generation: Generation,
-    identity: tuple[str, int],
-) -> None:
-    """Send one event a token as the tokens come; those that came together go out in one write.
-
-    When the engine stops, an error event ends the stream, as when vLLM's engine dies.
-    """
-    # Like vLLM, it says 200 before the request is scheduled.
-    await response.prepare(request)
-    template = event_template(
-        response_id=identity[0],
-        model=request.app[SERVICE].settings.model,
-        created_s=identity[1],
-        chat=generation.chat,
-        prompt_tokens=len(generation.prompt_token_ids),
-        continuous_usage=generation.continuous_usage,
-    )
-    ended = False
-    while not ended:
-        try:
-            outputs = await stream.take()
-        except EngineStoppedError as error:
-            await response.write(b"data: %b\n\n%b" % (_engine_stopped(error), DONE))
-            break
-        events = [token_event(template, output) for output in outputs]
-        ended = outputs[-1].finish_reason is not None
-        if ended:
-            if generation.include_usage:
-                told = stream.record if request.app[SERVICE].settings.per_request_metrics else None
-                events.append(usage_event(template, outputs[-1].output_tokens, told))
-            events.append(DONE)
-        await response.write(b"".join(events))
-    await response.write_eof()
+def _stream_failed(message: str) -> bytes:
+    """Return how a stream ends when vLLM's engine dies."""
+    return b"data: %b\n\n%b" % (_engine_stopped(message), DONE)
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -273,7 +214,7 @@ async def _models(request: web.Request) -> web.Response:
     }
     if settings.engine == "trtllm":
         model = {key: model[key] for key in ("id", "object", "created", "owned_by")}
-    return _json(msgspec.json.encode({"object": "list", "data": [model]}))
+    return said({"object": "list", "data": [model]})
 
 
 async def _health(_request: web.Request) -> web.Response:
@@ -281,7 +222,7 @@ async def _health(_request: web.Request) -> web.Response:
 
 
 async def _version(request: web.Request) -> web.Response:
-    return _json(msgspec.json.encode({"version": VERSIONS[request.app[SERVICE].settings.engine]}))
+    return said({"version": VERSIONS[request.app[SERVICE].settings.engine]})
 
 
 async def _server_info(request: web.Request) -> web.Response:
@@ -299,12 +240,12 @@ async def _server_info(request: web.Request) -> web.Response:
         "internal_states": [],
         "version": VERSIONS["sglang"],
     }
-    return _json(msgspec.json.encode(answer))
+    return said(answer)
 
 
 async def _model_info(request: web.Request) -> web.Response:
     model = request.app[SERVICE].settings.model
-    return _json(msgspec.json.encode({"model_path": model, "tokenizer_path": model, "is_generation": True}))
+    return said({"model_path": model, "tokenizer_path": model, "is_generation": True})
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -314,7 +255,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _iterations(request: web.Request) -> web.Response:
     page = request.app[SERVICE].page
-    return _json(page.take_iterations() if isinstance(page, trtllm.TrtllmPage) else b"[]")
+    return said(msgspec.Raw(page.take_iterations()) if isinstance(page, trtllm.TrtllmPage) else [])
 
 
 async def _tokenize(request: web.Request) -> web.Response:
@@ -329,7 +270,7 @@ async def _tokenize(request: web.Request) -> web.Response:
         raise RefusedError(400, "either prompt or messages must be given")
     max_model_len = settings.engine_settings.max_model_len
     answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": None}
-    return _json(msgspec.json.encode(answer))
+    return said(answer)
 
 
 async def _detokenize(request: web.Request) -> web.Response:
@@ -339,4 +280,4 @@ async def _detokenize(request: web.Request) -> web.Response:
         text = decode(asked.tokens)
     except UnknownTokenError as error:
         raise RefusedError(400, f"{error}", param="tokens") from None
-    return _json(msgspec.json.encode({"prompt": text}))
+    return said({"prompt": text})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 
 from simulator.dialects import Told
-from simulator.driver import EngineDriver, TokenStream
-from simulator.history import EngineRequest
+from simulator.driver import EngineDriver, EngineStoppedError, TokenStream
+from simulator.history import EngineRequest, RequestRecord, TokenOutput
 from simulator.pages import EnginePage
 from simulator.requests import Generation
 from simulator.settings import SimulatorSettings
@@ -27,6 +28,11 @@ class Service:
 
 
 SERVICE = web.AppKey("service", Service)
+
+
+def said(answer: object, status: int = 200) -> web.Response:
+    """Answer with JSON as short as vLLM's."""
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
 
 
 @asynccontextmanager
@@ -56,3 +62,40 @@ async def submitted(
         yield stream, told
     finally:
         service.driver.abandon(stream)
+
+
+async def whole(stream: TokenStream) -> tuple[list[TokenOutput], RequestRecord]:
+    """Wait for all tokens of a request. Raises EngineStoppedError."""
+    outputs = await stream.take()
+    while stream.record is None or outputs[-1].finish_reason is None:
+        outputs += await stream.take()
+    return outputs, stream.record
+
+
+async def streamed(
+    request: web.Request,
+    stream: TokenStream,
+    content_type: str,
+    *,
+    events: Callable[[list[TokenOutput]], bytes],
+    failed: Callable[[str], bytes],
+) -> web.StreamResponse:
+    """Answer with what `events` makes of the tokens as they come; those that came together go out in one write.
+
+    When the engine stops, `failed` says so. A client that leaves is no error of the server's.
+    """
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    with suppress(ConnectionResetError):
+        # Like vLLM, it says 200 before the request is scheduled.
+        await response.prepare(request)
+        ended = False
+        while not ended:
+            try:
+                outputs = await stream.take()
+            except EngineStoppedError as error:
+                await response.write(failed(f"{error}"))
+                break
+            ended = outputs[-1].finish_reason is not None
+            await response.write(events(outputs))
+        await response.write_eof()
+    return response

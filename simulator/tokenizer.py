@@ -11,10 +11,6 @@ from collections.abc import Iterable, Sequence
 
 BYTES_PER_TOKEN = 4
 END_OF_SEQUENCE = 1
-#: What the chat template adds: a header of 3 tokens and an end mark of 1 to every message, and one more header
-#: that opens the reply.
-CHAT_TOKENS_PER_MESSAGE = 4
-CHAT_TOKENS_OPENING_REPLY = 3
 
 _ONE = b"\x01"
 _END_MARK = "<|/>"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 import msgspec
@@ -34,13 +33,9 @@ class TruthLog:
         self._file: TextIO | None = None if path is None else path.open("a", buffering=1, encoding="utf-8")
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -54,7 +49,7 @@ class TruthLog:
 def line(record: RequestRecord) -> str:
     """Return a record as one line of JSON, its line feed included."""
     fields = {
-        "request_id": bare_id(record.request_id),
+        "request_id": record.request_id.partition("-")[2],  # behind the prefix: chatcmpl-a-b gives a-b
         "response_id": record.request_id,
         "arrival_ns": record.arrival_ns,
         "queued_ns": record.queued_ns,
@@ -68,8 +63,3 @@ def line(record: RequestRecord) -> str:
         "preemptions": record.preemptions,
     }
     return msgspec.json.encode(fields).decode() + "\n"
-
-
-def bare_id(response_id: str) -> str:
-    """Return what stands behind the prefix of a response id: `chatcmpl-a-b` gives `a-b`."""
-    return response_id.partition("-")[2]

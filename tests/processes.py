@@ -37,6 +37,7 @@ DRIP = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":nu
 METRICS = b"# TYPE up gauge\nup 1\n"
 PAGE = b"<!doctype html><title>Bad gateway</title>"
 LIMITED = b'{"error":{"message":"slow down"}}'
+QUIET = ("--listen", "off", "--quiet")
 QUICK = ("--rate", "40", "--requests", "8", "--warmup", "0")
 LONG = ("--rate", "20", "--duration", "25", "--warmup", "0")  # runs that are ended before they end
 
@@ -68,9 +69,12 @@ class Ended:
 
 @dataclass(slots=True)
 class Script:
-    """A server's memory: how often each run asked for a completion, and whether all is over."""
+    """A server's memory: how often each run asked for a completion, with which connections and headers, and whether
+    all is over.
+    """
 
     asked: Counter[str] = field(default_factory=Counter)
+    seen: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -105,6 +109,7 @@ def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
                 self.say(404, "text/plain", b"")
                 return
             number = script.count(run)
+            script.seen.append((self.client_address[1], dict(self.headers)))
             if name == "mute":
                 script.over.wait()
             elif number == 1 and name != "always":
@@ -176,17 +181,16 @@ def until(fact: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> N
         time.sleep(0.02)
 
 
-def start(url: str, path: Path, *options: str | Path, limit: int | None = None) -> subprocess.Popen[str]:
-    """Start a quiet run; `limit` is the hard limit of its open files."""
+def start(*arguments: str | Path, limit: int | None = None) -> subprocess.Popen[str]:
+    """Start a command; `limit` is the hard limit of its open files."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
-    command = [sys.executable, "-m", "sidecar", "run", "--url", url, "--out", path, "--listen", "off", "--quiet"]
 
     def lower() -> None:
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     return subprocess.Popen(
-        [*map(str, command), *map(str, options)],
+        [sys.executable, "-m", "sidecar", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,6 +203,25 @@ def ended(process: subprocess.Popen[str], path: Path) -> Ended:
     """Wait for a command."""
     out, err = process.communicate(timeout=BOUND_S)
     return Ended(code=process.returncode, out=out, err=err, path=path)
+
+
+def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
+    """Run a command to its end."""
+    with start(*arguments) as process:
+        return ended(process, path)
+
+
+@contextmanager
+def engine(*options: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a fast simulated engine, and yield its URL and process."""
+    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", *map(str, options)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"], process
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def refused(run: Ended, code: int) -> str:
@@ -221,13 +244,17 @@ def finished(path: Path) -> bool:
     return any(isinstance(part, RequestPart) and part.last for log in logs for part in read_log(log))
 
 
-def load_workers(parent: int) -> list[int]:
-    """Return the load workers that a run started, in order."""
+def children(parent: int) -> dict[int, str]:
+    """Return the processes that a process started, in order, each with its command line."""
     listing = Path(f"/proc/{parent}/task/{parent}/children")
     if not listing.exists():
         pytest.skip("needs /proc to find the processes of a run")
-    started = [int(child) for child in listing.read_text().split()]
-    return [child for child in started if b"loadgen.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in listing.read_text().split()}
+
+
+def load_workers(parent: int) -> list[int]:
+    """Return the load workers that a run started, in order."""
+    return [child for child, command in children(parent).items() if "loadgen.worker" in command]
 
 
 def interrupt(process: subprocess.Popen[str], path: Path, number: signal.Signals = signal.SIGINT) -> None:
@@ -249,7 +276,8 @@ class Case:
 
 def launched(case: Case, netloc: str, path: Path) -> Ended:
     """Run a case to its end."""
-    with start(case.url.format(netloc), path, *case.options, limit=case.limit) as process:
+    url = case.url.format(netloc)
+    with start("run", "--url", url, "--out", path, *QUIET, *case.options, limit=case.limit) as process:
         if case.deed is not None:
             case.deed(process, path)
         return ended(process, path)

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 import shutil
-import socket
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import aiohttp
+import promql
 import pytest
 
-PROMQL = Path(__file__).parent / "dashboards" / "promql.py"
+from sidecar.demo import free_pair
+
 PROMTOOL = shutil.which("promtool")
 DEADLINE_S = 60.0
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-promql = _load(PROMQL)
 DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
 # What only a resident sidecar has to tell; a run has no gateway before its engine either.
 WATCH_ONLY = re.compile(r'sidelight_(receiver|window|watch|breakdown_missing)_|part="gateway"')
@@ -41,13 +29,6 @@ def of_a_run(panel: dict[str, Any]) -> dict[str, Any]:
     """Return a panel with the queries alone that a run has data for."""
     queries = [query for query in panel.get("targets", ()) if not WATCH_ONLY.search(query["expr"])]
     return {**panel, "targets": queries}
-
-
-def free_address() -> str:
-    """Return a loopback address on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 async def page_of_a_run(url: str, demo: asyncio.subprocess.Process) -> bytes:
@@ -85,7 +66,7 @@ async def test_prometheus_scrapes_a_demo_and_every_panel_has_data(tmp_path: Path
     """The demo ends well; promtool accepts its page; each panel's and annotation's query has data by its end."""
     if promql.PROMETHEUS is None or PROMTOOL is None:
         pytest.skip("prometheus and promtool are not installed (Debian package prometheus)")
-    address = free_address()
+    address = free_pair()
     out = tmp_path / "run"
     async with promql.prometheus(scraping=[address], directory=tmp_path) as base_url:
         demo = await asyncio.create_subprocess_exec(

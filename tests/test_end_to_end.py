@@ -11,22 +11,21 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import processes
 import pytest
 from jsonschema import Draft202012Validator
+from processes import LONG, QUIET, Ended, children, ended, load_workers, sidelight, start, until
 
 from loadgen.frames import read_plan
 from scraper.engines import QUANTITIES
 from sidecar import schema
 
-PROC = Path("/proc")
 DERIVED = (
     "summary.json",
     "server_metrics_export.json",
@@ -37,7 +36,6 @@ DERIVED = (
 )
 SECRET = "hush-7f3a"
 LOST_NS = 1_000_000_000
-LONG = ("--rate", "20", "--duration", "25", "--warmup", "0")  # runs that are ended before they end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,94 +55,19 @@ class Simulated:
         return [record for record in self.records() if record["finish_reason"] != "abort"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a command ended, and its run directory."""
-
-    code: int
-    out: str
-    err: str
-    path: Path
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return loaded
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
-        return loaded
-
-    def requests(self) -> list[dict[str, Any]]:
-        """Return the rows of requests.parquet."""
-        rows: list[dict[str, Any]] = pq.read_table(self.path / "requests.parquet").to_pylist()
-        return rows
-
-
-def until(fact: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
-    """Wait for another process."""
-    ends_s = time.monotonic() + deadline_s
-    while not fact():
-        assert time.monotonic() < ends_s, f"waited {deadline_s:g} s for {what}"
-        time.sleep(0.02)
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Start a command with pipes for what it says."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "sidecar", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def ended(process: subprocess.Popen[str], path: Path) -> Ended:
-    """Wait for a command."""
-    out, err = process.communicate(timeout=60)
-    return Ended(code=process.returncode, out=out, err=err, path=path)
-
-
-def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
-    """Run a command to its end."""
-    with start(*arguments) as process:
-        return ended(process, path)
-
-
 def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[str]:
     """Start a quiet run and return when 25 of its requests have been answered."""
     before = len(engine.finished())
-    arguments = ("run", "--url", engine.url, "--out", path, "--listen", "off", "--quiet", *LONG, *options)
-    process = start(*arguments)
+    process = start("run", "--url", engine.url, "--out", path, *QUIET, *LONG, *options)
     until(lambda: len(engine.finished()) >= before + 25 or process.poll() is not None, "25 answers")
     assert process.poll() is None, process.communicate()
     return process
 
 
-def children(parent: int) -> dict[int, str]:
-    """Return the processes that a process started, each with its command line."""
-    if not PROC.is_dir():
-        pytest.skip("needs /proc to find the processes of a run")
-    found = {}
-    for entry in PROC.iterdir():
-        if entry.name.isdecimal():
-            try:
-                state = (entry / "stat").read_text()
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended meanwhile
-            if int(state.rpartition(")")[2].split()[1]) == parent:
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode()
-    return found
-
-
 def alive(process: int) -> bool:
     """Tell whether a process still runs; one that nobody has collected does not."""
     try:
-        return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -158,18 +81,8 @@ def bodies(path: Path) -> list[bytes]:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """An engine so small that requests wait, for all runs of this file, one after the other."""
     truth = tmp_path_factory.mktemp("engine") / "truth.jsonl"
-    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--max-num-seqs", "6", "--exit-on-eof"]
-    with (
-        truth.with_name("stderr").open("wb") as stderr,
-        subprocess.Popen(
-            [*command, "--truth", str(truth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        yield Simulated(url=ready["url"], truth=truth)
-        assert process.stdin is not None
-        process.stdin.close()
+    with processes.engine("--max-num-seqs", "6", "--truth", truth) as (url, _):
+        yield Simulated(url=url, truth=truth)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +158,7 @@ def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -
     """A run whose load worker got SIGKILL, and of which a report was made."""
     path = tmp_path_factory.mktemp("worker") / "run"
     with running(engine, path, "--seed", "8") as process:
-        [worker] = [child for child, command in children(process.pid).items() if "loadgen.worker" in command]
+        [worker] = load_workers(process.pid)
         os.kill(worker, signal.SIGKILL)
         run = ended(process, path)
     sidelight("report", path)
@@ -397,13 +310,8 @@ def test_without_server_metrics_a_run_goes_on_and_says_so_once(bare: Ended):
     breakdown = bare.summary["correlation"]["breakdown"]
     assert {None} == {breakdown[f"{part}_ms"]["mean"] for part in ("queue", "prefill", "other")}
     assert bare.summary["client"]["ttft_ms"]["mean"] == breakdown["ttft_ms"]["mean"] > 0
-    assert bare.summary["correlation"]["missing"] in (bare.path / "report.txt").read_text()
-
-
-def test_a_report_without_parts_does_not_list_none(bare: Ended):
-    """The sentence that says where the TTFT went says that it is not known."""
     report = (bare.path / "report.txt").read_text()
-    assert "went is not known: " in report
+    assert f"went is not known: {bare.summary['correlation']['missing']}" in report
     assert "ms: ." not in report
 
 

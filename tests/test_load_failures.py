@@ -6,13 +6,10 @@ simulated engine that dies.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from processes import (
     Ended,
     Script,
     answered,
+    engine,
     finished,
     interrupt,
     kept,
@@ -33,19 +31,6 @@ from processes import (
     serving,
     until,
 )
-
-
-@contextmanager
-def engine() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a simulated engine that may be killed, and yield its URL and process."""
-    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"], process
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +51,6 @@ def kill_a_worker(process: subprocess.Popen[str], path: Path) -> None:
 
 
 CASES = {
-    "ctrl-c": Case(url="http://{}/good/ctrl-c", options=LONG, deed=interrupt),
     "sigterm": Case(url="http://{}/good/sigterm", options=LONG, deed=partial(interrupt, number=signal.SIGTERM)),
     "sighup": Case(url="http://{}/good/sighup", options=LONG, deed=partial(interrupt, number=signal.SIGHUP)),
     "deadline": Case(url="http://{}/endless/deadline", options=(*LONG, "--deadline", "12")),
@@ -101,7 +85,7 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             yield found
 
 
-@pytest.mark.parametrize("name", ["ctrl-c", "sigterm", "sighup"])
+@pytest.mark.parametrize("name", ["sigterm", "sighup"])
 def test_a_signal_ends_the_run_and_keeps_what_there_was(runs: Callable[[str], Ended], name: str):
     """Exit 130, a report that says so, and every answer up to then."""
     run = runs(name)

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from processes import QUIET, Ended, Script, engine, serving, sidelight
 
 from loadgen.arrivals import Arrival, schedule
 from loadgen.frames import read_plan
 from loadgen.log import RequestLog, select
 from loadgen.records import PlannedRequest
-from sidecar import cli
 from sidecar.run import open_run
 
-BOUND_S = 60.0
 MS = 1_000_000
-NOBODY = "http://192.0.2.1"
 
 TINY = "name: tiny\ncontent: words\ninput: 20\noutput: 3\n"
 DESK = """\
@@ -51,32 +43,11 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:04.7799600,25,1
 """
 SOME = ("--rate", "60", "--requests", "12", "--warmup", "0")
-MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
-ANSWER = (
-    b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\n'
-    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
-    b"data: [DONE]\n\n"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a run ended, and its directory."""
-
-    code: int
-    out: str
-    err: str
-    path: Path
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        return loaded
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
-        return loaded
+class Loaded(Ended):
+    """A load that ended."""
 
     @cached_property
     def log(self) -> RequestLog:
@@ -99,72 +70,10 @@ class Ended:
         return [int(at_ns) - self.summary["window"]["start_ns"] for at_ns in self.log.scheduled_ns]
 
 
-@dataclass(slots=True)
-class Seen:
-    """What a server saw of the requests for completions: each one's connection and headers."""
-
-    requests: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-
-
-@contextmanager
-def watching() -> Iterator[tuple[str, Seen]]:
-    """Run a server that answers everything well and remembers what it was asked."""
-    seen = Seen()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.say(200, MODELS) if self.path.endswith("/models") else self.say(404, b"")
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            if not self.path.endswith("completions"):
-                self.say(404, b"")
-                return
-            seen.requests.append((self.client_address[1], dict(self.headers)))
-            self.say(200, ANSWER, "text/event-stream")
-
-        def say(self, status: int, body: bytes, kind: str = "application/json") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", seen
-        server.shutdown()
-        thread.join()
-
-
-@contextmanager
-def engine(truth: Path) -> Iterator[str]:
-    """Run a fast simulated engine."""
-    command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", "--truth", str(truth)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-def sidelight(url: str, path: Path, *options: str) -> Ended:
+def load(url: str, path: Path, *options: str) -> Loaded:
     """Run a quiet load to its end."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
-    command = [sys.executable, "-m", "sidecar", "run", "--url", url, "--out", str(path), "--listen", "off", "--quiet"]
-    done = subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment
-    )
-    return Ended(code=done.returncode, out=done.stdout, err=done.stderr, path=path)
+    run = sidelight("run", "--url", url, "--out", path, *QUIET, *options, path=path)
+    return Loaded(code=run.code, out=run.out, err=run.err, path=path)
 
 
 def tokenizer_json(path: Path) -> None:
@@ -206,9 +115,9 @@ class Runs:
 
     files: Path
     urls: tuple[str, str]
-    started: dict[str, Future[Ended]]
+    started: dict[str, Future[Loaded]]
 
-    def __getitem__(self, name: str) -> Ended:
+    def __getitem__(self, name: str) -> Loaded:
         return self.started[name].result()
 
 
@@ -228,23 +137,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         (files / name).write_text(text, encoding="utf-8")
     tokenizer_json(files / "tokenizer.json")
     with ExitStack() as stack:
-        urls = (
-            stack.enter_context(engine(out / "truth-1.jsonl")),
-            stack.enter_context(engine(out / "truth-2.jsonl")),
-        )
+        urls = (stack.enter_context(engine())[0], stack.enter_context(engine())[0])
         pool = stack.enter_context(ThreadPoolExecutor(4))
         started = {
-            name: pool.submit(sidelight, urls[0], out / name, *(option.replace("{}", str(files)) for option in options))
+            name: pool.submit(load, urls[0], out / name, *(option.replace("{}", str(files)) for option in options))
             for name, options in RUNS.items()
         }
 
-        def replayed() -> Ended:
+        def replayed() -> Loaded:
             started["one"].result()
-            return sidelight(urls[0], out / "again", "--replay-requests", str(files / "saved.jsonl"), "--warmup", "0")
+            return load(urls[0], out / "again", "--replay-requests", str(files / "saved.jsonl"), "--warmup", "0")
 
-        def spread() -> Ended:
-            load = ("--rate", "60", "--requests", "11", "--workload", str(files / "tiny.yaml"), "--warmup", "0")
-            return sidelight(urls[0], out / "both", "--url", urls[1], *load)
+        def spread() -> Loaded:
+            options = ("--rate", "60", "--requests", "11", "--workload", str(files / "tiny.yaml"), "--warmup", "0")
+            return load(urls[0], out / "both", "--url", urls[1], *options)
 
         started |= {"again": pool.submit(replayed), "both": pool.submit(spread)}
         yield Runs(files=files, urls=urls, started=started)
@@ -430,70 +336,13 @@ def test_exact_tokens_are_what_the_engine_counts(runs: Runs):
 
 def test_headers_and_connections(tmp_path: Path):
     """A further header reaches the server in every request; without reuse each has a connection of its own."""
-    load = ("--concurrency", "1", "--requests", "5", "--warmup", "0", "--tokenizer", "cl100k_base")
-    with watching() as (url, seen):
-        run = sidelight(url, tmp_path / "run", *load, "--header", "X-Team: blue", "--no-reuse")
+    script = Script()
+    options = ("--concurrency", "1", "--requests", "5", "--warmup", "0", "--tokenizer", "cl100k_base")
+    with serving(script) as url:
+        run = load(f"{url}/good/team", tmp_path / "run", *options, "--header", "X-Team: blue", "--no-reuse")
     assert 0 == run.code
     # The first is the one for a token, before the load.
-    assert ["blue"] * 6 == [headers["X-Team"] for _, headers in seen.requests]
-    assert ["close"] * 5 == [headers["Connection"] for _, headers in seen.requests[1:]]
-    assert 6 == len({connection for connection, _ in seen.requests})
+    assert ["blue"] * 6 == [headers["X-Team"] for _, headers in script.seen]
+    assert ["close"] * 5 == [headers["Connection"] for _, headers in script.seen[1:]]
+    assert 6 == len({connection for connection, _ in script.seen})
     assert "blue" not in (tmp_path / "run" / "manifest.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--barrier"], "--barrier needs --concurrency"),
-        (["--barrier", "--concurrency", "2", "--workers", "2"], "--workers 2: --barrier is exact with one worker only"),
-        (["--arrival", "replay"], "--arrival replay and --trace FILE need each other"),
-        (["--trace", "t.csv"], "--arrival replay and --trace FILE need each other"),
-        (["--ramp", "linear"], "--ramp and --ramp-to need each other"),
-        (["--ramp-to", "4"], "--ramp and --ramp-to need each other"),
-        (["--ramp", "linear", "--ramp-to", "4", "--concurrency", "2"], "exclude each other"),
-        (["--ramp-duration", "3"], "--ramp-duration 3: "),
-        (["--burst-on", "2"], "--burst-on 2: "),
-        (["--burstiness", "2"], "--burstiness 2: "),
-        (["--replay-speed", "2"], "--replay-speed 2: "),
-        (
-            ["--replay-speed", "2", "--arrival", "replay", "--trace", "t", "--rate", "1"],
-            "--replay-speed 2 and --rate 1 excl",
-        ),
-        (["--replay-speed", "2", "--concurrency", "2"], "--replay-speed and --concurrency exclude each other"),
-        (["--sessions"], "--sessions needs --dataset"),
-        (["--think-time", "2"], "--think-time 2: needs --sessions"),
-        (["--rate", "0.01", "--duration", "1"], "--rate 0.01 --duration 1: no request falls into it"),
-        (["--workers", "999"], "--workers 999: must be at most 256"),
-        (["--slo", "ttft_p99<500"], "--slo: 'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
-        (
-            ["--save-requests", "a", "--replay-requests", "b"],
-            "--save-requests and --replay-requests exclude each other",
-        ),
-        (["--save-requests", "no/where"], "--save-requests no/where: "),
-        (["--replay-requests", "nowhere"], "--replay-requests nowhere: no such file"),
-        (["--header", "novalue"], "--header 'number 1': must be 'Name: value'"),
-        (["--key", "k.pem"], "--key k.pem: needs --cert"),
-        (["--tokenizer", "/nope"], "--tokenizer /nope: no such file; give auto, server, cl100k_base or the path of a"),
-        (["--warmup", "often"], "Invalid value for --warmup: 'often': must be a whole number or 'draft'"),
-        (["--ca", "nowhere.pem"], "--ca nowhere.pem: No such file or directory; give the path of a PEM file"),
-        (["--ca", "nowhere.pem", "--insecure"], "--insecure and --ca nowhere.pem exclude each other"),
-        (["--dataset", "nowhere"], "--dataset nowhere: synthetic-uniform reads no data set"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_options_that_contradict_each_other_are_exit_2(
-    arguments: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """One line with the option, its value and the cure; nobody is asked, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.app, "config", ())
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["run", "--url", NOBODY, *arguments])
-    out, err = capsys.readouterr()
-    assert (2, "", 1) == (leaving.value.code, out, err.count("\n"))
-    assert said in err
-    assert [] == list(tmp_path.iterdir())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from test_spans_end_to_end import LOAD, free_pair, sidelight, simulated
+from processes import engine, sidelight
+from test_spans_end_to_end import LOAD
 
 from scraper.span_spec import ReceiverSpec
 from scraper.spans import Receiver
+from sidecar.demo import free_pair
 from sidecar.run import open_run
 
 TTFT = ("way in", "admission", "queue", "prefill", "way out", "blank output")
@@ -30,15 +33,15 @@ async def test_client_and_engine_stand_in_one_waterfall(tmp_path: Path):
     """Each engine span is a child of its request's; the phases beside it add up to the client's TTFT."""
     exports: list[ExportTraceServiceRequest] = []
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
-    port = free_pair()
+    address = free_pair()
     async with Receiver(spec, log=None, say=print, deliver=lambda _, one: exports.append(one)) as collector:
         to = ("--otlp-forward", f"grpc://127.0.0.1:{collector.grpc_port}")
         to = (*to, "--otlp-export", f"http://127.0.0.1:{collector.http_port}")
-        async with simulated("--otlp-endpoint", f"http://127.0.0.1:{port}") as url:
-            code, said = await sidelight(
-                "run", "--url", url, *LOAD, "--otlp-listen", f"127.0.0.1:{port}", *to, "--out", tmp_path / "run"
+        with engine("--otlp-endpoint", f"http://{address}") as (url, _):
+            done = await asyncio.to_thread(
+                sidelight, "run", "--url", url, *LOAD, "--otlp-listen", address, *to, "--out", tmp_path / "run"
             )
-    assert 0 == code, said
+    assert 0 == done.code, done.err
     run = open_run(tmp_path / "run")
     ours = list(spans_of(exports, ours=True))
     clients = {(span.trace_id, span.span_id): span for span in ours if not span.parent_span_id}

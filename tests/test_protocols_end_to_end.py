@@ -61,19 +61,21 @@ async def simulated(limits: EngineSettings = FAST) -> AsyncIterator[Simulator]:
         yield Simulator(http_url=url, grpc_url=grpc_urls[0], truth=truth)
 
 
-def planned(protocol: str, index: int, *, tokens: int = TOKENS, text: str = "", **target: object) -> log.PlannedRequest:
+def planned(
+    protocol: str, index: int, *, tokens: int = TOKENS, text: str = "", **target: object
+) -> records.PlannedRequest:
     """A request of a plan, due 5 ms after the one before it."""
     asked = Target(**{"base_url": "http://h", "model": MODEL, "endpoint": protocol} | target)
     prompt = Prompt(text=text or f"question number {index}, which is long enough", system="Be brief.")
     path, body = PROTOCOLS[protocol].encode(asked, prompt, tokens, 0.0)
-    return log.PlannedRequest(
+    return records.PlannedRequest(
         index=index, phase="measure", workload_class="c", path=path, body=body, input_tokens=-1, max_tokens=tokens,
         offset_ns=index * 5 * MS,
     )  # fmt: skip
 
 
 async def worked(
-    directory: Path, url: str, protocol: str, plan: list[log.PlannedRequest], **changes: object
+    directory: Path, url: str, protocol: str, plan: list[records.PlannedRequest], **changes: object
 ) -> log.RequestLog:
     """Drive a plan by a load worker in a process of its own, to the end, and assemble its log."""
     fd = frames.open_log(directory / "plan")
@@ -106,7 +108,7 @@ async def worked(
         await process.wait()
         process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
     logged = frames.read_log(directory / "requests.log")
-    parts = [record for record in logged if isinstance(record, log.RequestPart)]
+    parts = [record for record in logged if isinstance(record, records.RequestPart)]
     return log.assemble(frames.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
 
 

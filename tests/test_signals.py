@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, until
+from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, sidelight, until
 
 NOT_WAITED_FOR = "sidelight: interrupted; what a run had recorded is kept: `sidelight report` derives it\n"
 
@@ -50,8 +50,7 @@ def test_a_second_signal_is_not_kept_waiting(runs: Callable[[str], Ended], name:
     run = runs(name)
     assert (130, "", NOT_WAITED_FOR, "interrupted") == (run.code, run.out, run.err, run.manifest["status"])
     assert not (run.path / "summary.json").exists()
-    command = [sys.executable, "-m", "sidecar", "report", str(run.path), "--formats", "parquet"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert 0 == sidelight("report", run.path, "--formats", "parquet").code
     rows = run.requests()
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
     assert any(row["first_token_ns"] for row in rows)

@@ -4,61 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
+from processes import engine, refused, sidelight
 
+from sidecar.demo import free_pair
 from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "2", "--listen", "off", "--quiet")
-
-
-def free_pair() -> int:
-    """A port of the loopback that is free, as is the next one; below those that outgoing connections get."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with (
-            suppress(OSError),
-            socket.create_server(("127.0.0.1", port)),
-            socket.create_server(("127.0.0.1", port + 1)),
-        ):
-            return port
-
-
-async def sidelight(*arguments: str | Path) -> tuple[int, str]:
-    """Run a command to its end: its exit code, and what it said."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar", *map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    said, _ = await asyncio.wait_for(process.communicate(), 90)
-    assert process.returncode is not None
-    return process.returncode, said.decode()
-
-
-@asynccontextmanager
-async def simulated(*arguments: str | Path) -> AsyncIterator[str]:
-    """The engine's process, by its URL."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", *map(str, arguments)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        url: str = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))["url"]
-        yield url
-    finally:
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 30)
 
 
 @asynccontextmanager
@@ -73,11 +33,8 @@ async def collector() -> AsyncIterator[tuple[str, list[web.Request]]]:
 
     app = web.Application()
     app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}", taken
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}", taken
 
 
 def truth(path: Path) -> dict[str, dict[str, Any]]:
@@ -95,16 +52,16 @@ def queue_and_prefill(run: Run) -> dict[str, tuple[float, float]]:
     }
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-async def test_every_request_is_joined_by_its_trace(tmp_path: Path, engine: str):
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+async def test_every_request_is_joined_by_its_trace(tmp_path: Path, name: str):
     """Its queue and prefill are the engine's own to the bit; each export is passed on; all of it is counted."""
-    port = free_pair()
+    address = free_pair()
     async with collector() as (behind, taken):
-        spans = ("--otlp-listen", f"127.0.0.1:{port}", "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
-        told = ("--engine", engine, "--otlp-endpoint", f"http://127.0.0.1:{port}", "--truth", tmp_path / "truth")
-        async with simulated(*told) as url:
-            code, said = await sidelight("run", "--url", url, *LOAD, *spans, "--out", tmp_path / "run")
-    assert 0 == code, said
+        spans = ("--otlp-listen", address, "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
+        told = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", tmp_path / "truth")
+        with engine(*told) as (url, _):
+            done = await asyncio.to_thread(sidelight, "run", "--url", url, *LOAD, *spans, "--out", tmp_path / "run")
+    assert 0 == done.code, done.err
     run = open_run(tmp_path / "run")
     true = truth(tmp_path / "truth")
     assert len(true) > 20
@@ -124,13 +81,11 @@ async def test_every_request_is_joined_by_its_trace(tmp_path: Path, engine: str)
     assert "hush" not in (tmp_path / "run" / "manifest.json").read_text()
 
 
-async def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
+def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
     """The run is whole without spans; it says that none came, where to, and the engine's own switch."""
-    async with simulated() as url:
-        code, said = await sidelight(
-            "run", "--url", url, *LOAD, "--otlp-listen", "127.0.0.1:0", "--out", tmp_path / "r"
-        )
-    assert 0 == code, said
+    with engine() as (url, _):
+        done = sidelight("run", "--url", url, *LOAD, "--otlp-listen", "127.0.0.1:0", "--out", tmp_path / "r")
+    assert 0 == done.code, done.err
     run = open_run(tmp_path / "r")
     assert (0, 0) == (len(run.spans), run.receiver_deaths)
     (note,) = [note for note in run.notes if "no span came" in note]
@@ -138,31 +93,25 @@ async def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
     assert note.endswith("switch tracing on in the engine (vLLM: --otlp-traces-endpoint http://HOST:4317)")
 
 
-async def test_a_scrape_may_receive_spans_alone(tmp_path: Path):
+def test_a_scrape_may_receive_spans_alone(tmp_path: Path):
     """With no page at all; and a page that does not answer is a note, not the end."""
-    code, said = await sidelight(
-        *("scrape", "--otlp-listen", "127.0.0.1:0", "--duration", "0.2", "--quiet", "--out", tmp_path / "alone")
-    )
-    assert 0 == code, said
+    scrape = ("scrape", "--otlp-listen", "127.0.0.1:0", "--duration", "0.2", "--quiet")
+    done = sidelight(*scrape, "--out", tmp_path / "alone")
+    assert 0 == done.code, done.err
     assert (tmp_path / "alone/raw/spans-0.log").exists()
-    code, said = await sidelight(
-        *("scrape", "--otlp-listen", "127.0.0.1:0", "--metrics", f"http://127.0.0.1:{free_pair()}/metrics"),
-        *("--duration", "0.2", "--quiet", "--out", tmp_path / "unanswered"),
-    )
-    assert 0 == code, said
+    done = sidelight(*scrape, "--metrics", f"http://{free_pair()}/metrics", "--out", tmp_path / "unanswered")
+    assert 0 == done.code, done.err
     assert any("no server metrics" in note for note in open_run(tmp_path / "unanswered").notes)
 
 
 @pytest.mark.parametrize("taken", [0, 1], ids=["grpc", "http"])
-async def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, taken: int):
+def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, taken: int):
     """One line with the option, the address and the cure; exit 2; no run directory."""
-    port = free_pair()
-    address = f"127.0.0.1:{port}"
+    address = free_pair()
+    port = int(address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port + taken)):
-        code, said = await sidelight("scrape", "--otlp-listen", address, "--out", tmp_path / "run")
-    assert 2 == code
-    assert (
+        run = sidelight("scrape", "--otlp-listen", address, "--out", tmp_path / "run", path=tmp_path / "run")
+    assert refused(run, 2) == (
         f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: Address already in use; "
         "end what listens there, or name another HOST:PORT (its PORT+1 is for HTTP) here and to the engine\n"
-    ) == said
-    assert not (tmp_path / "run").exists()
+    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import QUICK, Case, Ended, Script, kept, launching, refused, serving
+from processes import QUICK, Case, Ended, Script, kept, launching, refused, serving, sidelight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +112,8 @@ def test_doctor_takes_the_same_options(identities: tuple[Identity, Identity], st
     """What it says of a server is what a run would meet there, the metrics page included."""
     server, client = identities
     ours = ["--cert", str(client.cert), "--key", str(client.key)] if named else []
-    command = [sys.executable, "-m", "sidecar", "doctor", "--url", f"{strict}/good/doctor-{named}"]
-    done = subprocess.run(
-        [*command, "--ca", str(server.cert), *ours], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (0 if named else 3, "") == (done.returncode, done.stderr)
-    assert named == ("ok    chat streams" in done.stdout)
-    assert named == ("/metrics: 1 series" in done.stdout)
-    assert named != ("(--cert)" in done.stdout or "--cert FILE" in done.stdout)
+    done = sidelight("doctor", "--url", f"{strict}/good/doctor-{named}", "--ca", server.cert, *ours)
+    assert (0 if named else 3, "") == (done.code, done.err)
+    assert named == ("ok    chat streams" in done.out)
+    assert named == ("/metrics: 1 series" in done.out)
+    assert named != ("(--cert)" in done.out or "--cert FILE" in done.out)

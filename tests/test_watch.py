@@ -8,18 +8,19 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from processes import refused, sidelight
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import body, call, engine, gateway
 
@@ -182,14 +183,6 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
     assert "complete" == derive(tmp_path / "watch")["status"]
 
 
-@contextmanager
-def free_port() -> Iterator[socket.socket]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        one.listen()
-        yield one
-
-
 async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
     """And refuses the rest by name; a file that is broken changes nothing, and is said to be."""
     asked: dict[str, int] = {}
@@ -200,14 +193,10 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
 
     app = web.Application()
     app.router.add_get("/{name}", page)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     file = tmp_path / "watch.yaml"
-    file.write_text(f"metrics: {url}/old\nscrape_interval: 0.1\n")
-    try:
+    async with TestServer(app) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        file.write_text(f"metrics: {url}/old\nscrape_interval: 0.1\n")
         async with watching(tmp_path / "watch", "--config", str(file)) as one:
             old, new = (f'sidelight_engine_requests_running{{endpoint="{url}/{name}"}}' for name in ("old", "new"))
             await one.until(lambda counts: counts.get(old) == 7)
@@ -225,20 +214,13 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
                     await asyncio.sleep(0.02)
             assert before == asked["/old"]
             await one.end()
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize("option", ["--listen", "--otlp-listen"])
 def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, option: str):
     """One line that names the option and the address; exit code 2, and no directory."""
-    with free_port() as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        others: dict[str, Any] = {"--listen": "127.0.0.1:0", "--otlp-listen": "127.0.0.1:0", option: address}
-        command = [sys.executable, "-m", "sidecar", "watch", "--out", str(tmp_path / "watch")]
-        for pair in others.items():
-            command += pair
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    assert (2, 1) == (done.returncode, done.stderr.count("\n")), done.stderr
-    assert f"{option} {address}: " in done.stderr
-    assert not (tmp_path / "watch").exists()
+        others = {"--listen": "127.0.0.1:0", "--otlp-listen": "127.0.0.1:0", option: address}
+        done = sidelight("watch", *chain(*others.items()), "--out", tmp_path / "watch", path=tmp_path / "watch")
+    assert f"{option} {address}: " in refused(done, 2)

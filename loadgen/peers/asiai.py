@@ -18,7 +18,6 @@ from loadgen.request_metrics import counts, span_ms
 from loadgen.stats import Float64s, Missing, describe, finite, known, stats_json
 
 SHORTEST_GENERATION_MS = 10.0
-CHARACTERS_PER_TOKEN = 4
 STABLE_CV_PERCENT, VARIABLE_CV_PERCENT = 5.0, 10.0
 
 
@@ -38,7 +37,7 @@ class AsiaiColumns:
 def asiai_columns(log: RequestLog) -> AsiaiColumns:
     """M1 to M5 of each request.
 
-    M4 is the server's count, else a quarter of the text's characters (at least 1), never the number of chunks.
+    M4 is the server's count, else the log's estimate from the text's characters, never the number of chunks.
     """
     asked_ns = np.where(log.dispatch_ns >= 0, log.dispatch_ns, log.submit_ns)
     by_server = (log.timings_source == "ollama") & ~np.isnan(
@@ -47,9 +46,7 @@ def asiai_columns(log: RequestLog) -> AsiaiColumns:
     total_ms = np.where(by_server, log.server_e2e_ms, span_ms(asked_ns, log.end_ns))
     ttft_ms = np.where(by_server, log.server_prefill_ms, span_ms(asked_ns, log.first_output_ns))
     generation_ms = np.where(by_server, log.server_decode_ms, np.maximum(total_ms - ttft_ms, 0.0))
-    characters = _characters(log)
-    estimated = (log.output_tokens < 0) & (characters > 0)
-    tokens = np.where(estimated, np.maximum(characters // CHARACTERS_PER_TOKEN, 1), counts(log.output_tokens))
+    tokens = counts(log.output_tokens)
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.where(generation_ms >= SHORTEST_GENERATION_MS, tokens / (generation_ms / 1e3), np.nan)
     return AsiaiColumns(
@@ -59,7 +56,7 @@ def asiai_columns(log: RequestLog) -> AsiaiColumns:
         tokens_generated=tokens,
         generation_duration_ms=generation_ms,
         by_server=by_server,
-        estimated=estimated,
+        estimated=log.output_tokens_source == "estimate",
     )
 
 
@@ -103,7 +100,7 @@ def asiai(ok: RequestLog, *, power_watts: float | Missing) -> dict[str, Any]:
         "sources": {
             "server_durations": int(columns.by_server.sum()),
             "client_clock": int((~columns.by_server).sum()),
-            "tokens_by_server": int((ok.output_tokens >= 0).sum()),
+            "tokens_by_server": int(((ok.output_tokens >= 0) & ~columns.estimated).sum()),
             "tokens_estimated": int(columns.estimated.sum()),
         },
         "invariants": invariants(columns),
@@ -148,10 +145,3 @@ def _spread_and_power(columns: AsiaiColumns, ok: RequestLog, power_watts: float 
         "stability": stability(cv_percent) if np.isfinite(cv_percent) else None,
         **({"missing": missing} if missing else {}),
     }
-
-
-def _characters(log: RequestLog) -> npt.NDArray[np.int64]:
-    """Characters of content of each reply, int64[n]."""
-    total = np.concatenate([[0], np.cumsum(np.maximum(log.chunk_chars, 0))])
-    characters: npt.NDArray[np.int64] = total[log.chunk_start[1:]] - total[log.chunk_start[:-1]]
-    return characters

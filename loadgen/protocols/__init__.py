@@ -23,12 +23,11 @@ class Encode(typing.Protocol):
     def __call__(
         self,
         target: Target,
-        prompt: Prompt | str,
+        prompt: Prompt,
         max_tokens: int,
         temperature: float,
         *,
         ignore_eos: bool = True,
-        stream: bool = True,
     ) -> tuple[str, bytes]: ...
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+
 
 def messages(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
     """Of protocols with roles: the field `name` is a list of messages, and the reply becomes the assistant's."""
@@ -28,8 +30,3 @@ def responses(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes
     previous = _object(previous_body)
     kept = {"instructions": previous["instructions"]} if "instructions" in previous else {}
     return messages("input", previous_body, reply_text, msgspec.json.encode(kept | _object(added_body)))
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-    return found

@@ -13,12 +13,11 @@ from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,  # noqa: ARG001  # the endpoint always does
-    stream: bool = True,  # noqa: ARG001  # the endpoint never does
 ) -> tuple[str, bytes]:
     """Path and JSON body."""
     body = {

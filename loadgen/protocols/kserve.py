@@ -7,7 +7,7 @@ trailers framed as in gRPC-Web. protobuf is imported when the first message is m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -15,7 +15,6 @@ from loadgen.protocols.failures import UNREADABLE
 from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 CONTENT_TYPE = "application/grpc"
@@ -43,19 +42,18 @@ def _messages() -> dict[str, Any]:
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """The method's path and a ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
 
     `ignore_eos` is a parameter of the request: Triton hands it on, and what does not know it does not mind.
     """
     request = _messages()["ModelInferRequest"](model_name=target.model)
-    tensors: dict[str, object] = {"text_input": joined(prompt), "max_tokens": max_tokens, "stream": stream}
+    tensors: dict[str, object] = {"text_input": joined(prompt), "max_tokens": max_tokens, "stream": True}
     tensors |= {"temperature": float(temperature), "return_num_input_tokens": True, "return_num_output_tokens": True}
     for name, value in with_extra(tensors, target).items():
         tensor = request.inputs.add(name=name, shape=[1, 1])
@@ -180,4 +178,3 @@ def _whole(seen: Seen, data: bytes) -> None:
 
 
 FORM = Form(kinds=frozenset({CONTENT_TYPE}), split=_split, take=_take, whole=_whole)
-read_reply = partial(read, FORM)

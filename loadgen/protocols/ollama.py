@@ -5,8 +5,6 @@ Zero durations and counts are left out by the server, so what is missing in a la
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 
 from loadgen.protocols.failures import NULL, failure_of
@@ -15,24 +13,22 @@ from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
 from loadgen.protocols.reply import ServerTimings
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import Count
 
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,  # noqa: ARG001  # Ollama has no such option: it always stops at the end of a sequence
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """Path and JSON body; lengths and sampling stand in `options`."""
     body = {
         "model": target.model,
         "messages": messages_of(prompt),
-        "stream": stream,
+        "stream": True,
         "options": {"num_predict": max_tokens, "temperature": temperature},
     }
     return "/api/chat", msgspec.json.encode(with_extra(body, target))
@@ -115,4 +111,3 @@ def _per_s(tokens: int | None, duration_ms: float) -> float:
 
 
 FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take, whole=_whole)
-read_reply = partial(read, FORM)

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 
 import msgspec
 
 from loadgen.protocols import timings
-from loadgen.protocols.failures import NULL, UNREADABLE, failure_of
-from loadgen.protocols.prompt import Prompt, Target, joined, messages_of, root_url, with_extra
-from loadgen.protocols.reply import Reply
+from loadgen.protocols.failures import NULL, failure_of
+from loadgen.protocols.prompt import Prompt, Target, joined, messages_of, with_extra
 from loadgen.protocols.sse import SseEvent, events
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import Count
-
-__all__ = ["FORM", "UNREADABLE", "Prompt", "Reply", "Target", "encode_request", "read_reply", "root_url"]
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"
@@ -30,23 +25,21 @@ _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """The path (from the server's root) and the JSON body of one request; equal arguments give equal bytes.
 
-    `ignore_eos` is an extension of vLLM, SGLang and others; left out when false. With `stream`, usage is asked for.
+    `ignore_eos` is an extension of vLLM, SGLang and others; left out when false.
     """
     chat = target.endpoint != "completions"
     body: dict[str, object] = {"model": target.model}
     body |= {"messages": messages_of(prompt)} if chat else {"prompt": joined(prompt)}
-    body |= {"max_tokens": max_tokens, "temperature": temperature, "stream": stream}
-    if stream:
-        body["stream_options"] = {"include_usage": True}
+    body |= {"max_tokens": max_tokens, "temperature": temperature}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     if ignore_eos:
         body["ignore_eos"] = True
     name = "chat/completions" if chat else "completions"
@@ -185,4 +178,3 @@ def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
 
 
 FORM = Form(split=_split, take=_take, whole=_whole)
-read_reply = partial(read, FORM)

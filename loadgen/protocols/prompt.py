@@ -36,22 +36,15 @@ def root_url(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def prompt_of(prompt: Prompt | str) -> Prompt:
-    """A bare text is a prompt without a system prompt."""
-    return Prompt(text=prompt) if isinstance(prompt, str) else prompt
-
-
-def joined(prompt: Prompt | str) -> str:
+def joined(prompt: Prompt) -> str:
     """The one text that a protocol without roles is sent: the system prompt, a blank line, the prompt."""
-    whole = prompt_of(prompt)
-    return f"{whole.system}\n\n{whole.text}" if whole.system else whole.text
+    return f"{prompt.system}\n\n{prompt.text}" if prompt.system else prompt.text
 
 
-def messages_of(prompt: Prompt | str) -> list[dict[str, str]]:
+def messages_of(prompt: Prompt) -> list[dict[str, str]]:
     """The messages of a chat: the system prompt, if there is one, and the user's."""
-    whole = prompt_of(prompt)
-    system = [{"role": "system", "content": whole.system}] if whole.system else []
-    return [*system, {"role": "user", "content": whole.text}]
+    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    return [*system, {"role": "user", "content": prompt.text}]
 
 
 def with_extra(body: Mapping[str, object], target: Target) -> dict[str, object]:

@@ -47,8 +47,6 @@ class Reply:
     first_kind          what the first token was: content, reasoning or tool; "" when there was none
     chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
-    reasoning_chunks    events with reasoning
-    tool_chunks         events with a piece of a tool call
     output_tokens       by the server's usage
     timed_tokens        output tokens that the server's timings are of (llama.cpp's predicted_n)
     cached_tokens       prompt tokens that the server found in its prefix cache
@@ -67,8 +65,6 @@ class Reply:
     first_kind: str = ""
     chunk_ns: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     chunk_chars: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    reasoning_chunks: int = 0
-    tool_chunks: int = 0
     output_tokens: int = -1
     input_tokens: int = -1
     cached_tokens: int = -1

@@ -7,15 +7,12 @@ ends with response.completed, response.incomplete or response.failed; [DONE] may
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 
 from loadgen.protocols.failures import NULL, failure_of
-from loadgen.protocols.prompt import Prompt, Target, prompt_of, with_extra
+from loadgen.protocols.prompt import Prompt, Target, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import Count, of_llamacpp, of_vllm
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
@@ -25,19 +22,17 @@ _REASONS = {"max_output_tokens": "length", "max_tokens": "length"}
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """Path and JSON body, the system prompt as `instructions`; `ignore_eos` is an extension, left out when false."""
-    whole = prompt_of(prompt)
-    body: dict[str, object] = {"model": target.model, "input": [{"role": "user", "content": whole.text}]}
-    if whole.system:
-        body["instructions"] = whole.system
-    body |= {"max_output_tokens": max_tokens, "temperature": temperature, "stream": stream, "store": False}
+    body: dict[str, object] = {"model": target.model, "input": [{"role": "user", "content": prompt.text}]}
+    if prompt.system:
+        body["instructions"] = prompt.system
+    body |= {"max_output_tokens": max_tokens, "temperature": temperature, "stream": True, "store": False}
     if ignore_eos:
         body["ignore_eos"] = True
     return "/v1/responses", msgspec.json.encode(with_extra(body, target))
@@ -144,4 +139,3 @@ def _whole(seen: Seen, data: bytes) -> None:
 
 
 FORM = Form(take=_take, whole=_whole)
-read_reply = partial(read, FORM)

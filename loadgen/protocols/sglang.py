@@ -7,7 +7,6 @@ each time begins with the one before it, throughout.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -16,24 +15,22 @@ from loadgen.protocols.failures import NULL, UNREADABLE, failure_of
 from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
 from loadgen.protocols.sse import SseEvent, events
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import SglangMeta, of_sglang_meta
 
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """Path and JSON body; the endpoint serves one model and takes no name, no roles and no chat template."""
     sampling: dict[str, object] = {"max_new_tokens": max_tokens, "temperature": temperature}
     if ignore_eos:
         sampling["ignore_eos"] = True
-    body = {"text": joined(prompt), "sampling_params": sampling, "stream": stream}
+    body = {"text": joined(prompt), "sampling_params": sampling, "stream": True}
     return "/generate", msgspec.json.encode(with_extra(body, target))
 
 
@@ -78,26 +75,24 @@ def _chunk(data: bytes) -> _Chunk | None:
 def _take(seen: Seen, event: SseEvent) -> None:
     """Add one event to what was seen. Raises what UNREADABLE lists."""
     chunk = _decode(event.data)
-    if (message := failure_of(chunk.error, said=event.name == "error")) is not None:
-        seen.fail(message)
-        return
-    _described(seen, chunk)
-    seen.say(event.end, chunk.text)
+    if _described(seen, chunk, event.name):
+        seen.say(event.end, chunk.text)
 
 
 def _whole(seen: Seen, data: bytes) -> None:
     chunk = _decode(data)
-    if (message := failure_of(chunk.error)) is not None:
+    if _described(seen, chunk, ""):
+        seen.texts.append(chunk.text)
+
+
+def _described(seen: Seen, chunk: _Chunk, event_name: str) -> bool:
+    """Note all but the content; False when the event is an error."""
+    if (message := failure_of(chunk.error, said=event_name == "error")) is not None:
         seen.fail(message)
-        return
-    _described(seen, chunk)
-    seen.texts.append(chunk.text)
-
-
-def _described(seen: Seen, chunk: _Chunk) -> None:
+        return False
     meta = chunk.meta_info
     if meta is None:
-        return
+        return True
     seen.response_id = seen.response_id or meta.id or ""
     seen.count(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
     seen.timings = of_sglang_meta(meta) or seen.timings
@@ -109,7 +104,7 @@ def _described(seen: Seen, chunk: _Chunk) -> None:
             seen.fail(finish.message or "the request was aborted")
         else:
             seen.finish_reason = finish.type
+    return True
 
 
 FORM = Form(split=_split, take=_take, whole=_whole)
-read_reply = partial(read, FORM)

@@ -42,8 +42,6 @@ class Seen:
     output_tokens: int = -1
     cached_tokens: int = -1
     timed_tokens: int = -1
-    reasoning_chunks: int = 0
-    tool_chunks: int = 0
     finish_reason: str = ""
     error: str = ""
     role_only_first: bool = False
@@ -61,8 +59,6 @@ class Seen:
             self.first, self.first_kind = len(self.ends), kind
         self.ends.append(end)
         self.chars.append(len(text) + len(reasoning))
-        self.reasoning_chunks += bool(reasoning)
-        self.tool_chunks += tools
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
         """Content of the only choice there is."""
@@ -157,7 +153,8 @@ def _read(
         seen.error, seen.done_end = f"http_{http_status}: {server_message(body.data)}{later}", 0
         return body.stamps, False
     if kind in form.kinds or (not kind and body.data.lstrip()[:1] != b"{"):
-        _read_stream(seen, form, body.data)
+        for _ in reading(seen, form, body.data):
+            pass
         return body.stamps, True
     if kind not in {"", "application/json"}:
         seen.error, seen.done_end = f"protocol: the reply is {kind}, not an event stream", 0
@@ -171,7 +168,8 @@ def _read(
     return body.stamps, False
 
 
-def _read_stream(seen: Seen, form: Form, data: bytes) -> None:
+def reading(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
+    """Read a stream, and pause behind each of its events."""
     for event in form.split(data):
         if event.data.strip() == _DONE:
             seen.done_end = event.end
@@ -183,6 +181,7 @@ def _read_stream(seen: Seen, form: Form, data: bytes) -> None:
         seen.number += 1
         if seen.done_end >= 0:
             break
+        yield
     # A JSON line that is not whole yet is no other kind of reply.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
         seen.error = "protocol: the reply is not an event stream"
@@ -199,8 +198,6 @@ def _reply(seen: Seen, stamps: Stamps, *, streamed: bool) -> Reply:
         first_kind=seen.first_kind,
         chunk_ns=chunk_ns,
         chunk_chars=np.asarray(seen.chars, np.int64),
-        reasoning_chunks=seen.reasoning_chunks,
-        tool_chunks=seen.tool_chunks,
         output_tokens=seen.output_tokens,
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,

@@ -1,11 +1,9 @@
-"""Text Generation Inference's native /generate_stream (SSE, an event a token) and /generate (one JSON object).
+"""Text Generation Inference's native /generate_stream (SSE, an event a token), and what /generate answers, whole.
 
 The last event has the whole text and the details. Special tokens are told apart by the server, and are no content.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import msgspec
 
@@ -13,7 +11,6 @@ from loadgen.protocols.failures import NULL, failure_of
 from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import Count
 
 # The words of the other protocols for the same.
@@ -22,12 +19,11 @@ _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,  # noqa: ARG001  # TGI has no such option: it always stops at the end of a sequence
-    stream: bool = True,
 ) -> tuple[str, bytes]:
     """Path and JSON body; the endpoint serves one model and takes no name, no roles and no chat template.
 
@@ -37,7 +33,7 @@ def encode_request(
     if temperature > 0:
         parameters |= {"do_sample": True, "temperature": temperature}
     body = {"inputs": joined(prompt), "parameters": parameters}
-    return "/generate_stream" if stream else "/generate", msgspec.json.encode(with_extra(body, target))
+    return "/generate_stream", msgspec.json.encode(with_extra(body, target))
 
 
 class _Token(msgspec.Struct, gc=False):
@@ -94,4 +90,3 @@ def _described(seen: Seen, chunk: _Chunk, event_name: str) -> bool:
 
 
 FORM = Form(take=_take, whole=_whole)
-read_reply = partial(read, FORM)

@@ -6,9 +6,6 @@ logs each message as a line, so that a reply is read as NDJSON.
 
 from __future__ import annotations
 
-import math
-from functools import partial
-
 import msgspec
 
 from loadgen.protocols.failures import NULL
@@ -17,7 +14,6 @@ from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
 from loadgen.protocols.reply import ServerTimings
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.stream import read_reply as read
 from loadgen.protocols.timings import Count
 
 PATH = "/v1/stream"
@@ -25,12 +21,11 @@ PATH = "/v1/stream"
 
 def encode_request(
     target: Target,
-    prompt: Prompt | str,
+    prompt: Prompt,
     max_tokens: int,
     temperature: float,
     *,
     ignore_eos: bool = True,
-    stream: bool = True,  # noqa: ARG001  # there is no other way here
 ) -> tuple[str, bytes]:
     """Path and the one message of a request; the link adds `id` and `traceparent`."""
     body: dict[str, object] = {"model": target.model, "messages": messages_of(prompt)}
@@ -84,23 +79,11 @@ def _take(seen: Seen, event: SseEvent) -> None:
         usage = message.usage or _Usage()
         seen.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         seen.response_id, seen.finish_reason = message.response_id, message.finish_reason
-        seen.timings = None if message.timings is None else _timings(message.timings)
+        if message.timings is not None:
+            told = msgspec.structs.asdict(message.timings)
+            known = {name: value for name, value in told.items() if value is not None}
+            seen.timings = ServerTimings(source="websocket", **known)
         seen.done_end = event.end
-
-
-def _timings(told: _Timings) -> ServerTimings:
-    return ServerTimings(
-        source="websocket",
-        queue_ms=_float(told.queue_ms),
-        prefill_ms=_float(told.prefill_ms),
-        decode_ms=_float(told.decode_ms),
-        ttft_ms=_float(told.ttft_ms),
-        e2e_ms=_float(told.e2e_ms),
-    )
-
-
-def _float(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _whole(seen: Seen, data: bytes) -> None:
@@ -108,4 +91,3 @@ def _whole(seen: Seen, data: bytes) -> None:
 
 
 FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take, whole=_whole)
-read_reply = partial(read, FORM)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from loadgen.tokenizers.counting import special_tokens
 from loadgen.tokenizers.fitting import FittedPrompt, TokenizerError
 from loadgen.tokenizers.local import LocalTokenizer
 from loadgen.tokenizers.reference import REFERENCE, ReferenceTokenizer, reference
@@ -25,6 +24,7 @@ __all__ = [
     "about",
     "probe_server",
     "reference",
+    "special_tokens",
 ]
 
 
@@ -35,18 +35,12 @@ class Tokenizer(Protocol):
     template  whether `count_chat` counts a chat template
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def vocab_size(self) -> int | None: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def option(self) -> str: ...
-    @property
-    def template(self) -> bool: ...
+    name: str
+    version: str
+    vocab_size: int | None
+    source: str
+    option: str
+    template: bool
 
     async def fit(self, text: str, tokens: int) -> FittedPrompt:
         """`text`, cut or repeated until it counts `tokens`."""
@@ -70,4 +64,20 @@ def about(tokenizer: Tokenizer, *, exact: bool = False) -> dict[str, Any]:
         "source": tokenizer.source,
         "option": tokenizer.option,
         "special_tokens": special_tokens(exact=exact),
+    }
+
+
+def special_tokens(*, exact: bool) -> dict[str, str]:
+    """What a report states of BOS and EOS, system prompt and tool tokens (draft, special token handling).
+
+    exact  input lengths were verified after the chat template
+    """
+    inputs = "included in the declared input length, which was verified after the chat template"
+    plain = "excluded from the declared input length; included in the server's usage where it counts them"
+    return {
+        "bos_eos_input": inputs if exact else plain,
+        "eos_output": "as the server's usage counts it; a tokenizer's count of the text excludes it",
+        "system_prompt": "included in the input length, not counted separately",
+        "chat_template": inputs if exact else plain,
+        "tools": "no tools are declared in requests; a reply's tool calls count as the server's usage has them",
     }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from loadgen.protocols.openai import UNREADABLE, root_url
+from loadgen.protocols.failures import UNREADABLE
+from loadgen.protocols.prompt import root_url
 from loadgen.tokenizers.fitting import FittedPrompt, TokenizerError, fit
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ __all__ = [
     "WorkloadRequest",
     "build",
     "check",
-    "requests",
 ]
 
 # The draft's five, in its order, and others that have a name.
@@ -60,7 +59,6 @@ class Workload:
     notes     what the user must be told once
     """
 
-    name: str
     label: str
     requests: Iterator[WorkloadRequest]
     about: dict[str, Any]
@@ -105,37 +103,11 @@ def build(
     check(name, dataset=dataset, trace=trace)
     if _is_file(name):
         return _custom(Path(name), seed)
-    if name == "synthetic-uniform":
-        return Workload(
-            name=name, label=name, requests=synthetic_uniform.requests(seed=seed), about=_about(name, seed, _UNIFORM)
-        )
     if name == "trace" and trace is not None:
         return _trace(trace, seed)
     if dataset is not None:
         return _from_file(name, dataset, seed, think_s=think_s if sessions else None)
     return _made(name, seed)
-
-
-def requests(name: str, *, seed: int) -> Iterator[WorkloadRequest]:
-    """The workload's requests, in order and without end; the same for the same seed. Raises UnknownWorkload at once."""
-    return build(name, seed=seed).requests
-
-
-_UNIFORM: dict[str, Any] = {
-    "classes": [
-        {
-            "name": synthetic_uniform.NAME,
-            "fraction": 1.0,
-            "input_tokens": {"type": "uniform", "min": 128, "max": 512},
-            "output_tokens": {"type": "uniform", "min": 64, "max": 256, "control": "max_tokens"},
-            "content": "random-tokens",
-            "temperature": 0.0,
-            "system_prompt": None,
-            "shared_prefix": None,
-        }
-    ],
-    "generator": "random.Random(seed), to the letter of the draft's pseudocode",
-}
 
 
 def _is_file(name: str) -> bool:
@@ -148,7 +120,6 @@ def _custom(path: Path, seed: int) -> Workload:
     read = custom.read(path)
     about = {"file": str(path), **mix.about(read.classes)}
     return Workload(
-        name=read.name,
         label=f"{read.name} (custom)",
         requests=mix.requests(read.classes, seed=seed),
         about=_about(read.name, seed, about, source="custom"),
@@ -161,6 +132,7 @@ def _made(name: str, seed: int) -> Workload:
     classes: dict[str, RequestClass] = {
         one.name: one
         for one in (
+            reference.SYNTHETIC_UNIFORM,
             reference.SYNTHETIC_SKEWED,
             reference.CONVERSATION,
             reference.CODE_COMPLETION,
@@ -174,10 +146,10 @@ def _made(name: str, seed: int) -> Workload:
     about = {**mix.about([classes[name]]), "assumptions": assumed, "stand_in": stand_in}
     source = "inference benchmarking from scratch" if name == "siclait" else _DRAFT
     note = f"{name}: no --dataset, so the requests are a {STAND_IN} with the draft's lengths, not the draft's data set"
+    uniform = name == synthetic_uniform.NAME
     return Workload(
-        name=name,
         label=label,
-        requests=mix.requests([classes[name]], seed=seed),
+        requests=synthetic_uniform.requests(seed=seed) if uniform else mix.requests([classes[name]], seed=seed),
         about=_about(label, seed, about, source=source),
         notes=(note,) if stand_in else (),
     )
@@ -203,7 +175,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
         made = code_completion.requests(corpus, seed=seed)
         output = {**CODE_OUTPUT.about(), "control": "max_tokens"}
         about |= {"data": data, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
-    return Workload(name=name, label=name, requests=made, about=_about(name, seed, about))
+    return Workload(label=name, requests=made, about=_about(name, seed, about))
 
 
 def _trace(path: Path, seed: int) -> Workload:
@@ -215,7 +187,6 @@ def _trace(path: Path, seed: int) -> Workload:
     trace = read_trace(path)
     label = f"trace {trace.name}"
     return Workload(
-        name="trace",
         label=label,
         requests=replayed.requests(trace, seed=seed),
         about=_about(label, seed, {"data": data, **replayed.about(trace)}, source=trace.name),

@@ -68,7 +68,7 @@ def read(path: Path) -> tuple[Corpus, dict[str, Any]]:
 def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
     about = about_file(path)
     corpus = Corpus()
-    for row in _rows(path):
+    for row in _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path):
         corpus.rows += 1
         _take(corpus, row)
         if len(corpus.functions) >= MOST_FUNCTIONS:
@@ -186,12 +186,6 @@ def braced_functions(text: str) -> Iterator[str]:
                 if closed and lines >= _LEAST_LINES:
                     yield text[found.start() : mark.end()]
                 break
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix.lower() == ".parquet":
-        return _parquet_rows(path)
-    return _json_rows(path)
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:

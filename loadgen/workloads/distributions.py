@@ -8,7 +8,7 @@ draw again).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -32,29 +32,25 @@ class Fixed:
     value: float
 
     def draw(self, _rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         return np.full(count, float(self.value))
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "fixed", "value": self.value}
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Equally likely between both bounds, which are included."""
+    """Equally likely between both bounds, which are included; whole bounds give whole numbers."""
 
     least: float
     most: float
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]; whole bounds give whole numbers, each as likely as the other."""
         if float(self.least).is_integer() and float(self.most).is_integer():
             return rng.integers(int(self.least), int(self.most), count, endpoint=True).astype(np.float64)
         return rng.uniform(self.least, self.most, count)
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "uniform", "min": self.least, "max": self.most}
 
 
@@ -68,11 +64,9 @@ class Normal:
     most: float = MOST_TOKENS
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         return np.clip(rng.normal(self.mean, self.std, count), self.least, self.most)
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "normal", "mean": self.mean, "std": self.std, "min": self.least, "max": self.most}
 
 
@@ -86,13 +80,11 @@ class LogNormal:
     most: float = MOST_TOKENS
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         # The exponent of a wild sigma overflows to infinity, and the cap takes that too.
         with np.errstate(over="ignore"):
             return np.clip(rng.lognormal(self.mu, self.sigma, count), self.least, self.most)
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "log-normal", "mu": self.mu, "sigma": self.sigma, "min": self.least, "max": self.most}
 
 
@@ -110,7 +102,6 @@ class Percentiles:
     most: float = MOST_TOKENS
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         deviates = np.array([NormalDist().inv_cdf(percent / 100) for percent, _ in self.points])
         logs = np.log([value for _, value in self.points])
         slopes = np.diff(logs) / np.diff(deviates)
@@ -120,7 +111,6 @@ class Percentiles:
         return np.clip(values, self.least, self.most)
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         points = {f"p{percent:g}": value for percent, value in self.points}
         return {"type": "empirical, through percentiles", **points, "min": self.least, "max": self.most}
 
@@ -133,11 +123,9 @@ class Choice:
     weights: tuple[float, ...]
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         return np.take(np.asarray(self.values, np.float64), pick(rng, self.weights, count))
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "empirical, values", "values": list(self.values), "weights": list(self.weights)}
 
 
@@ -149,17 +137,16 @@ class Histogram:
     counts: tuple[float, ...]
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
-        """float64[count]."""
         edges = np.asarray(self.edges, np.float64)
         bins = pick(rng, self.counts, count)
         drawn = edges[bins] + rng.random(count) * (edges[bins + 1] - edges[bins])
         return np.floor(drawn) if bool(np.all(edges == np.rint(edges))) else drawn
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"type": "empirical, histogram", "edges": list(self.edges), "counts": list(self.counts)}
 
 
+# Each draws float64[count], and tells what a report states of it.
 Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | Histogram
 
 
@@ -189,7 +176,7 @@ class Bounds:
 
     least: float = 0
     most: float = MOST_TOKENS
-    whole: bool = field(default=True)
+    whole: bool = True
 
 
 def read_distribution(fields: Fields, key: str, bounds: Bounds) -> Distribution:
@@ -267,7 +254,7 @@ def _read_percentiles(fields: Fields, bounds: Bounds) -> Percentiles:
     )
     most = fields.number("max", least=least, most=bounds.most, default=bounds.most)
     points = []
-    for percent in fields.names():
+    for percent in fields.data:
         if percent in ("min", "max"):
             continue
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 < percent < 100:

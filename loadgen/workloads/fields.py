@@ -25,10 +25,6 @@ class Fields:
         parts = [part for part in (self.where, "" if key is None else str(key)) if part]
         return ".".join(parts) or "the file"
 
-    def names(self) -> tuple[Any, ...]:
-        """The keys that are there, in the file's order."""
-        return tuple(self.data)
-
     def has(self, key: object) -> bool:
         """Whether the field is there and not empty."""
         return self.data.get(key) is not None
@@ -92,21 +88,12 @@ class Fields:
             raise WorkloadError(f"{self.place(key)}: {value!r} must be a text that is not empty")
         return value
 
-    def flag(self, key: object, *, default: bool) -> bool:
-        """True or false. Raises WorkloadError."""
-        if not self.has(key):
-            return default
-        value = self.take(key)
-        if not isinstance(value, bool):
-            raise WorkloadError(f"{self.place(key)}: {value!r} must be true or false")
-        return value
-
     def one_of(self, key: object, names: Sequence[str], *, default: str) -> str:
         """One of some names. Raises WorkloadError with the nearest."""
         value = self.data[key] if self.has(key) else default
         if value not in names:
             raise WorkloadError(
-                f"{self.place(key)}: {value!r} is not known{nearest(value, names)}; known: {_list(names)}"
+                f"{self.place(key)}: {value!r} is not known{nearest(value, names)}; known: {', '.join(names)}"
             )
         return str(value)
 
@@ -114,7 +101,7 @@ class Fields:
         """Raise WorkloadError for the first key that is none of the known ones."""
         for key in self.data:
             if known and key not in known:
-                raise WorkloadError(f"{self.place(key)}: unknown field{nearest(key, known)}; known: {_list(known)}")
+                raise WorkloadError(f"{self.place(key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}")
 
     @staticmethod
     def _checked(place: str, value: object, least: float, most: float, *, whole: bool) -> float:
@@ -135,7 +122,3 @@ def nearest(name: object, names: Sequence[str]) -> str:
     """The hint of an error: which known name comes near, or nothing."""
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)

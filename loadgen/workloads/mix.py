@@ -38,7 +38,6 @@ class Sharing:
     zipf: float = 0.0
 
     def about(self) -> dict[str, Any]:
-        """What a report states of it."""
         return {"share": self.share, "count": self.count, "tokens": self.tokens.about(), "zipf_s": self.zipf}
 
 
@@ -105,7 +104,6 @@ def class_requests(one: RequestClass, *, seed: int, stream: int = 0) -> Iterator
                 system=system,
                 prefix=prefix,
                 suffix=one.question,
-                suffix_tokens=suffix_tokens,
                 turns=later_turns(one, turn_count, content, session) if turn_count > 1 else (),
             )
 

@@ -11,6 +11,10 @@ from loadgen.workloads.mix import RequestClass, Sharing
 
 SYSTEM_PROMPT = Sharing(count=1, tokens=Fixed(200), share=0.5)
 
+# Only told of: its requests are those of synthetic_uniform.py.
+SYNTHETIC_UNIFORM = RequestClass(
+    name="synthetic-uniform", input_tokens=Uniform(128, 512), output_tokens=Uniform(64, 256)
+)
 SYNTHETIC_SKEWED = RequestClass(
     name="synthetic-skewed",
     input_tokens=LogNormal(5.5, 1.0, 32, 4096),
@@ -18,12 +22,10 @@ SYNTHETIC_SKEWED = RequestClass(
 )
 
 # Of the user's message and of the reply: half of the messages carry the system prompt on top.
-CONVERSATION_INPUT = Percentiles(((50, 156), (95, 892), (99, 2134)), 1, 32_768)
-CONVERSATION_OUTPUT = Percentiles(((50, 234), (95, 789), (99, 1567)), 1, 8192)
 CONVERSATION = RequestClass(
     name="conversation",
-    input_tokens=CONVERSATION_INPUT,
-    output_tokens=CONVERSATION_OUTPUT,
+    input_tokens=Percentiles(((50, 156), (95, 892), (99, 2134)), 1, 32_768),
+    output_tokens=Percentiles(((50, 234), (95, 789), (99, 1567)), 1, 8192),
     content="words",
     system=SYSTEM_PROMPT,
 )
@@ -40,7 +42,6 @@ CODE_COMPLETION = RequestClass(
 )
 
 LONG_TARGETS = (8192, 16_384, 32_768, 65_536, 131_072)
-LONG_OUTPUT = 256
 QUESTION = (
     "\n\nQuestion: Using only the document above, describe in your own words what it says about the people, the places "
     "and the work that it mentions. Begin with the part that you think matters most, give the reasons for your choice, "
@@ -51,7 +52,7 @@ QUESTION = (
 LONG_CONTEXT = RequestClass(
     name="long-context",
     input_tokens=Choice(LONG_TARGETS, (1.0,) * len(LONG_TARGETS)),
-    output_tokens=Fixed(LONG_OUTPUT),
+    output_tokens=Fixed(256),
     content="words",
     question=QUESTION,
 )
@@ -60,6 +61,7 @@ LONG_CONTEXT = RequestClass(
 SICLAIT = RequestClass(name="siclait", input_tokens=Normal(100, 20), output_tokens=Fixed(300))
 
 ASSUMPTIONS = {
+    "synthetic-uniform": "drawn by random.Random(seed), to the letter of the draft's pseudocode",
     "synthetic-skewed": "lengths are rounded to the nearest token; floor and cap gather what lies beyond them",
     "conversation": "the draft's length percentiles are those of the user's message and of the reply; the 200-token "
     "system prompt comes on top",

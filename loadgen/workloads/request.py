@@ -42,7 +42,6 @@ class WorkloadRequest:
     system        a shared system prompt, sent as a message of its own where the protocol has roles
     prefix        a shared piece that the user's message begins with
     suffix        what the user's message ends with, as the question after a document
-    suffix_tokens its length in tokens of cl100k_base
     turns         the later turns of the session that this request begins
     """
 
@@ -55,5 +54,4 @@ class WorkloadRequest:
     system: Shared | None = None
     prefix: Shared | None = None
     suffix: str = ""
-    suffix_tokens: int = 0
     turns: tuple[Turn, ...] = ()

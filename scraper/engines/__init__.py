@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, Timing, catalogue, own_names
+from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, catalogue, own_names
 from scraper.engines.columns import PageNames
 from scraper.exposition import Series
 from scraper.missing import Missing
@@ -20,11 +20,9 @@ __all__ = [
     "Engine",
     "Entry",
     "Quantity",
-    "Timing",
     "canonical",
     "catalogue",
     "detect",
-    "quantities",
 ]
 
 QUANTITIES = (
@@ -72,11 +70,6 @@ class CanonicalSource:
     columns: tuple[int, ...]
     histograms: tuple[HistogramColumns, ...]
     over: tuple[int, ...] = ()
-
-
-def quantities(engine: str) -> dict[str, Quantity]:
-    """Return an engine's canonical quantities by name. Raises ValueError for an engine not in `ENGINES`."""
-    return catalogue(engine).quantities
 
 
 def detect(series: Iterable[Series]) -> Engine | None:

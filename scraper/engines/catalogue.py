@@ -8,6 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+import msgspec
+
 # A Dynamo worker's page holds its engine's own metrics too, so Dynamo comes last. The worker is another engine than the
 # frontend: the same requests pass both, and are not to be added.
 ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "dynamo", "dynamo_worker")
@@ -64,16 +66,15 @@ class Quantity:
     name: str
     kind: Kind
     unit: str
-    observed: str
-    across: Literal["sum", "max"]
-    meaning: str
+    observed: str = ""
+    across: Literal["sum", "max"] = "sum"
+    meaning: str = ""
     metrics: tuple[Entry, ...]
-    absent: str
-    enable: str
+    absent: str = ""
+    enable: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """A way in which an engine tells the times of single requests, and what switches it on."""
 
     name: str
@@ -81,8 +82,7 @@ class Timing:
     enable: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanMatch:
+class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
     """What tells a span: its name, how the name of its scope begins, attributes it has, attributes with their values.
 
     Empty says nothing of it; all that is said must hold.
@@ -91,11 +91,10 @@ class SpanMatch:
     name: str = ""
     scope: str = ""
     attributes: tuple[str, ...] = ()
-    values: tuple[tuple[str, str], ...] = ()
+    values: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanTime:
+class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     """One way to a time: an attribute (s, or a text such as 1.2ms), `less` another of the times; or from where the
     first of the `begin` spans under the request's begins to where the next `end` span ends.
     """
@@ -106,8 +105,7 @@ class SpanTime:
     end: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class Spans(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
@@ -115,33 +113,32 @@ class Spans:
     """
 
     match: tuple[SpanMatch, ...]
-    request_id: str
-    ids: tuple[str, ...]
-    times: dict[str, tuple[SpanTime, ...]]
-    is_gateway: bool
+    request_id: str = ""
+    ids: tuple[str, ...] = ()
+    times: dict[str, tuple[SpanTime, ...]] = {}
+    is_gateway: bool = msgspec.field(name="gateway", default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one engine. `aliases` are prefixes seen instead of `prefix`; `ranks` and `totals` are labels:
     of label sets that differ in ranks only the lowest counts, and an empty total stands for those that split it.
     `shared` are names that servers of other engines show as well.
     """
 
-    name: str
+    name: str = msgspec.field(name="engine")
     title: str
     prefix: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     pages: tuple[str, ...]
     versions: str
     enable: str
-    notes: tuple[str, ...]
-    ranks: tuple[str, ...]
-    totals: tuple[str, ...]
-    shared: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    totals: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     quantities: dict[str, Quantity]
     timing: tuple[Timing, ...]
-    spans: Spans | None
+    spans: Spans | None = None
 
     def normalised(self, name: str) -> str:
         """Return an exposed name with the engine's own prefix in place of an alias."""
@@ -161,22 +158,11 @@ def catalogue(engine: str) -> Catalogue:
     table: dict[str, Any] = yaml.safe_load(
         resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
     )
-    return Catalogue(
-        name=engine,
-        title=table["title"],
-        prefix=table["prefix"],
-        aliases=tuple(table.get("aliases", ())),
-        pages=tuple(table["pages"]),
-        versions=table["versions"],
-        enable=table["enable"],
-        notes=tuple(table.get("notes", ())),
-        ranks=tuple(table.get("ranks", ())),
-        totals=tuple(table.get("totals", ())),
-        shared=tuple(table.get("shared", ())),
-        quantities={name: _quantity(name, entry) for name, entry in table["quantities"].items()},
-        timing=tuple(Timing(**entry) for entry in table["timing"]),
-        spans=_spans(table["spans"]) if "spans" in table else None,
-    )
+    table["quantities"] = {
+        name: Quantity(name=name, **{**one, "metrics": tuple(map(_entry, one.get("metrics", ())))})
+        for name, one in table["quantities"].items()
+    }
+    return msgspec.convert(table, Catalogue)
 
 
 @cache
@@ -187,41 +173,6 @@ def own_names(engine: str) -> dict[str, str]:
     known = catalogue(engine)
     entries = [entry for quantity in known.quantities.values() for entry in quantity.metrics]
     return {name: entry.page for entry in entries for name in entry.names if name not in known.shared}
-
-
-def _spans(table: dict[str, Any]) -> Spans:
-    return Spans(
-        match=tuple(
-            SpanMatch(
-                name=one.get("name", ""),
-                scope=one.get("scope", ""),
-                attributes=tuple(one.get("attributes", ())),
-                values=tuple(one.get("values", {}).items()),
-            )
-            for one in table["match"]
-        ),
-        request_id=table.get("request_id", ""),
-        ids=tuple(table.get("ids", ())),
-        times={
-            name: tuple(SpanTime(**{**way, "begin": tuple(way.get("begin", ()))}) for way in ways)
-            for name, ways in table.get("times", {}).items()
-        },
-        is_gateway=table.get("gateway", False),
-    )
-
-
-def _quantity(name: str, table: dict[str, Any]) -> Quantity:
-    return Quantity(
-        name=name,
-        kind=table["kind"],
-        unit=table["unit"],
-        observed=table.get("observed", ""),
-        across=table.get("across", "sum"),
-        meaning=table.get("meaning", ""),
-        metrics=tuple(_entry(entry) for entry in table.get("metrics", ())),
-        absent=table.get("absent", ""),
-        enable=table.get("enable", ""),
-    )
 
 
 def _entry(table: dict[str, Any]) -> Entry:

@@ -9,8 +9,8 @@ import msgspec
 
 from simulator.dialects import Dialect, Told, decode_s, prefill_s
 from simulator.history import RequestRecord, TokenOutput
-from simulator.requests import Generation, RefusedError, read_generation
-from simulator.responses import error_reply, whole_reply
+from simulator.requests import Generation, read_generation
+from simulator.responses import refused, whole_reply
 from simulator.settings import SimulatorSettings
 
 
@@ -21,14 +21,7 @@ def _read(body: bytes, settings: SimulatorSettings) -> Generation:
 
 
 def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    reply = whole_reply(
-        outputs,
-        response_id=told.response_id,
-        model=told.model,
-        created_s=told.created_s,
-        chat=True,
-        prompt_tokens=told.prompt_tokens,
-    )
+    reply = whole_reply(told, outputs, chat=True)
     span_s = decode_s(record)
     stats = {
         "prompt_tps": told.prompt_tokens / prefill_s(record),
@@ -42,8 +35,4 @@ def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) ->
     return reply[:-1] + b',"generation_stats":' + msgspec.json.encode(stats) + b"}"
 
 
-def _refused(error: RefusedError) -> tuple[int, bytes]:
-    return error.status, error_reply(error.status, error.message, kind=error.kind, param=error.param)
-
-
-DIALECT = Dialect(prefix="exo", read=_read, whole=_whole, refused=_refused)
+DIALECT = Dialect(prefix="exo", read=_read, whole=_whole, refused=refused)

@@ -8,8 +8,8 @@ import msgspec
 
 from simulator.dialects import Dialect, Positive, Told, generation, sse, text_of
 from simulator.history import RequestRecord, TokenOutput
-from simulator.requests import ChatMessage, Generation, RefusedError, chat_token_ids, check_model, read
-from simulator.responses import error_reply
+from simulator.requests import ChatMessage, Generation, chat_token_ids, check_model, read
+from simulator.responses import refused
 from simulator.settings import SimulatorSettings
 
 
@@ -94,10 +94,6 @@ def _failed(message: str) -> bytes:
     return _typed("response.failed", response=failed)
 
 
-def _refused(error: RefusedError) -> tuple[int, bytes]:
-    return error.status, error_reply(error.status, error.message, kind=error.kind, param=error.param)
-
-
 DIALECT = Dialect(
-    prefix="resp", read=_read, opening=_opening, event=_event, whole=_whole, failed=_failed, refused=_refused
+    prefix="resp", read=_read, opening=_opening, event=_event, whole=_whole, failed=_failed, refused=refused
 )

@@ -21,7 +21,6 @@ class MultiprocessView:
     """What a registry shows in multiprocess mode; a collector in prometheus_client's sense."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Look at this registry."""
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:

@@ -105,6 +105,8 @@ class VllmPage:
         GCCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         ProcessCollector(registry=self.registry)
+        self._blocks = settings.kv_blocks
+        self._blocks = settings.kv_blocks
         labels = (model, "0")
         self._gauges = {
             name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
@@ -143,11 +145,11 @@ class VllmPage:
         """Take in what one step did."""
         self._gauges["num_requests_running"].set(outcome.running)
         self._gauges["num_requests_waiting"].set(outcome.waiting)
-        self._gauges["kv_cache_usage_perc"].set(outcome.kv_usage_ratio)
+        self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
         self._waiting_for_capacity.set(outcome.waiting)
-        self._counters["prefix_cache_queries"].inc(outcome.prefix_queries_tokens)
-        self._counters["prefix_cache_hits"].inc(outcome.prefix_hits_tokens)
-        self._counters["num_preemptions"].inc(outcome.preemptions)
+        self._counters["prefix_cache_queries"].inc(sum(one.prompt_tokens for one in outcome.admissions))
+        self._counters["prefix_cache_hits"].inc(sum(one.cached_tokens for one in outcome.admissions))
+        self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
         if outcome.tokens:
             computed = sum(first.prompt_tokens - first.cached_tokens for first in outcome.first_tokens)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import promql
 import pytest
+import snapshots
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.metrics_server import serving
@@ -23,19 +23,6 @@ REPOSITORY = Path(__file__).parents[2]
 GENERATOR = REPOSITORY / "dashboards" / "generate.py"
 OUR_NAME = re.compile(r"\bsidelight_[a-z0-9_]+")
 
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-promql = _load(Path(__file__).parent / "promql.py")
-snapshots = _load(REPOSITORY / "tests" / "exporter" / "snapshots.py")
 
 DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

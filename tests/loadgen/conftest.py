@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import clock, log, records
+from loadgen import clock, frames, log, records
 
 BOUND_S = 20.0
 PATH = "/v1/chat/completions"
@@ -70,7 +70,7 @@ async def serve() -> AsyncIterator[Serve]:
     """Start a server whose script is called for each request; it closes a connection when the script closes it."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(script: Script, **options: object) -> Server:
+        async def start(script: Script | bytes, **options: object) -> Server:
             tasks: set[asyncio.Task[None]] = set()
 
             async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ async def serve() -> AsyncIterator[Serve]:
                         head, body = await _read_request(reader)
                         peer = Peer(reader, writer, number, head, body)
                         server.peers.append(peer)
-                        await script(peer)
+                        await (peer.say(script) if isinstance(script, bytes) else script(peer))
                 except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                     pass
                 finally:
@@ -113,13 +113,9 @@ def anchored() -> clock.Clock:
 
 
 @pytest.fixture
-def recorded() -> Path:
-    """The recordings of a real vLLM, where this machine has them."""
-    shared = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
-    path = shared / "fixtures/vllm/recorded"
-    if not path.is_dir():
-        pytest.skip("fixtures/vllm/recorded is not here; SIDELIGHT_SHARED may point to it")
-    return path
+def recorded(shared: Path) -> Path:
+    """The recordings of a real vLLM."""
+    return shared / "fixtures/vllm/recorded"
 
 
 class Wire:
@@ -209,25 +205,25 @@ class Worker:
 
 
 def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
-    fd = log.open_log(path)
+    fd = frames.open_log(path)
     for index, offset_ns in enumerate(offsets):
-        log.append_record(
+        frames.append_record(
             fd,
-            log.PlannedRequest(
+            records.PlannedRequest(
                 index=index, phase="measure", workload_class="test", path=PATH, body=b'{"n":%d}' % index,
                 input_tokens=10, max_tokens=5, offset_ns=offset_ns,
                 url=index % urls,
             ),
         )  # fmt: skip
     if close:
-        log.append_record(fd, records.plan_end("measure"))
+        frames.append_record(fd, records.plan_end("measure"))
     os.close(fd)
 
 
 def assembled(directory: Path) -> log.RequestLog:
-    logged = [record for path in sorted(directory.glob("requests-*.log")) for record in log.read_log(path)]
-    parts = [record for record in logged if isinstance(record, log.RequestPart)]
-    return log.assemble(log.read_plan(directory / "plan"), parts, run_id="run")
+    logged = [record for path in sorted(directory.glob("requests-*.log")) for record in frames.read_log(path)]
+    parts = [record for record in logged if isinstance(record, records.RequestPart)]
+    return log.assemble(frames.read_plan(directory / "plan"), parts, run_id="run")
 
 
 Start = Callable[..., Awaitable[Worker]]
@@ -249,7 +245,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """What starts load workers that leave their logs in the test's directory; all are gone at its end."""
     async with AsyncExitStack() as stack:
 
-        async def begin(url: str, *, prelude: str = "", **changes: object) -> Worker:
+        async def begin(url: str, *, ready: bool = True, prelude: str = "", **changes: object) -> Worker:
             offset_ns = time.time_ns() - time.monotonic_ns()
             spec = {
                 "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
@@ -262,6 +258,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             await stack.enter_async_context(_killed(process))
             worker = Worker(process, tmp_path, offset_ns)
             await worker.send(**spec)
+            if ready:
+                assert {"event": "ready"} == await worker.hear()
             return worker
 
         yield begin

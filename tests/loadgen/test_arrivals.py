@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrivals import Arrival, expected, offsets_ns, schedule
+from loadgen.arrivals import Arrival, expected, schedule
 
 S = 1_000_000_000
+POISSON = Arrival(kind="poisson", rate_per_s=50)
 rates = st.floats(0.01, 5000)
 seeds = st.integers(0, 2**32)
 shapes = st.floats(0.05, 20)
@@ -80,12 +81,12 @@ def test_the_shares_of_any_number_of_workers_lie_over_each_other_as_the_whole(
 def test_gamma_arrivals_of_burstiness_one_are_poisson_arrivals(rate: float, seed: int):
     """Not only in distribution: it is the same schedule."""
     gamma = schedule(Arrival(kind="gamma", rate_per_s=rate), seed=seed, count=100)
-    assert offsets_ns("poisson", rate, seed=seed, count=100).tolist() == gamma.tolist()
+    assert schedule(Arrival(kind="poisson", rate_per_s=rate), seed=seed, count=100).tolist() == gamma.tolist()
 
 
 def test_poisson_gaps_have_the_moments_of_an_exponential():
     """Mean and standard deviation of 200,000 gaps at 50/s lie within 1 % of 20 ms."""
-    gaps_ms = np.diff(offsets_ns("poisson", 50, seed=42, count=200_001)) / 1e6
+    gaps_ms = np.diff(schedule(POISSON, seed=42, count=200_001)) / 1e6
     assert gaps_ms.mean() == pytest.approx(20, rel=0.01)
     assert gaps_ms.std() == pytest.approx(20, rel=0.01)
 
@@ -102,7 +103,9 @@ def test_gaps_are_accepted_as_gamma_by_kolmogorov_and_smirnov(burstiness: float,
 def test_poisson_counts_superpose():
     """Two Poisson schedules laid over each other count per second as one of the summed rate: variance equals mean."""
     both = np.sort(
-        np.concatenate([offsets_ns("poisson", rate, seed=seed, duration_s=5000) for rate, seed in ((3, 1), (7, 2))])
+        np.concatenate(
+            [schedule(replace(POISSON, rate_per_s=rate), seed=seed, duration_s=5000) for rate, seed in ((3, 1), (7, 2))]
+        )
     )
     counts = np.bincount(both // 10**9, minlength=5000)
     assert counts.mean() == pytest.approx(10, rel=0.02)
@@ -111,12 +114,13 @@ def test_poisson_counts_superpose():
 
 def test_uniform_arrivals_are_evenly_spaced_from_zero():
     """At 4/s: 0, 250, 500, 750 ms."""
-    assert offsets_ns("uniform", 4, seed=1, count=4).tolist() == [0, 250_000_000, 500_000_000, 750_000_000]
+    offsets = schedule(Arrival(kind="uniform", rate_per_s=4), seed=1, count=4)
+    assert offsets.tolist() == [0, 250_000_000, 500_000_000, 750_000_000]
 
 
 def test_seeds_differ():
     """Another seed is another schedule."""
-    first, second = (offsets_ns("poisson", 10, seed=seed, count=5).tolist() for seed in (1, 2))
+    first, second = (schedule(POISSON, seed=seed, count=5).tolist() for seed in (1, 2))
     assert first != second
 
 
@@ -191,7 +195,7 @@ def test_the_rate_of_bursts_is_their_mean():
 def test_bursts_without_a_pause_are_poisson():
     """With nothing off, a burst's schedule is the Poisson one of its rate, to the nanosecond's rounding."""
     bursts_ns = schedule(Arrival(kind="burst", rate_per_s=50, on_s=1, off_s=0), seed=3, count=1000)
-    assert np.abs(bursts_ns - offsets_ns("poisson", 50, seed=3, count=1000)).max() <= 1
+    assert np.abs(bursts_ns - schedule(POISSON, seed=3, count=1000)).max() <= 1
 
 
 trace = np.array([0, 1 * S, 1 * S, 4 * S])

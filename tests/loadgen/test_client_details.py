@@ -1,29 +1,15 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 
 from loadgen.client_details import INPUT_TOKEN_EDGES, client_details
 from loadgen.metrics import client_summary
 from loadgen.slo import parse_slo
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-request_log = _load().request_log
 
 THREE = {
     "dispatch": 99, "submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrivals import Arrival, offsets_ns, schedule
+from loadgen.arrivals import Arrival, schedule
 from loadgen.clock import Clock
 from loadgen.driver import Order, Stop, is_share, run_phase, slots
 from loadgen.records import PlannedRequest
@@ -65,10 +65,7 @@ def _near(*sent: tuple[int, int, int]) -> list[object]:
 
 async def _plan(*offsets: int, then: Callable[[], object] | None = None) -> AsyncGenerator[PlannedRequest, None]:
     for index, offset_ns in enumerate(offsets):
-        yield PlannedRequest(
-            index=index, phase="p", workload_class="", path="/", body=b"", input_tokens=-1, max_tokens=1,
-            offset_ns=offset_ns,
-        )  # fmt: skip
+        yield _request(index, offset_ns)
     if then is not None:
         await then()  # a plan that is still growing
 
@@ -77,7 +74,7 @@ async def _plan(*offsets: int, then: Callable[[], object] | None = None) -> Asyn
 async def test_an_open_loop_keeps_its_schedule_whatever_comes_back():
     """Nobody is answered before all have been sent, and each is sent within a timer's reach of its moment."""
     clock = _virtual()
-    offsets = offsets_ns("poisson", 20, seed=1, count=40).tolist()
+    offsets = schedule(Arrival(kind="poisson", rate_per_s=20), seed=1, count=40).tolist()
     sent: list[tuple[int, int]] = []
     all_sent = asyncio.Event()
 
@@ -329,7 +326,7 @@ async def test_submissions_at_500_a_second_are_accepted_as_poisson():
         sent.append(clock.now_ns())
         await asyncio.sleep(0.1)
 
-    offsets = offsets_ns("poisson", 500, seed=42, count=2000).tolist()
+    offsets = schedule(Arrival(kind="poisson", rate_per_s=500), seed=42, count=2000).tolist()
     await run_phase(_plan(*offsets), Order(start_ns=clock.now_ns()), send=send, clock=clock, stop=Stop())
     assert stats.kstest(np.diff(sent) / 1e9, stats.expon(scale=1 / 500).cdf).pvalue > 0.01
 

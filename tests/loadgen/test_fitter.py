@@ -77,12 +77,8 @@ async def test_parts_are_put_together_to_the_wanted_length(server: tokenizers.Se
     tokenizer: tokenizers.Tokenizer = tokenizers.reference() if reference else server
     count = tokenizers.reference().count if reference else len
     wanted = [
-        request(
-            200 + n, token_ids=IDS[: 100 + n], system=SYSTEM, prefix=PREFIX, suffix=" Why?",
-            suffix_tokens=tokenizers.reference().count(" Why?"),
-        )
-        for n in range(5)
-    ]  # fmt: skip
+        request(200 + n, token_ids=IDS[: 100 + n], system=SYSTEM, prefix=PREFIX, suffix=" Why?") for n in range(5)
+    ]
     made = await planned(wanted, tokenizer)
     whole = [messages(one) for one in made]
     assert len({one["system"] for one in whole}) == 1
@@ -117,7 +113,7 @@ async def test_a_files_text_goes_out_as_it_is(server: tokenizers.ServerTokenizer
 
 async def test_what_is_too_long_loses_its_own_text_before_its_parts(server: tokenizers.ServerTokenizer):
     """Then the prefix, then the system prompt; it always fits."""
-    wanted = request(400, system=SYSTEM, prefix=PREFIX, suffix="Why?", suffix_tokens=2)
+    wanted = request(400, system=SYSTEM, prefix=PREFIX, suffix="Why?")
     for limit, system, prefix in ((84 + 200, True, True), (84 + 60, True, False), (84 + 20, False, False)):
         (made,) = await planned([wanted], server, max_model_len=limit)
         text = messages(made)

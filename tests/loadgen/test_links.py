@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ from loadgen.clock import Clock
 from loadgen.grpc_link import GrpcLink
 from loadgen.link import TlsSpec, WorkerSpec
 from loadgen.protocols import PROTOCOLS, kserve
-from loadgen.protocols.prompt import Target
+from loadgen.protocols.prompt import Prompt, Target
 from loadgen.protocols.reply import Reply
 from loadgen.records import PlannedRequest, request_id, traceparent
 from loadgen.transport import Exchange
@@ -44,7 +42,7 @@ def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:
 
 def _planned(protocol: str, index: int = 0) -> PlannedRequest:
     target = Target(base_url="http://h", model="m", endpoint=protocol)
-    path, body = PROTOCOLS[protocol].encode(target, "hi", 5, 0.0)
+    path, body = PROTOCOLS[protocol].encode(target, Prompt(text="hi"), 5, 0.0)
     return PlannedRequest(
         index=index, phase="p", workload_class="c", path=path, body=body, input_tokens=1, max_tokens=5, offset_ns=0
     )
@@ -293,23 +291,11 @@ async def test_a_grpc_connection_for_each_request():
     assert len(set(peers)) == 2
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A key, and a certificate for 127.0.0.1 that signs itself."""
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("openssl is not here to make a certificate")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True, timeout=BOUND_S,
-    )  # fmt: skip
-    return key, cert
-
-
-async def test_tls(certificate: tuple[Path, Path]):
-    """Who names the authority trusts the server; who does not is told why it is not trusted."""
-    key, cert = certificate
+@contextlib.asynccontextmanager
+async def _both(
+    context: ssl.SSLContext, credentials: grpc.ServerCredentials
+) -> AsyncIterator[list[tuple[str, str, type[WebSocketLink | GrpcLink]]]]:
+    """A server of each kind that answers anything over TLS: URL, transport and link."""
 
     async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
         await socket.send_str(json.dumps(DONE))
@@ -317,18 +303,26 @@ async def test_tls(certificate: tuple[Path, Path]):
     async def infer(_requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         yield _said("a")
 
+    async with _websocket(script, tls=context) as (socket_url, _), _grpc(infer, tls=credentials) as grpc_url:
+        yield [(socket_url, "websocket", WebSocketLink), (grpc_url, "grpc", GrpcLink)]
+
+
+async def test_tls(certificate: tuple[Path, Path]):
+    """Who names the authority trusts the server; who does not is told why it is not trusted."""
+    key, cert = certificate
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
-    async with _websocket(script, tls=context) as (socket_url, _), _grpc(infer, tls=credentials) as grpc_url:
-        for url, transport, link in ((socket_url, "websocket", WebSocketLink), (grpc_url, "grpc", GrpcLink)):
+    async with _both(context, credentials) as served:
+        for url, transport, link in served:
             async with link(_spec(url, transport, tls=TlsSpec(ca=str(cert))), _clock()) as trusting:
                 exchange, reply = await _ask(trusting, transport)
             assert ("", True) == (exchange.error, reply.complete)
             async with link(_spec(url, transport), _clock()) as doubting:
                 exchange, _ = await _ask(doubting, transport)
             assert exchange.error.startswith("connect: tls: "), exchange.error
-        insecure = _spec(socket_url, "websocket", tls=TlsSpec(insecure=True))
+        insecure = _spec(served[0][0], "websocket", tls=TlsSpec(insecure=True))
         async with WebSocketLink(insecure, _clock()) as careless:
             assert (await _ask(careless, "websocket"))[1].complete
 
@@ -337,12 +331,6 @@ async def test_a_client_says_who_it_is(certificate: tuple[Path, Path]):
     """To servers that speak to nobody else, over both."""
     key, cert = certificate
 
-    async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
-        await socket.send_str(json.dumps(DONE))
-
-    async def infer(_requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
-        yield _said("a")
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     context.load_verify_locations(cert)
@@ -350,8 +338,8 @@ async def test_a_client_says_who_it_is(certificate: tuple[Path, Path]):
     pair = [(key.read_bytes(), cert.read_bytes())]
     credentials = grpc.ssl_server_credentials(pair, root_certificates=cert.read_bytes(), require_client_auth=True)
     known, unknown = TlsSpec(ca=str(cert), cert=str(cert), key=str(key)), TlsSpec(ca=str(cert))
-    async with _websocket(script, tls=context) as (socket_url, _), _grpc(infer, tls=credentials) as grpc_url:
-        for url, transport, link in ((socket_url, "websocket", WebSocketLink), (grpc_url, "grpc", GrpcLink)):
+    async with _both(context, credentials) as served:
+        for url, transport, link in served:
             async with link(_spec(url, transport, tls=known), _clock()) as welcome:
                 exchange, reply = await _ask(welcome, transport)
             assert ("", True) == (exchange.error, reply.complete)

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from conftest import Wire
 
 
-def _planned(index: int, **changes: object) -> log.PlannedRequest:
+def _planned(index: int, **changes: object) -> records.PlannedRequest:
     fields = {
         "index": index, "phase": "measure", "workload_class": "c", "path": "/p", "body": b"x", "input_tokens": 12,
         "max_tokens": 5, "offset_ns": index,
     } | changes  # fmt: skip
-    return log.PlannedRequest(**fields)
+    return records.PlannedRequest(**fields)
 
 
 def _parts(
     index: int, reply: bytes, *, pieces: int = 1, reads: int = 4, error: str = "", last: bool = True
-) -> list[log.RequestPart]:
+) -> list[records.RequestPart]:
     """The parts of a request whose reply came in equal reads at 100, 200, ... ns and was logged in some pieces."""
     stop = reply.find(b"\r\n\r\n") + 4 if reply else 0
     head, body = reply[:stop], reply[stop:]
@@ -37,7 +37,7 @@ def _parts(
         piece = body[begin : ends[mine[-1]]] if mine else b""
         final = last and seq == pieces - 1
         parts.append(
-            log.RequestPart(
+            records.RequestPart(
                 index=index, seq=seq, last=final, worker=0, url="http://h/p", scheduled_ns=1, dispatch_ns=2,
                 connected_ns=3, submit_ns=4, reused=False, status=int(head[9:12] or 0), head=head if seq == 0 else b"",
                 reads_ns=array("q", [100 * (k + 1) for k in mine]).tobytes(),
@@ -155,7 +155,7 @@ def test_a_request_of_very_many_parts_is_joined(wire: type[Wire]):
     """Each part is looked at once: 20 000 parts, last one first, take no 200 million steps."""
     count = 20_000
     body = [
-        log.RequestPart(
+        records.RequestPart(
             index=0, seq=seq, last=seq == count - 1, worker=0, url="http://h/p", scheduled_ns=1, dispatch_ns=2,
             connected_ns=3, submit_ns=4, reused=False, status=200, head=wire.SSE_HEAD if seq == 0 else b"",
             reads_ns=b"", read_ends=b"", body=b"", end_ns=5, error="",

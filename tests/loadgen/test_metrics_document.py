@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from logs import request_log
 
 from loadgen import warmup
 from loadgen.client_details import client_details
@@ -24,17 +23,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 # Statistics, reasons, and the parts of what a system call answers.
 EXPLAINED = {*QUANTILES, "count", "mean", "std", "min", "max", "missing"}
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-request_log = _load().request_log
 
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140), "class": "only"}
 
@@ -60,7 +48,7 @@ def _names(block: object) -> Iterator[str]:
 
 def _blocks() -> dict[str, dict[str, object]]:
     log, slo = request_log(THREE, THREE), parse_slo("ttft<1s")
-    rtt = Rtt(host="h", port=1, connect_ms=(1.0,), kernel_rtt_ms=1.0, kernel_deviation_ms=Missing(reason="none"))
+    rtt = Rtt(host="h", port=1, connect_ms=(1.0,), kernel_ms=Missing(reason="none"))
     return {
         "client": client_summary(log, slo=slo),
         "details": client_details(log, slo=slo),

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols import openai, sse
+from loadgen.protocols import PROTOCOLS, sse
+from loadgen.protocols.prompt import root_url
+from loadgen.protocols.reply import Reply
 
 PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
 CHUNKED_HEAD = PLAIN_HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
-CHAT = openai.Target(base_url="http://h:1/v1/", model="m")
+CHAT = PROTOCOLS["chat"]
 
 
 def _delta(finish: str | None = None, **delta: object) -> str:
@@ -27,13 +26,13 @@ def _usage(prompt: int, completion: int) -> str:
     return json.dumps({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
 
 
-def _read(*pieces: bytes, status: int = 200, head: bytes = PLAIN_HEAD) -> openai.Reply:
+def _read(*pieces: bytes, status: int = 200, head: bytes = PLAIN_HEAD) -> Reply:
     """A reply whose pieces were read at 1, 2, 3, ... ns."""
     ends = np.array(list(accumulate(map(len, pieces))), np.int64)
-    return openai.read_reply(status, head, b"".join(pieces), np.arange(1, len(pieces) + 1), ends)
+    return CHAT.read_reply(status, head, b"".join(pieces), np.arange(1, len(pieces) + 1), ends)
 
 
-def _stream(*payloads: str, **options: object) -> openai.Reply:
+def _stream(*payloads: str, **options: object) -> Reply:
     return _read(*(f"data: {payload}\n\n".encode() for payload in payloads), **options)
 
 
@@ -77,21 +76,6 @@ def test_stamps_are_those_of_the_read_that_completed_the_data_line(
 def _cut(data: st.DataObject, whole: bytes) -> list[bytes]:
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(whole) - 1)), max_size=8)))
     return [piece for piece in (whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)) if piece]
-
-
-@given(st.data(), texts)
-def test_a_torn_body_tells_what_had_come(data: st.DataObject, contents: list[str]):
-    """Cut anywhere: the chunk stamps are a prefix of the whole reply's, and it is not complete."""
-    pieces = []
-    for text in contents:
-        event = f"data: {_delta(content=text)}\n\n".encode()
-        pieces.append(b"%x\r\n%b\r\n" % (len(event), event))
-    whole = _read(*pieces, head=CHUNKED_HEAD)
-    cut = data.draw(st.integers(0, sum(map(len, pieces))))
-    starts = [0, *accumulate(map(len, pieces))]
-    torn = _read(*(piece[: max(0, cut - at)] for piece, at in zip(pieces, starts, strict=False)), head=CHUNKED_HEAD)
-    assert whole.chunk_ns[: len(torn.chunk_ns)].tolist() == torn.chunk_ns.tolist()
-    assert ("", False) == (torn.error, torn.complete)
 
 
 @pytest.mark.parametrize(
@@ -199,25 +183,6 @@ def test_an_error_message_that_is_no_utf_8_is_told_as_well_as_it_can():
     assert _read(b'data: {"error":{"message":"\xff"}}\n\n').error == 'server: {"message":"\ufffd"}'
 
 
-@given(st.data(), st.sampled_from([PLAIN_HEAD, CHUNKED_HEAD, JSON_HEAD]), st.sampled_from([200, 500]))
-def test_no_bytes_make_reading_raise(data: st.DataObject, head: bytes, status: int):
-    """Any bytes in place of any others: what comes out is a reply whose counts fit the log."""
-    payloads = (_delta(role="assistant"), _delta(content="hé"), '{"error":{"message":"é"}}', _usage(7, 3), "[DONE]")
-    body = bytearray(b"".join(f"data: {payload}\n\n".encode() for payload in payloads))
-    if head is JSON_HEAD:
-        body = bytearray(json.dumps({"choices": [{"finish_reason": "é"}], "usage": {"prompt_tokens": 3}}).encode())
-    if head is CHUNKED_HEAD:
-        body = bytearray(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
-    whole = bytearray(head) + body
-    spots = st.tuples(st.integers(0, len(whole) - 1), st.binary(max_size=3) | st.just(b"9" * 30))
-    for at, piece in data.draw(st.lists(spots, min_size=1, max_size=6)):
-        whole[at : at + 1] = piece
-    cut = whole.find(b"\r\n\r\n") + 4
-    reply = _read(bytes(whole[cut:]), head=bytes(whole[:cut]), status=status)
-    assert -1 <= min(reply.input_tokens, reply.output_tokens)
-    assert max(reply.input_tokens, reply.output_tokens) <= 2**53
-
-
 def test_when_all_was_said():
     """The stamp of [DONE], whatever comes behind it; of a JSON reply its last byte; else none."""
     assert _stream(_delta(content="a"), "[DONE]", _delta(content="b")).done_ns == 2
@@ -292,80 +257,7 @@ def test_without_a_head_there_is_no_reply():
     assert not _read(b"", head=b"", status=0).error
 
 
-def test_requests_are_the_same_bytes_each_time():
-    """Chat and completions, with what makes a server stream, count and go on to the end."""
-    path, body = openai.encode_request(CHAT, "hé", 5, 0.0)
-    assert path == "/v1/chat/completions"
-    assert json.loads(body) == {
-        "model": "m",
-        "messages": [{"role": "user", "content": "hé"}],
-        "max_tokens": 5,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-    }
-    assert (path, body) == openai.encode_request(CHAT, "hé", 5, 0.0)
-    text = openai.Target(base_url="http://h:1", model="m", endpoint="completions")
-    path, body = openai.encode_request(text, "x", 5, 0.5, ignore_eos=False, stream=False)
-    assert path == "/v1/completions"
-    assert json.loads(body) == {"model": "m", "prompt": "x", "max_tokens": 5, "temperature": 0.5, "stream": False}
-
-
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_the_root_of_a_base_url(url: str):
     """With or without /v1."""
-    assert openai.root_url(url) == "http://h:1"
-
-
-def _lines(path: Path) -> list[dict[str, object]]:
-    with gzip.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-def _replayed(request: dict, make: Callable[[dict, list], str]) -> openai.Reply:
-    """A recorded reply as it would have come: the events of one read in one read, at its time."""
-    reads: dict[int, tuple[int, bytes]] = {}
-    for event in request["events"]:
-        stamp, number = event[0], event[1]
-        data = f"data: {make(request, event)}\n\n".encode()
-        reads[number] = (stamp, reads.get(number, (0, b""))[1] + b"%x\r\n%b\r\n" % (len(data), data))
-    if request["usage"]:
-        rest = f"data: {json.dumps({'choices': [], 'usage': request['usage']})}\n\ndata: [DONE]\n\n"
-    else:
-        rest = f"data: {request['error']}\n\n"
-    reads[1 << 30] = (request["done_ns"], b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest.encode()))
-    ends = np.array(list(accumulate(len(data) for _, data in reads.values())), np.int64)
-    stamps = np.array([stamp for stamp, _ in reads.values()], np.int64)
-    return openai.read_reply(200, CHUNKED_HEAD, b"".join(data for _, data in reads.values()), stamps, ends)
-
-
-def _event(request: dict, event: list) -> str:
-    _, _, index, characters, _, role_only = event
-    text = "x" * characters
-    if "chat" in request["path"]:
-        delta = {"role": "assistant", "content": ""} if role_only else {"content": text}
-        return json.dumps({"choices": [{"index": index, "delta": delta}]})
-    return json.dumps({"choices": [{"index": index, "text": text}]})
-
-
-@pytest.mark.parametrize("scenario", ["main", "engine_death"])
-def test_a_real_engines_streams_are_read_as_they_were_recorded(recorded: Path, scenario: str):
-    """Chunks with text have their recorded times, shared by those of one read; a dying engine is told."""
-    streams = [
-        one for one in _lines(recorded / scenario / "requests.jsonl.gz") if one["status"] == 200 and one["events"]
-    ]
-    assert len(streams) > 20
-    died = 0
-    for request in streams:
-        reply = _replayed(request, _event)
-        expected = [event[0] for event in request["events"] if event[3] > 0]
-        assert expected == reply.chunk_ns.tolist()
-        assert (expected[0] if expected else -1) == reply.first_token_ns
-        if request["usage"]:
-            assert (request["usage"]["completion_tokens"], "") == (reply.output_tokens, reply.error)
-            assert reply.complete
-        else:
-            died += 1
-            assert (reply.error.startswith("server: "), reply.complete) == (True, False)
-    assert (died > 0) == (scenario == "engine_death")
+    assert root_url(url) == "http://h:1"

@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import plan, tokenizers, workloads
-from loadgen.protocols.openai import Target
+from loadgen import fitter, plan, tokenizers, workloads
+from loadgen.protocols.prompt import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ async def _planned(
     tokenizer: tokenizers.Tokenizer = REFERENCE, *, seed: int = 1, **order: object
 ) -> list[plan.Planned]:
     made = plan.plan(
-        workloads.requests("synthetic-uniform", seed=seed),
+        workloads.build("synthetic-uniform", seed=seed).requests,
         target=TARGET,
         tokenizer=tokenizer,
         order=plan.PlanOrder(**({"phase": "measure"} | order)),
@@ -92,7 +92,7 @@ async def test_the_same_seed_gives_the_same_bytes():
 
 async def test_the_reference_tokenizer_sends_the_drawn_ids():
     """Text is that of the ids; the declared length is how many were drawn, as the appendix has it."""
-    drawn = itertools.islice(workloads.requests("synthetic-uniform", seed=1), 20)
+    drawn = itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 20)
     for one, request in zip(await _planned(count=20), drawn, strict=True):
         assert REFERENCE.decode(request.token_ids) == _text(one)
         assert (request.input_tokens, request.max_tokens) == (one.request.input_tokens, one.request.max_tokens)
@@ -111,7 +111,7 @@ async def test_indices_offsets_and_phase_are_as_ordered():
 
 async def test_nothing_is_drawn_beyond_the_order():
     """Another phase goes on with the next request of the same workload."""
-    shared = workloads.requests("synthetic-uniform", seed=1)
+    shared = workloads.build("synthetic-uniform", seed=1).requests
     for first_index in (0, 3):
         order = plan.PlanOrder(phase="p", first_index=first_index, count=3)
         made = [one async for one in plan.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
@@ -122,7 +122,7 @@ async def test_nothing_is_drawn_beyond_the_order():
 async def test_an_endless_plan_may_be_left():
     """No task stays behind."""
     made = plan.plan(
-        workloads.requests("synthetic-uniform", seed=1), target=TARGET, tokenizer=REFERENCE,
+        workloads.build("synthetic-uniform", seed=1).requests, target=TARGET, tokenizer=REFERENCE,
         order=plan.PlanOrder(phase="p"),
     )  # fmt: skip
     assert [0, 1, 2] == [(await anext(made)).request.index for _ in range(3)]
@@ -133,12 +133,12 @@ async def test_an_endless_plan_may_be_left():
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(66, 5000))
 def test_clipping_fits_the_model(input_tokens: int, max_tokens: int, limit: int):
     """Together with the template it fits; nothing grows; the output is touched only when the input is down to one."""
-    fitted_input, fitted_output = plan.clip(input_tokens, max_tokens, limit)
-    assert fitted_input + fitted_output + plan.TEMPLATE_TOKENS <= limit
+    fitted_input, fitted_output = fitter.clip(input_tokens, max_tokens, limit)
+    assert fitted_input + fitted_output + fitter.TEMPLATE_TOKENS <= limit
     assert 1 <= fitted_input <= input_tokens
     assert 1 <= fitted_output <= max_tokens
     assert fitted_output == max_tokens or fitted_input == 1
-    assert (input_tokens, max_tokens) == plan.clip(input_tokens, max_tokens, None)
+    assert (input_tokens, max_tokens) == fitter.clip(input_tokens, max_tokens, None)
 
 
 async def test_what_was_clipped_is_flagged():
@@ -159,7 +159,7 @@ async def test_a_servers_tokens_are_what_is_declared(tiny: tuple[TinyVocabulary,
     made = await _planned(server, count=40)
     assert [one.request.index for one in made] == list(range(40))
     assert [one.request.input_tokens for one in made] == [len(await server.encode(_text(one))) for one in made]
-    drawn = [one.input_tokens for one in itertools.islice(workloads.requests("synthetic-uniform", seed=1), 40)]
+    drawn = [one.input_tokens for one in itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 40)]
     assert drawn == [one.request.input_tokens for one in made]
     assert 1 < vocabulary.most <= 8
     assert [one.request.body for one in await _planned(server, count=40)] == [one.request.body for one in made]

@@ -13,6 +13,7 @@ from loadgen.protocols import PROTOCOLS, kserve
 from loadgen.protocols.prompt import Prompt, Target
 from simulator import grpc_server
 
+X = Prompt(text="x")
 SYSTEM = Prompt(text="hé", system="Be brief.")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
 CHAT = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "temperature": 0.5}
@@ -60,7 +61,7 @@ def _target(protocol: str, **extra: object) -> Target:
     return Target(base_url="http://h", model="m", endpoint=protocol, extra=extra)
 
 
-def _encoded(protocol: str, prompt: Prompt | str, **extra: object) -> tuple[str, bytes]:
+def _encoded(protocol: str, prompt: Prompt, **extra: object) -> tuple[str, bytes]:
     return PROTOCOLS[protocol].encode(_target(protocol, **extra), prompt, 5, 0.5)
 
 
@@ -84,28 +85,27 @@ def test_the_table_names_every_protocol():
 def test_extra_fields_add_replace_and_remove(protocol: str):
     """The target's own fields come last; None leaves one out."""
     name = next(iter(EXPECTED[protocol][1]))
-    body = json.loads(_encoded(protocol, "x", include_metrics=True, **{name: None})[1])
+    body = json.loads(_encoded(protocol, X, include_metrics=True, **{name: None})[1])
     assert body["include_metrics"] is True
     assert name not in body
 
 
-def test_what_is_left_out_without_a_system_prompt_and_streams():
-    """No instructions, no system message; whole replies have paths of their own in TGI."""
-    bodies = {name: json.loads(_encoded(name, "x")[1]) for name in EXPECTED}
+def test_what_is_left_out_of_a_request():
+    """No instructions and no system message without a system prompt; no temperature of 0 for TGI; no ignore_eos."""
+    bodies = {name: json.loads(_encoded(name, X)[1]) for name in EXPECTED}
     assert "instructions" not in bodies["responses"]
     assert [{"role": "user", "content": "x"}] == bodies["ollama"]["messages"]
-    path, body = PROTOCOLS["tgi"].encode(_target("tgi"), "x", 5, 0.0, stream=False)
-    assert path == "/generate"
+    _, body = PROTOCOLS["tgi"].encode(_target("tgi"), X, 5, 0.0)
     assert "temperature" not in json.loads(body)["parameters"]  # which TGI wants above 0
     for name in ("chat", "completions", "responses", "websocket"):
-        assert "ignore_eos" not in json.loads(PROTOCOLS[name].encode(_target(name), "x", 5, 0.0, ignore_eos=False)[1])
+        assert "ignore_eos" not in json.loads(PROTOCOLS[name].encode(_target(name), X, 5, 0.0, ignore_eos=False)[1])
 
 
 @pytest.mark.parametrize("protocol", ["chat", "ollama", "websocket", "exo"])
 def test_the_next_turn_of_a_session_with_roles(protocol: str):
     """What was said, the reply, and what the turn adds; settings are the turn's own."""
     carry = PROTOCOLS[protocol].carry
-    added = PROTOCOLS[protocol].encode(_target(protocol), "and now?", 9, 0.5)[1]
+    added = PROTOCOLS[protocol].encode(_target(protocol), Prompt(text="and now?"), 9, 0.5)[1]
     body = json.loads(carry(_encoded(protocol, SYSTEM)[1], "yes", added))
     said = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"}]
     assert [*MESSAGES, *said] == body["messages"]
@@ -114,7 +114,7 @@ def test_the_next_turn_of_a_session_with_roles(protocol: str):
 
 def test_the_next_turn_of_the_responses_endpoint():
     """The instructions go on."""
-    added = _encoded("responses", "and now?")[1]
+    added = _encoded("responses", Prompt(text="and now?"))[1]
     body = json.loads(PROTOCOLS["responses"].carry(_encoded("responses", SYSTEM)[1], "yes", added))
     assert ["hé", "yes", "and now?"] == [message["content"] for message in body["input"]]
     assert body["instructions"] == "Be brief."
@@ -123,7 +123,7 @@ def test_the_next_turn_of_the_responses_endpoint():
 @pytest.mark.parametrize(("protocol", "field"), [("completions", "prompt"), ("sglang", "text"), ("tgi", "inputs")])
 def test_the_next_turn_of_a_session_without_roles(protocol: str, field: str):
     """One text that goes on."""
-    added = _encoded(protocol, " and now?")[1]
+    added = _encoded(protocol, Prompt(text=" and now?"))[1]
     body = json.loads(PROTOCOLS[protocol].carry(_encoded(protocol, SYSTEM)[1], " yes", added))
     assert body[field] == "Be brief.\n\nhé yes and now?"
     assert body == json.loads(added) | {field: body[field]}
@@ -159,7 +159,7 @@ def test_a_grpc_request_to_the_letter():
 
 def test_the_next_turn_of_a_grpc_session():
     """One text that goes on, in the tensor of its name."""
-    added = _encoded("grpc", " and now?")[1]
+    added = _encoded("grpc", Prompt(text=" and now?"))[1]
     carried = PROTOCOLS["grpc"].carry(_encoded("grpc", SYSTEM)[1], " yes", added)
     text = ("BYTES", [1, 1], "Be brief.\n\nhé yes and now?".encode())
     assert _tensors(added) | {"text_input": text} == _tensors(carried)

@@ -1,7 +1,7 @@
 """Recorded streams of a real vLLM, as bytes on the wire and through the log: it tells what the recorder saw.
 
 The recordings hold when each event came, in which read, its characters and the tokens so far, and no text: the bytes
-are made from that, in vLLM's own form. test_openai.py reads the same streams for the stamps of their chunks.
+are made from that, in vLLM's own form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen import log
+from loadgen import log, records
 from loadgen.packing import pack
 
 SCENARIOS = ("main", "edges", "multi_api_server", "engine_death")
@@ -86,7 +86,7 @@ def _head(request: dict) -> bytes:
     return f"HTTP/1.1 {request['status']} X\r\nserver: uvicorn\r\n{fields}\r\n\r\n".encode()
 
 
-def _parts(index: int, request: dict) -> list[log.RequestPart]:
+def _parts(index: int, request: dict) -> list[records.RequestPart]:
     """What a worker logs of it, some reads a part; of a request without a connection its error alone."""
     reads = _reads(request) if request["status"] else []
     error = CANCELLED.get(request["error"], "") if request["status"] else f"connect: {request['error']}"
@@ -97,7 +97,7 @@ def _parts(index: int, request: dict) -> list[log.RequestPart]:
         packed = pack(array("q", [stamp for stamp, _ in mine]), ends, b"".join(data for _, data in mine))
         last = begin + READS_A_PART >= len(reads)
         parts.append(
-            log.RequestPart(
+            records.RequestPart(
                 index=index, seq=seq, last=last, worker=0, url="http://h" + request["path"], scheduled_ns=1,
                 dispatch_ns=1, connected_ns=1, submit_ns=request["submit_ns"], reused=True,
                 status=request["status"] or 0, head=_head(request) if request["status"] and seq == 0 else b"",
@@ -185,13 +185,14 @@ def test_the_engines_own_times_are_in_the_log(recorded: Path, scenario: str):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_first_tokens_are_the_recorders(recorded: Path, scenario: str):
-    """The first event with text, and before it, maybe, the first that the model generated: it may be empty."""
+def test_tokens_have_the_recorders_times(recorded: Path, scenario: str):
+    """Each event with text, those of one read alike; before them, maybe, the first that the model generated: empty."""
     streams = _streams(recorded, scenario)
     got = _logged(streams)
 
     for at, request in enumerate(streams):
         shown = [event[0] for event in request["events"] if event[3] > 0]
         generated = [event[0] for event in request["events"] if not event[5]]
+        assert shown == got.chunk_ns[got.chunk_start[at] : got.chunk_start[at + 1]].tolist()
         assert (shown[0] if shown else -1) == got.first_token_ns[at]
         assert (generated[0] if generated else -1) == got.first_output_ns[at]

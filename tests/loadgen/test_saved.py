@@ -20,7 +20,7 @@ ABOUT = {"name": "w", "seed": 1}
 
 def planned(index: int, body: bytes = b'{"model":"m","x":[1.0]}', **more: Any) -> PlannedRequest:
     fields: dict[str, Any] = {
-        "phase": "measure", "workload_class": "c", "path": "/v1/chat/completions", "input_tokens": 5, "max_tokens": 9,
+        "phase": "", "workload_class": "c", "path": "/v1/chat/completions", "input_tokens": 5, "max_tokens": 9,
         "offset_ns": 1000 * index, **more,
     }  # fmt: skip
     return PlannedRequest(index=index, body=body, **fields)
@@ -45,10 +45,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_saved_is_read_back(path: Path):
-    """Text, binary bodies, sessions with their turns, URLs, offsets; numbering goes on where it began."""
-    requests = [planned(10), planned(11, b"\xff\x00\x01", url=1), session(12), planned(15, '{"a":"ü\u2028"}'.encode())]
+    """Text, binary bodies, sessions with their turns, URLs, offsets."""
+    requests = [planned(0), planned(1, b"\xff\x00\x01", url=1), session(2), planned(5, '{"a":"ü\u2028"}'.encode())]
     written = saved.save(path, requests, workload=ABOUT)
-    assert requests == list(saved.read(path, phase="measure", first_index=10))
+    assert requests == list(saved.read(path))
     assert saved.Saved(count=4, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), workload=ABOUT) == written
     assert written == saved.look(path)
 
@@ -69,7 +69,7 @@ def test_writing_then_reading_is_the_identity(
         for n, body in enumerate(bodies)
     ]
     saved.save(path, requests, workload={})
-    assert requests == list(saved.read(path, phase="measure"))
+    assert requests == list(saved.read(path))
 
 
 def test_equal_requests_are_equal_files(tmp_path: Path):
@@ -122,7 +122,7 @@ def test_a_bad_line_is_told_by_number_and_field(path: Path, line: Any, says: str
     with path.open("a", encoding="utf-8") as file:
         file.write(text + "\n")
     with pytest.raises(saved.SavedRequestsError, match=says):
-        list(saved.read(path, phase="measure"))
+        list(saved.read(path))
 
 
 def test_a_file_of_something_else_is_told(path: Path, tmp_path: Path):

@@ -1,29 +1,15 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 
 from loadgen import log, records
 from loadgen.lateness import BUCKETS, bucket_bounds, bucket_index
 from loadgen.self_check import NOT_TRUSTED, STAMP_MS, TRUSTED, UNKNOWN, self_check, stated_error
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-request_log = _load().request_log
 
 MS = 1_000_000
 
@@ -31,7 +17,7 @@ MS = 1_000_000
 def _log(*late_ms: float) -> log.RequestLog:
     """Requests that were dispatched so much after their moment."""
     parts = [
-        log.RequestPart(
+        records.RequestPart(
             index=index, seq=0, last=True, worker=0, url="http://h/p", scheduled_ns=1000, connected_ns=-1,
             dispatch_ns=1000 + round(late * MS), submit_ns=-1, reused=False, status=0, head=b"", reads_ns=b"",
             read_ends=b"", body=b"", end_ns=10**12, error="connect: refused",

@@ -3,11 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
-import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +19,7 @@ from loadgen.session import follower, next_turn
 from loadgen.transport import Exchange
 
 if TYPE_CHECKING:
-    from conftest import Peer, Serve, Wire
+    from conftest import Peer, Serve, Start, Wire
 
 BOUND_S = 20.0
 SECOND = 1_000_000_000
@@ -156,44 +152,19 @@ def test_a_protocol_that_carries_no_sessions_is_refused():
 # The load worker as a process of its own
 
 
-@asynccontextmanager
-async def worker(directory: Path, url: str, *, number: int = 0, workers: int = 1) -> AsyncIterator[Command]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadgen.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-
-    async def tell(**command: object) -> dict[str, object]:
-        stdin.write(json.dumps(command).encode() + b"\n")
-        return json.loads(await asyncio.wait_for(stdout.readline(), BOUND_S))
-
-    try:
-        spec = {
-            "worker": number, "workers": workers, "run_id": "run", "headers": {}, "urls": [url], "sessions": True,
-            "clock_offset_ns": time.time_ns() - time.monotonic_ns(), "request_timeout_s": BOUND_S,
-            "out": str(directory / f"requests-{number}.log"),
-        }  # fmt: skip
-        assert {"event": "ready"} == await tell(**spec)
-        yield tell
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
-
-
-Command = Callable[..., Awaitable[dict[str, object]]]
-
-
-def write_plan(path: Path, *sessions: PlannedRequest) -> dict[str, object]:
-    """Write a plan; give the command that drives it, two sessions at a time."""
+async def driven(
+    start: Start, url: str, *sessions: PlannedRequest, number: int = 0, workers: int = 1, **command: object
+) -> dict[str, object]:
+    """What a worker says of a plan of sessions that it was told to drive, two at a time."""
+    worker = await start(url, worker=number, workers=workers, sessions=True)
+    path = worker.directory / "plan"
+    path.unlink(missing_ok=True)
     fd = frames.open_log(path)
     for one in (*sessions, records.plan_end("measure")):
         frames.append_record(fd, one)
     os.close(fd)
-    return {"cmd": "run", "plan": str(path), "start_ns": 0, "concurrency": 2}
+    await worker.send(**{"cmd": "run", "plan": str(path), "start_ns": 0, "concurrency": 2} | command)
+    return await worker.hear()
 
 
 def parts(directory: Path) -> list[RequestPart]:
@@ -201,7 +172,7 @@ def parts(directory: Path) -> list[RequestPart]:
     return [record for record in logged if isinstance(record, RequestPart)]
 
 
-async def test_a_worker_carries_each_sessions_own_history(serve: Serve, wire: type[Wire], tmp_path: Path):
+async def test_a_worker_carries_each_sessions_own_history(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
     """Two sessions at once; the server's replies repeat what it was told last. Every turn is in the log."""
 
     async def script(peer: Peer) -> None:
@@ -209,9 +180,8 @@ async def test_a_worker_carries_each_sessions_own_history(serve: Serve, wire: ty
         await peer.say(wire.SSE_HEAD, answer(wire, "You said ", said))
 
     server = await serve(script)
-    async with worker(tmp_path, server.url) as tell:
-        sessions = (session(0, "a", "b", "c", index=0), session(1, "x", "y", index=3))
-        drained = await tell(**write_plan(tmp_path / "plan", *sessions))
+    sessions = (session(0, "a", "b", "c", index=0), session(1, "x", "y", index=3))
+    drained = await driven(start, server.url, *sessions)
     assert (5, 5) == (drained["started"], drained["finished"])
     expected = [
         chat("a"),
@@ -229,7 +199,9 @@ async def test_a_worker_carries_each_sessions_own_history(serve: Serve, wire: ty
     assert all(scheduled <= dispatched <= ended for scheduled, dispatched, ended in stamps.values())
 
 
-async def test_a_reply_that_was_logged_in_parts_is_carried_whole(serve: Serve, wire: type[Wire], tmp_path: Path):
+async def test_a_reply_that_was_logged_in_parts_is_carried_whole(
+    serve: Serve, wire: type[Wire], start: Start, tmp_path: Path
+):
     """The second half comes when the first is on disk already."""
 
     async def script(peer: Peer) -> None:
@@ -242,13 +214,14 @@ async def test_a_reply_that_was_logged_in_parts_is_carried_whole(serve: Serve, w
         await peer.say(whole[cut:])
 
     server = await serve(script)
-    async with worker(tmp_path, server.url) as tell:
-        await tell(**write_plan(tmp_path / "plan", session(0, "a", "b", index=0)))
+    await driven(start, server.url, session(0, "a", "b", index=0))
     assert json.loads(chat("a", "first second", "b")) == json.loads(server.peers[1].body)
     assert sum(part.index == 0 for part in parts(tmp_path)) > 1
 
 
-async def test_a_worker_sends_nothing_behind_a_failed_turn(serve: Serve, wire: type[Wire], tmp_path: Path):
+async def test_a_worker_sends_nothing_behind_a_failed_turn(
+    serve: Serve, wire: type[Wire], start: Start, tmp_path: Path
+):
     """The second turn is refused: the third is in no log, and the next session begins."""
 
     async def script(peer: Peer) -> None:
@@ -258,29 +231,23 @@ async def test_a_worker_sends_nothing_behind_a_failed_turn(serve: Serve, wire: t
             await peer.say(wire.SSE_HEAD, answer(wire, "ok"))
 
     server = await serve(script)
-    async with worker(tmp_path, server.url) as tell:
-        plan = write_plan(tmp_path / "plan", session(0, "a", "b", "c", index=0), session(1, "x", "y", index=3))
-        drained = await tell(**plan | {"concurrency": 1})
+    sessions = (session(0, "a", "b", "c", index=0), session(1, "x", "y", index=3))
+    drained = await driven(start, server.url, *sessions, concurrency=1)
     assert 4 == drained["finished"]
     assert {0: 200, 1: 503, 3: 200, 4: 200} == {part.index: part.status for part in parts(tmp_path)}
 
 
-async def test_workers_share_sessions_and_not_their_turns(serve: Serve, wire: type[Wire], tmp_path: Path):
+async def test_workers_share_sessions_and_not_their_turns(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
     """Four sessions of two turns, whose first indices are all even, over two workers: two each."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.SSE_HEAD, answer(wire, "ok"))
-
-    server = await serve(script)
-    plan = write_plan(tmp_path / "plan", *(session(number, "a", "b", index=2 * number) for number in range(4)))
-    async with AsyncExitStack() as stack:
-        for number in range(2):
-            tell = await stack.enter_async_context(worker(tmp_path, server.url, number=number, workers=2))
-            assert 4 == (await tell(**plan))["finished"]
+    server = await serve(wire.SSE_HEAD + answer(wire, "ok"))
+    sessions = [session(number, "a", "b", index=2 * number) for number in range(4)]
+    for number in range(2):
+        assert 4 == (await driven(start, server.url, *sessions, number=number, workers=2))["finished"]
     assert {index: index // 2 % 2 for index in range(8)} == {part.index: part.worker for part in parts(tmp_path)}
 
 
-async def test_a_worker_releases_a_round_at_one_moment(serve: Serve, wire: type[Wire], tmp_path: Path):
+async def test_a_worker_releases_a_round_at_one_moment(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
     """Four requests that are due at the same nanosecond; the server answers none before it has all."""
     full = asyncio.Condition()
 
@@ -291,9 +258,8 @@ async def test_a_worker_releases_a_round_at_one_moment(serve: Serve, wire: type[
         await peer.say(wire.SSE_HEAD, answer(wire, "ok"))
 
     server = await serve(script)
-    async with worker(tmp_path, server.url) as tell:
-        plan = write_plan(tmp_path / "plan", *(session(number, "a", index=number) for number in range(8)))
-        drained = await tell(**plan | {"concurrency": 4, "barrier": True})
+    sessions = [session(number, "a", index=number) for number in range(8)]
+    drained = await driven(start, server.url, *sessions, concurrency=4, barrier=True)
     assert 8 == drained["finished"]
     rounds = [{part.scheduled_ns for part in parts(tmp_path) if part.index // 4 == number} for number in range(2)]
     assert [1, 1] == list(map(len, rounds))

@@ -1,30 +1,16 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 
 from loadgen import slo
 from loadgen.metrics import client_summary
 from loadgen.request_metrics import request_metrics
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-request_log = _load().request_log
 
 # ttft 20, tpot and every gap 10, e2e 40
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
@@ -110,7 +96,6 @@ def test_what_counts_for_goodput(text: str, row: dict[str, object], met: bool, u
     log = request_log(row)
     got = slo.goodput(slo.parse_slo(text), log, request_metrics(log))
     assert (met, unknown) == (bool(got.met[0]), bool(got.unknown[0]))
-    assert met == bool(slo.met(slo.parse_slo(text), log, request_metrics(log))[0])
 
 
 def test_a_run_meets_an_objective_or_not():
@@ -162,7 +147,7 @@ def test_goodput_is_at_most_throughput_and_grows_with_the_bound(
     log = request_log(*rows)
     tight, loose = (slo.parse_slo(f"{bound[0]}<{ms}ms") for ms in (bound[1], bound[1] + more))
     metrics = request_metrics(log)
-    assert not (slo.met(tight, log, metrics) & ~slo.met(loose, log, metrics)).any()
+    assert not (slo.goodput(tight, log, metrics).met & ~slo.goodput(loose, log, metrics).met).any()
     flow = client_summary(log, slo=tight)["throughput"]
     if flow["goodput_requests_per_s"] is not None:
         assert flow["goodput_requests_per_s"] <= flow["requests_per_s"]
@@ -173,6 +158,7 @@ def test_when_every_request_is_bound_all_good_means_met(rows: list[dict[str, obj
     """The plain objective is met exactly when each request that ended ok, and tells, meets it."""
     log = request_log(*rows)
     metrics, objective = request_metrics(log), slo.parse_slo(f"e2e<{bound_ms}ms")
-    (verdict,) = slo.verdicts(objective, log, metrics)
     ok = log.status == "ok"
-    assert (bool(slo.met(objective, log, metrics)[ok].all()) if ok.any() else None) == verdict.met
+    assert (bool(slo.goodput(objective, log, metrics).met[ok].all()) if ok.any() else None) == slo.slo_json(
+        objective, log, metrics
+    )["met"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,6 @@ from loadgen.protocols.reply import Reply, ServerTimings
 
 NAN = math.nan
 JSON = "application/json"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Path:
-    """The directory of research and recorded fixtures; what needs it is skipped where it is absent."""
-    path = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
-    if not (path / "fixtures").is_dir():
-        pytest.skip(f"no recorded fixtures at {path}")
-    return path
 
 
 def _read(body: bytes, *, protocol: str = "chat", kind: str = "text/event-stream", more: str = "") -> Reply:

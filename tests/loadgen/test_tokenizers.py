@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import tokenizers
-from loadgen.tokenizers.counting import special_tokens
 from loadgen.tokenizers.fitting import fit_counted
 
 TEMPLATE = (
@@ -24,9 +23,9 @@ def test_special_tokens_are_stated():
     """BOS and EOS, system prompt and tools, each with a sentence; exact prompts include the template."""
     for exact in (True, False):
         assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(
-            special_tokens(exact=exact)
+            tokenizers.special_tokens(exact=exact)
         )
-    assert special_tokens(exact=True) != special_tokens(exact=False)
+    assert tokenizers.special_tokens(exact=True) != tokenizers.special_tokens(exact=False)
 
 
 @given(

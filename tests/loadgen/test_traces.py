@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +36,9 @@ MOONCAKE = """\
 
 
 @pytest.fixture
-def azure() -> Path:
-    """Azure's recordings of 2023, where this machine has them."""
-    shared = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
-    path = shared / "fixtures/traces"
-    if not path.is_dir():
-        pytest.skip("fixtures/traces is not here; SIDELIGHT_SHARED may point to it")
-    return path
+def azure(shared: Path) -> Path:
+    """Azure's recordings of 2023."""
+    return shared / "fixtures/traces"
 
 
 @pytest.fixture

@@ -186,10 +186,7 @@ async def test_a_name_that_does_not_resolve(anchored: Clock):
 async def test_a_connection_is_used_again(serve: Serve, anchored: Clock):
     """Ten requests in a row go over one connection, and say so."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    server = await serve(script)
+    server = await serve(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     async with Pool(origin_of(server.url), anchored) as pool:
         reused = [(await _exchange(pool, anchored)).reused for _ in range(10)]
     assert [False] + 9 * [True] == reused
@@ -207,10 +204,7 @@ async def test_a_connection_is_used_again(serve: Serve, anchored: Clock):
 async def test_a_connection_is_not_used_again(serve: Serve, anchored: Clock, reply: bytes):
     """Not when the peer will close it, nor when bytes follow the reply."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(reply)
-
-    server = await serve(script)
+    server = await serve(reply)
     async with Pool(origin_of(server.url), anchored) as pool:
         got = [await _exchange(pool, anchored) for _ in range(2)]
     assert [("", b"ok", False)] * 2 == [(one.error, bytes(one.body), one.reused) for one in got]
@@ -238,10 +232,7 @@ async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, an
 async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch):
     """Past the idle limit a new connection is made and the old one closed."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    server = await serve(script)
+    server = await serve(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     monkeypatch.setattr(transport, "MAX_IDLE_NS", -1)
     async with Pool(origin_of(server.url), anchored) as pool:
         await _exchange(pool, anchored)
@@ -328,12 +319,9 @@ async def test_a_cancelled_exchange_closes_its_connection(serve: Serve, anchored
 async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]):
     """With its authority trusted a server answers over TLS; without, the error says so."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(3))
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate[1], certificate[0])
-    server = await serve(script, ssl=context)
+    server = await serve(wire.answer(3), ssl=context)
     trusting = ssl.create_default_context(cafile=str(certificate[1]))
     async with Pool(origin_of(server.url), anchored, tls=trusting) as pool:
         got = [await _exchange(pool, anchored) for _ in range(2)]
@@ -350,14 +338,11 @@ async def test_tls_as_a_specification_says(
     anybody who does not care."""
     key, cert = map(str, certificate)
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     context.load_verify_locations(cert)
     context.verify_mode = ssl.CERT_REQUIRED
-    server = await serve(script, ssl=context)
+    server = await serve(wire.answer(1), ssl=context)
     url = server.url.replace("127.0.0.1", "localhost")
     for spec in (TlsSpec(ca=cert, cert=cert, key=key), TlsSpec(insecure=True, cert=cert, key=key)):
         there = url if spec.insecure else server.url
@@ -405,10 +390,7 @@ async def test_a_read_bears_the_kernels_stamp(serve: Serve, anchored: Clock, wir
 async def test_without_reuse_each_request_has_a_connection(serve: Serve, anchored: Clock):
     """Though the server would keep it open."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    server = await serve(script)
+    server = await serve(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     async with Pool(origin_of(server.url), anchored, reuse=False) as pool:
         reused = [(await _exchange(pool, anchored)).reused for _ in range(3)]
         assert not pool._open

@@ -1,27 +1,13 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 
 from loadgen import warmup
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("logs", Path(__file__).with_name("logs.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-request_log = _load().request_log
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadgen import log, records
+from loadgen import frames, records
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
@@ -21,12 +21,8 @@ PATH = "/v1/chat/completions"
 async def test_an_open_loop_from_plan_to_log(serve: Serve, wire: type[Wire], start: Start):
     """Five requests: ids and bodies as planned at the server; stamps, tokens and usage as sent in the log."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(3))
-
-    server = await serve(script)
+    server = await serve(wire.answer(3))
     worker = await start(server.url + "/v1", headers={"Authorization": "Bearer key", "accept": "text/x"})
-    assert await worker.hear() == {"event": "ready"}
     await worker.run(*range(0, 50_000_000, 10_000_000))
     drained = await worker.hear()
     assert ("drained", "measure", 5, 5) == tuple(drained[key] for key in ("event", "phase", "started", "finished"))
@@ -62,7 +58,6 @@ async def test_an_open_loop_does_not_wait_for_responses(serve: Serve, wire: type
 
     server = await serve(script)
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(*range(0, 40_000_000, 2_000_000))
     assert (await worker.hear())["finished"] == 20
     assert ["ok"] * 20 == worker.log().status.tolist()
@@ -87,7 +82,6 @@ async def test_a_closed_loop_keeps_its_concurrency(serve: Serve, wire: type[Wire
     counts: list[int] = []
     server = await serve(script)
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(*[-1] * 20, concurrency=4)
     assert (await worker.hear())["finished"] == 20
     assert max(counts) == 4
@@ -96,36 +90,11 @@ async def test_a_closed_loop_keeps_its_concurrency(serve: Serve, wire: type[Wire
     assert got.scheduled_ns.tolist() == got.dispatch_ns.tolist()
 
 
-async def test_workers_share_one_plan(serve: Serve, wire: type[Wire], start: Start):
-    """Two workers send the requests of one worker's schedule, each its own, and the logs merge."""
-
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
-    server = await serve(script)
-    workers = [await start(server.url, worker=number, workers=2) for number in range(2)]
-    for worker in workers:
-        await worker.hear()
-    workers[0].plan(*range(0, 9_000_000, 1_000_000))
-    begin = {"cmd": "run", "plan": str(workers[0].directory / "plan"), "start_ns": workers[0].clock.now_ns()}
-    for worker in workers:
-        await worker.send(**begin)
-    assert [5, 4] == [(await worker.hear())["finished"] for worker in workers]
-    got = workers[0].log()
-    assert list(range(9)) == got.index.tolist()
-    assert [index % 2 for index in range(9)] == got.worker.tolist()
-    assert [begin["start_ns"] + index * 1_000_000 for index in range(9)] == got.scheduled_ns.tolist()
-
-
 async def test_a_growing_plan_is_followed(serve: Serve, wire: type[Wire], start: Start):
     """Requests that are planned while the loop runs are sent; the end record ends it."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
-    server = await serve(script)
+    server = await serve(wire.answer(1))
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(-1, -1, close=False, concurrency=2)
     await worker.until(lambda: len(server.peers) == 2)
     worker.plan(-1, -1, -1, name="more")
@@ -144,13 +113,8 @@ def test_a_worker_starts_without_what_it_does_not_need():
 async def test_one_schedule_whatever_the_workers(serve: Serve, wire: type[Wire], start: Start, workers: int):
     """All workers' logs together hold each planned request once, at the planned moment, by the worker of its index."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(2))
-
-    server = await serve(script)
+    server = await serve(wire.answer(2))
     several = [await start(server.url, worker=number, workers=workers) for number in range(workers)]
-    for worker in several:
-        await worker.hear()
     offsets_ns = [3_000_000 * (index * 7 % 11) for index in range(30)]
     several[0].plan(*sorted(offsets_ns))
     start_ns = several[0].clock.now_ns()
@@ -167,13 +131,9 @@ async def test_one_schedule_whatever_the_workers(serve: Serve, wire: type[Wire],
 async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
     """Two servers and a proxy's path on the second take turns, each over connections of its own."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
-    servers = [await serve(script) for _ in range(2)]
+    servers = [await serve(wire.answer(1)) for _ in range(2)]
     urls = [servers[0].url + "/v1", servers[1].url, servers[1].url + "/proxy/v1/"]
     worker = await start("", urls=urls)
-    await worker.hear()
     worker.plan(*[-1] * 6, urls=3)
     await worker.send(cmd="run", plan=str(tmp_path / "plan"), start_ns=0, concurrency=1)
     await worker.hear()
@@ -188,12 +148,8 @@ async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], 
 async def test_a_worker_without_reuse_says_so(serve: Serve, wire: type[Wire], start: Start):
     """Connection: close in the request, and a connection a request."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
-    server = await serve(script)
+    server = await serve(wire.answer(1))
     worker = await start(server.url, reuse=False)
-    await worker.hear()
     await worker.run(-1, -1, concurrency=1)
     await worker.hear()
     assert {"close"} == {peer.header("Connection") for peer in server.peers}
@@ -203,14 +159,10 @@ async def test_a_worker_without_reuse_says_so(serve: Serve, wire: type[Wire], st
 async def test_a_worker_speaks_tls(serve: Serve, wire: type[Wire], start: Start, certificate: tuple[Path, Path]):
     """To a server whose authority its specification names."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(3))
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate[1], certificate[0])
-    server = await serve(script, ssl=context)
+    server = await serve(wire.answer(3), ssl=context)
     worker = await start(server.url, tls={"ca": str(certificate[1])})
-    await worker.hear()
     await worker.run(-1, -1, concurrency=1)
     await worker.hear()
     got = worker.log()
@@ -221,16 +173,12 @@ async def test_a_worker_speaks_tls(serve: Serve, wire: type[Wire], start: Start,
 async def test_a_worker_tells_of_itself(serve: Serve, wire: type[Wire], start: Start):
     """How late its reads were, what its garbage collector cost, how much memory it has."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(3))
-
-    server = await serve(script)
+    server = await serve(wire.answer(3))
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(0, 0, 500_000_000)
     await worker.hear()
-    logged = [*log.read_log(worker.directory / "requests-0.log")]
-    last = [record for record in logged if isinstance(record, log.WorkerStat)][-1]
+    logged = [*frames.read_log(worker.directory / "requests-0.log")]
+    last = [record for record in logged if isinstance(record, records.WorkerStat)][-1]
     assert last.gc_pause_max_ns <= last.gc_pause_total_ns
     assert 10_000_000 < last.rss_bytes < 100_000_000
     if last.kernel_stamps:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Peer, Serve, Start, Wire
+    from conftest import Peer, Serve, Start, Wire, Worker
 
 
 async def test_kill_9_leaves_a_readable_log(serve: Serve, wire: type[Wire], start: Start):
@@ -27,7 +27,6 @@ async def test_kill_9_leaves_a_readable_log(serve: Serve, wire: type[Wire], star
 
     server = await serve(script)
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(0, 0, 0)
     await worker.until(lambda: len(worker.log()) == 3 and len(worker.log().chunk_ns) > 20)
     worker.process.kill()
@@ -39,9 +38,8 @@ async def test_kill_9_leaves_a_readable_log(serve: Serve, wire: type[Wire], star
     assert got.role_only_first.all()
 
 
-@pytest.mark.parametrize("how", ["stop", "end of input", "exit"])
-async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[Wire], start: Start, how: str):
-    """Each way to end cancels, records and reports; SIGINT is not one of them."""
+async def _streaming(serve: Serve, wire: type[Wire], start: Start) -> Worker:
+    """A worker with a stream in flight, and a request that is due long after."""
     streaming = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -51,9 +49,15 @@ async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[
 
     server = await serve(script)
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(0, 10**12)
     await streaming.wait()
+    return worker
+
+
+@pytest.mark.parametrize("how", ["stop", "end of input", "exit"])
+async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[Wire], start: Start, how: str):
+    """Each way to end cancels, records and reports; SIGINT is not one of them."""
+    worker = await _streaming(serve, wire, start)
     worker.process.send_signal(signal.SIGINT)
     if how == "end of input":
         worker.process.stdin.close()
@@ -77,18 +81,7 @@ async def test_an_early_end_records_what_was_in_flight(serve: Serve, wire: type[
 
 async def test_sigterm_is_an_error_and_no_natural_end(serve: Serve, wire: type[Wire], start: Start):
     """What is in flight is recorded as cancelled; then an error event, no drained event, and exit code 143."""
-    streaming = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x")))
-        streaming.set()
-        await peer.reader.read()
-
-    server = await serve(script)
-    worker = await start(server.url)
-    await worker.hear()
-    await worker.run(0, 10**12)
-    await streaming.wait()
+    worker = await _streaming(serve, wire, start)
     worker.process.send_signal(signal.SIGTERM)
     assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
     assert await worker.hear() == {}
@@ -101,7 +94,6 @@ async def test_sigterm_is_an_error_and_no_natural_end(serve: Serve, wire: type[W
 async def test_sigterm_ends_an_idle_worker(start: Start):
     """Though nothing runs."""
     worker = await start("http://127.0.0.1:1")
-    await worker.hear()
     worker.process.send_signal(signal.SIGTERM)
     assert await worker.hear() == {"event": "error", "message": "terminated by SIGTERM"}
     assert await worker.exit_code() == 143
@@ -116,7 +108,6 @@ async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: t
 
     server = await serve(script)
     worker = await start(server.url)
-    await worker.hear()
     await worker.run(0, drain_s=0.7)
     await worker.hear()
     assert worker.log().error.tolist() == ["cancelled: the drain bound was reached"]
@@ -138,7 +129,7 @@ async def test_a_drain_bound_ends_a_stream_that_never_ends(serve: Serve, wire: t
 )
 async def test_an_unusable_specification_is_one_error(start: Start, changes: dict[str, object], says: str):
     """The event names what is wrong, and the exit code is 2."""
-    worker = await start("http://127.0.0.1:1", **changes)
+    worker = await start("http://127.0.0.1:1", ready=False, **changes)
     event = await worker.hear()
     assert event["event"] == "error"
     assert says in str(event["message"])
@@ -148,7 +139,6 @@ async def test_an_unusable_specification_is_one_error(start: Start, changes: dic
 async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: Path):
     """No JSON, an unknown command, no plan; a stop while idle is answered at once."""
     worker = await start("http://127.0.0.1:1")
-    await worker.hear()
     await worker.send(cmd="jump")
     assert "command" in str((await worker.hear())["message"])
     assert worker.process.stdin is not None
@@ -171,7 +161,6 @@ async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire],
 
     server = await serve(script)
     worker = await start(server.url, prelude="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))")
-    await worker.hear()
     await worker.run(*[0] * 200)
     await worker.until(lambda: len(worker.log()) == 200 and worker.log().status.tolist().count("failed") > 150)
     served.set()
@@ -184,12 +173,9 @@ async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire],
 async def test_a_full_disk_ends_the_worker(serve: Serve, wire: type[Wire], start: Start):
     """Nothing is sent that nobody records: an error event, and exit code 1."""
 
-    async def script(peer: Peer) -> None:
-        await peer.say(wire.answer(1))
-
-    server = await serve(script)
+    server = await serve(wire.answer(1))
     worker = await start(server.url, out="/dev/full")
-    events = [await worker.hear(), await worker.hear()]
-    assert events[1]["event"] == "error"
-    assert "No space left" in str(events[1]["message"])
+    event = await worker.hear()
+    assert event["event"] == "error"
+    assert "No space left" in str(event["message"])
     assert await worker.exit_code() == 1

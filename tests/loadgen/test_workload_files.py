@@ -149,14 +149,17 @@ def rows() -> list[dict[str, str]]:
     ]
 
 
-@pytest.fixture(params=["parquet", "jsonl"])
-def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    path = tmp_path / f"stack.{request.param}"
-    if request.param == "parquet":
+def written(path: Path) -> Path:
+    if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows()), path)
     else:
         path.write_text("\n".join(json.dumps(row) for row in rows()), encoding="utf-8")
     return path
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    return written(tmp_path / f"stack.{request.param}")
 
 
 def test_code_comes_from_the_file(stack: Path):
@@ -179,14 +182,8 @@ def test_code_comes_from_the_file(stack: Path):
 
 def test_both_formats_give_the_same_requests(tmp_path: Path):
     """Parquet and JSON lines of the same rows."""
-    made = []
-    for name in ("a.parquet", "a.jsonl"):
-        path = tmp_path / name
-        if name.endswith("parquet"):
-            pq.write_table(pa.Table.from_pylist(rows()), path)
-        else:
-            path.write_text("\n".join(json.dumps(row) for row in rows()), encoding="utf-8")
-        made.append(drawn(workloads.build("code-completion", seed=9, dataset=path), 20))
+    files = [written(tmp_path / name) for name in ("a.parquet", "a.jsonl")]
+    made = [drawn(workloads.build("code-completion", seed=9, dataset=path), 20) for path in files]
     assert made[0] == made[1]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
@@ -18,15 +17,6 @@ REPOSITORY = Path(__file__).parents[2]
 URL = "http://engine.test/metrics"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[dict[str, Handler]], Awaitable[str]]
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The directory of recorded fixtures; what needs it is skipped where it is absent."""
-    path = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
-    if not (path / "fixtures").is_dir():
-        pytest.skip(f"no recorded fixtures at {path}")
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scraper.endpoint import Scrape
-from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect, quantities
+from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect
 from scraper.exposition import Page, parse
 from scraper.log import rows
 from scraper.missing import Missing
@@ -54,18 +54,18 @@ def test_the_schema_refuses_what_is_no_formula(entry: dict[str, object]):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_says_of_each_quantity_where_it_is_or_why_not(engine: str):
     """No quantity is left out, none is unknown; and no file is without an engine."""
-    assert list(QUANTITIES) == [name for name in QUANTITIES if name in quantities(engine)]
-    assert set() == set(quantities(engine)) - set(QUANTITIES)
-    assert all(bool(one.metrics) != bool(one.absent) for one in quantities(engine).values())
+    assert list(QUANTITIES) == [name for name in QUANTITIES if name in catalogue(engine).quantities]
+    assert set() == set(catalogue(engine).quantities) - set(QUANTITIES)
+    assert all(bool(one.metrics) != bool(one.absent) for one in catalogue(engine).quantities.values())
     assert {f"{name}.yaml" for name in ENGINES} == {path.name for path in DIRECTORY.glob("*.yaml")}
 
 
 def test_kinds_and_units_are_the_same_for_all_engines():
     """So that quantities of different engines can be set side by side; but TensorRT-LLM counts cached blocks."""
     for name in QUANTITIES:
-        assert 1 == len({(quantities(engine)[name].kind, quantities(engine)[name].across) for engine in ENGINES})
-        units = {quantities(engine)[name].unit for engine in ENGINES}
-        assert units in ({quantities("vllm")[name].unit}, {"tokens", "blocks"})
+        found = [catalogue(engine).quantities[name] for engine in ENGINES]
+        assert 1 == len({(one.kind, one.across) for one in found})
+        assert {one.unit for one in found} in ({found[0].unit}, {"tokens", "blocks"})
 
 
 def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only():
@@ -73,17 +73,18 @@ def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only(
     ends = [
         engine
         for engine in ENGINES
-        if {"finish"} == {quantities(engine)[name].observed for name in ("queue_time", "prefill_time")}
+        if {"finish"} == {catalogue(engine).quantities[name].observed for name in ("queue_time", "prefill_time")}
     ]
     assert ["vllm", "trtllm"] == ends
-    assert "first_forward" == quantities("sglang")["queue_time"].observed
-    assert ("finish", "first_token") == tuple(quantities(engine)["ttft"].observed for engine in ("trtllm", "vllm"))
+    assert "first_forward" == catalogue("sglang").quantities["queue_time"].observed
+    assert "finish" == catalogue("trtllm").quantities["ttft"].observed
+    assert "first_token" == catalogue("vllm").quantities["ttft"].observed
 
 
 def test_unknown_engine():
     """An engine that nobody described is named, with those that are."""
     with pytest.raises(ValueError, match="no engine foo; known: vllm, sglang"):
-        quantities("foo")
+        catalogue("foo")
 
 
 def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
@@ -93,7 +94,7 @@ def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     assert list(QUANTITIES) == list(found)
     for name, source in found.items():
         assert isinstance(source, CanonicalSource), name
-        assert quantities("vllm")[name].metrics[0].text() == source.metric
+        assert catalogue("vllm").quantities[name].metrics[0].text() == source.metric
     assert 5 == len(source_of(found, "requests_finished").columns)
     assert Engine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(endpoint.series)
 

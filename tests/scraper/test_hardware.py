@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-import struct
 import sys
 import tempfile
 import threading
@@ -19,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scraper import dcgm, rapl
+from loadgen.frames import read_frames
+from scraper import dcgm
 from scraper.energy import Energy, energy
 from scraper.exposition import parse
-from scraper.hardware import open_sources, record, sample
+from scraper.hardware import record, sample
 from scraper.missing import Missing
 from scraper.normalise import Window
 from scraper.nvml import Nvml, open_library, open_nvml
@@ -31,12 +33,12 @@ from scraper.powermetrics import open_powermetrics
 from scraper.rapl import Rapl, open_rapl
 from scraper.readings import (
     HardwareAbsence,
-    HardwareLog,
     HardwareLogRecord,
     HardwareRecord,
     SourceLostError,
     by_device,
     decode,
+    encode,
 )
 
 SECOND = 1_000_000_000
@@ -179,7 +181,7 @@ def binding(**changed: Any) -> SimpleNamespace:
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-        "nvmlDeviceGetName": lambda _: b"NVIDIA L40S",
+        "nvmlDeviceGetName": lambda _: "NVIDIA L40S",
         "nvmlDeviceGetPowerUsage": supported(287_500),
         "nvmlDeviceGetTotalEnergyConsumption": supported(5_551_899_580),
         "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=83, memory=40),
@@ -366,46 +368,19 @@ async def test_sampling_without_sources_ends_at_once():
     assert ["rapl"] == [record.source for record in records]
 
 
-async def test_this_machines_sources_are_read_or_absent_with_a_reason():
-    """Every source is one or the other, whatever this machine has."""
-    sources, absent = await asyncio.to_thread(open_sources)
-    for source in sources:
-        source.close()
-    assert {"nvml", "rapl", "powermetrics"} == {source.source for source in sources} | set(absent)
-    assert all(missing.reason for missing in absent.values())
-
-
-async def test_the_log_reads_back_what_was_written(tmp_path: Path):
-    """Frames as in every raw log: length, CRC-32, MessagePack; NaN stays NaN."""
-    zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
-    source = open_rapl(tmp_path)
-    assert isinstance(source, Rapl)
-    log = HardwareLog(tmp_path / "hardware.log")
-    stopping = asyncio.Event()
-    stopping.set()
-    await sample([source], log.append, clock_offset_ns=0, stopping=stopping, absent={"nvml": Missing("no driver")})
-    log.close()
-    absence, reading = read_back(tmp_path / "hardware.log")
-    assert isinstance(absence, HardwareAbsence)
-    assert isinstance(reading, HardwareRecord)
-    assert (rapl.SOURCE, "package-0", 5.0) == (reading.source, reading.device, reading.energy_j)
-    assert isnan(reading.power_w)
-
-
 async def test_a_log_of_this_machine_names_every_source(tmp_path: Path):
     """Each source that was looked for stands in the log, with readings or with the reason why not."""
     stopping = asyncio.Event()
     stopping.set()
     async with asyncio.timeout(30):
         await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping)
-    assert {"nvml", "rapl", "powermetrics"} == {one.source for one in read_back(tmp_path / "hardware.log")}
+    records = [decode(payload) for payload in read_frames(tmp_path / "hardware.log")]
+    assert {"nvml", "rapl", "powermetrics"} == {one.source for one in records}
+    assert all(one.reason for one in records if isinstance(one, HardwareAbsence))
 
 
-def read_back(path: Path) -> list[HardwareLogRecord]:
-    data = path.read_bytes()
-    read: list[HardwareLogRecord] = []
-    while data:
-        (length,) = struct.unpack_from("<I", data)
-        read.append(decode(data[8 : 8 + length]))
-        data = data[8 + length :]
-    return read
+@given(st.floats(), st.text())
+def test_the_log_says_what_was_written(power_w: float, name: str):
+    """NaN stays NaN."""
+    one = HardwareRecord(at_ns=1, source="rapl", device="d", name=name, kind="cpu", power_w=power_w)
+    assert repr(one) == repr(decode(encode(one)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.frames import read_frames
 from scraper.endpoint import Scrape
 from scraper.exposition import parse
 from scraper.log import Encoder, FailureRecord, LogReader, Row, ScrapeLog, rows
@@ -31,29 +30,15 @@ def scrape(number: int, page: str, *, url: str = "u", error: str = "") -> Scrape
         tick_ns=1000 * number,
         request_ns=1000 * number + 10,
         response_ns=1000 * number + 20,
-        status=0 if error else 200,
         content_type="text/plain; version=0.0.4",
         body=page.encode(),
         error=error,
     )
 
 
-def payloads(path: Path) -> list[bytes]:
-    """The payloads of a log's whole frames."""
-    data, found = path.read_bytes(), []
-    while len(data) >= 8:
-        length, crc = struct.unpack_from("<II", data)
-        payload = data[8 : 8 + length]
-        if len(payload) < length or zlib.crc32(payload) != crc:
-            break
-        found.append(payload)
-        data = data[8 + length :]
-    return found
-
-
 def read(path: Path) -> list[Row | FailureRecord]:
     reader = LogReader()
-    return [found for payload in payloads(path) if (found := reader.take(payload)) is not None]
+    return [found for payload in read_frames(path) if (found := reader.take(payload)) is not None]
 
 
 @settings(deadline=None)

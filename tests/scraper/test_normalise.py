@@ -22,7 +22,7 @@ from scraper.normalise import (
     histogram,
     slice_of,
 )
-from scraper.resets import alternates, unrolled
+from scraper.resets import alternates, falls, unrolled
 from scraper.series import EndpointSeries, HistogramColumns, histograms
 
 S = 10**9
@@ -53,9 +53,10 @@ def chosen(one: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1
     return found
 
 
-def increase(at_s: list[float], values: list[float], start_s: float, end_s: float) -> CounterIncrease | Missing:
-    one = endpoint(at_s, [[value] for value in values])
-    return counter(one, 0, chosen(one, start_s, end_s))
+def increase(one: EndpointSeries, cuts: Cut) -> CounterIncrease:
+    found = counter(one, 0, cuts)
+    assert isinstance(found, CounterIncrease)
+    return found
 
 
 def test_reference_is_the_last_scrape_complete_before_the_start():
@@ -101,21 +102,21 @@ def test_windows_that_nothing_can_be_said_of(at_s: list[float], window: tuple[fl
 )
 def test_counter_increases(values: list[float], total: float, resets: int):
     """From the reference (second scrape) to the last: absent counts from zero, a decrease from zero, and is counted."""
-    found = increase([1, 2, 3, 4], values, 2, 3)
-    assert isinstance(found, CounterIncrease)
+    one = endpoint([1, 2, 3, 4], [[value] for value in values])
+    found = increase(one, chosen(one, 2, 3))
     assert (pytest.approx(total, abs=1e-2 if total == 0 else 1e-9), resets) == (found.total, found.resets)
 
 
 def test_counter_before_any_scrape_counts_from_the_first():
     """Without a scrape before the window, what the first page already shows is not the window's."""
-    found = increase([3, 4, 5], [100, 110, 115], 2, 4.5)
-    assert isinstance(found, CounterIncrease)
-    assert 15 == found.total
+    one = endpoint([3, 4, 5], [[100], [110], [115]])
+    assert 15 == increase(one, chosen(one, 2, 4.5)).total
 
 
 def test_counter_that_is_nowhere_in_the_window():
     """A series on no page of the window is missing."""
-    assert Missing("the series is on no page of the window") == increase([1, 2, 3], [4, NAN, NAN], 2, 3)
+    one = endpoint([1, 2, 3], [[4], [NAN], [NAN]])
+    assert Missing("the series is on no page of the window") == counter(one, 0, chosen(one, 2, 3))
 
 
 steps = st.lists(st.one_of(st.floats(0, 1e6), st.just("restart")), min_size=1, max_size=30)
@@ -134,7 +135,8 @@ def test_increase_is_what_was_counted_but_for_what_a_restart_hid(moves: list[flo
             level += move
             values.append(level)
             expected.append(move)
-    rising, _ = unrolled(np.array(values)[:, None])
+    matrix = np.array(values)[:, None]
+    rising, _ = unrolled(matrix, falls(matrix))
     start = min(at, len(values) - 1)
     got = float(rising[-1, 0] - rising[start, 0])
     assert pytest.approx(sum(expected[start + 1 :]), rel=1e-6, abs=1e-3) == got
@@ -146,16 +148,14 @@ def test_slices_start_at_the_window_and_the_last_takes_what_settles():
     one = endpoint([1, 2.1, 2.9, 4, 5.2, 6.1, 7], [[v] for v in (0, 1, 3, 6, 10, 15, 21)])
     cuts = chosen(one, 2, 5.5, slice_s=2)
     assert ([2 * S, 4 * S, int(5.5 * S)], [True, False]) == (cuts.edges_ns.tolist(), cuts.complete.tolist())
-    found = counter(one, 0, cuts)
-    assert isinstance(found, CounterIncrease)
+    found = increase(one, cuts)
     assert ([6, 15], 21) == (found.slices.tolist(), found.total)
 
 
 def test_slice_without_a_scrape_is_unknown():
     """A gap is not a slice of zeros: what it hid belongs to the slice of the next scrape."""
     one = endpoint([1, 1.5, 2, 4.5, 5, 5.5, 6], [[v] for v in (0, 1, 2, 30, 31, 32, 33)])
-    found = counter(one, 0, chosen(one, 1, 6, slice_s=1))
-    assert isinstance(found, CounterIncrease)
+    found = increase(one, chosen(one, 1, 6, slice_s=1))
     np.testing.assert_array_equal([2, NAN, NAN, 29, 2], np.round(found.slices))
 
 
@@ -163,8 +163,7 @@ def test_slices_shorter_than_the_updates_become_scrape_intervals():
     """Slices of 0.25 s on scrapes of 1 s would show 0 and 400 for a steady 100: they become the intervals."""
     one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in (0, 100, 200, 300, 400, 500)])
     cuts = chosen(one, 1, 4, slice_s=0.25)
-    found = counter(one, 0, cuts)
-    assert isinstance(found, CounterIncrease)
+    found = increase(one, cuts)
     assert cuts.per_interval
     assert ([1 * S, 2 * S, 3 * S, 4 * S], [100, 100, 200]) == (cuts.edges_ns.tolist(), found.slices.tolist())
 
@@ -172,15 +171,16 @@ def test_slices_shorter_than_the_updates_become_scrape_intervals():
 LAYOUT = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="+Inf"} 0\nh_sum 0\nh_count 0\n'
 
 
-def observed(rows: list[list[float]], slice_s: float = 1000) -> HistogramIncrease | Missing:
+def observed(rows: list[list[float]], slice_s: float = 1000) -> HistogramIncrease:
     one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, LAYOUT)
-    return histogram(one, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
+    found = histogram(one, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
+    assert isinstance(found, HistogramIncrease)
+    return found
 
 
 def test_histogram_increase_by_interval_and_slice():
     """Counts, sums and buckets (not cumulative) by scrape interval, by slice, and in all."""
     found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
-    assert isinstance(found, HistogramIncrease)
     assert isinstance(found.buckets, Buckets)
     assert (3, 6.5, [2, 1], [4.5, 2.0]) == (found.count, found.sum, found.counts.tolist(), found.sums.tolist())
     assert [[1, 1], [0, 1]] == found.buckets.intervals.tolist()
@@ -191,7 +191,6 @@ def test_histogram_increase_by_interval_and_slice():
 def test_histogram_reset_restarts_all_its_columns():
     """When the count fell every column counts from zero, also one that happens not to have fallen."""
     found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
-    assert isinstance(found, HistogramIncrease)
     assert isinstance(found.buckets, Buckets)
     assert (6, 42.0, 1) == (found.count, found.sum, found.resets)
     assert [4, 2] == found.buckets.totals.tolist()
@@ -210,15 +209,15 @@ def test_histogram_whose_bounds_change_has_no_buckets():
 def test_histogram_that_appears_in_the_window_counts_from_zero():
     """A labelled child that appears with its first observation counts whole."""
     found = observed([[NAN] * 4, [1, 2, 5.0, 2]])
-    assert isinstance(found, HistogramIncrease)
     assert (2, 5.0) == (found.count, found.sum)
-    assert Missing("the series is on no page of the window") == observed([[NAN] * 4] * 2)
+    one = endpoint([1, 2], [[NAN] * 4] * 2, LAYOUT)
+    absent = histogram(one, histograms(one.series)[0], chosen(one, 1, 2))
+    assert Missing("the series is on no page of the window") == absent
 
 
 def test_histogram_of_fractional_counts():
     """Counts may be fractions, as scaled exporters have them."""
     found = observed([[0.5, 0.5, 1, 0.5], [1.0, 1.25, 2, 1.25]])
-    assert isinstance(found, HistogramIncrease)
     assert isinstance(found.buckets, Buckets)
     assert (0.75, [0.5, 0.25]) == (found.count, found.buckets.totals.tolist())
 
@@ -264,15 +263,14 @@ def test_the_slice_in_which_scraping_ended_lasts_to_the_last_scrape():
     one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in range(6)])
     cuts = chosen(one, 0.5, 12.5, slice_s=3)
     assert ([3.0, 2.0, 3.0, 3.0], [True, False, True, True]) == (cuts.slice_s.tolist(), cuts.complete.tolist())
-    found = counter(one, 0, cuts)
-    assert isinstance(found, CounterIncrease)
+    found = increase(one, cuts)
     np.testing.assert_array_equal([1.0, 1.0, NAN, NAN], found.slices / cuts.slice_s)
     assert [3.0, 3.0, 0.5] == chosen(one, 0.5, 7, slice_s=3).slice_s.tolist()
 
 
-def counted(rows: list[list[float]], layout: str) -> CounterIncrease | Missing:
+def counted(rows: list[list[float]], layout: str) -> CounterIncrease:
     one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
-    return counter(one, 0, chosen(one, 1, len(rows)))
+    return increase(one, chosen(one, 1, len(rows)))
 
 
 STARTED = "# TYPE c_total counter\nc_total 0\nprocess_start_time_seconds 0\n"
@@ -281,28 +279,24 @@ STARTED = "# TYPE c_total counter\nc_total 0\nprocess_start_time_seconds 0\n"
 def test_a_restart_that_hides_behind_a_higher_value_is_told_by_the_start_time():
     """A process that counted further by its first page than the old one had counts from zero all the same."""
     found = counted([[10, 1e9], [15, 1e9], [40, 1e9 + 7], [42, 1e9 + 7]], STARTED)
-    assert isinstance(found, CounterIncrease)
     assert (5 + 40 + 2, 1) == (found.total, found.resets)
 
 
 def test_a_restart_is_one_by_whatever_it_is_told():
     """A value that falls where the start time moves is one reset; a start time absent for a while is none."""
     found = counted([[10, 1e9], [15, NAN], [3, 1e9 + 7], [4, NAN], [6, 1e9 + 7]], STARTED)
-    assert isinstance(found, CounterIncrease)
     assert (5 + 6, 1) == (found.total, found.resets)
 
 
 def test_a_series_absent_after_a_restart_counts_from_zero():
     """A labelled child that the new process has not shown yet is at zero there, not at the old process's value."""
     found = counted([[10, 1e9], [15, 1e9], [NAN, 1e9 + 7], [NAN, 1e9 + 7], [20, 1e9 + 7]], STARTED)
-    assert isinstance(found, CounterIncrease)
     assert (5 + 20, 1) == (found.total, found.resets)
 
 
 def test_a_start_time_that_goes_back_is_another_process_not_a_restart():
     """Two processes behind one address: only what falls is counted as a reset, never every second page."""
     found = counted([[10, 2e9], [11, 1e9], [12, 2e9], [13, 1e9]], STARTED)
-    assert isinstance(found, CounterIncrease)
     assert (3, 0) == (found.total, found.resets)
 
 
@@ -310,7 +304,6 @@ def test_series_made_anew_are_told_by_their_created():
     """`_created` of the series itself moves where an exporter clears it without restarting."""
     layout = "# TYPE c_total counter\nc_total 0\n# TYPE c_created gauge\nc_created 0\n"
     found = counted([[10, 1e9], [11, 1e9], [30, 1e9 + 5], [31, 1e9 + 5]], layout)
-    assert isinstance(found, CounterIncrease)
     assert (1 + 30 + 1, 1) == (found.total, found.resets)
 
 
@@ -340,7 +333,6 @@ def test_what_a_formula_takes_off_is_off_every_sum():
 def test_rows_are_the_intervals_in_which_something_was_observed():
     """Percentiles are read from counts and sums of busy scrape intervals, each with the slice that it belongs to."""
     found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
-    assert isinstance(found, HistogramIncrease)
     (rows,) = found.intervals
     assert ([1, np.inf], [[1, 1], [0, 1]], [4.5, 2.0]) == (
         rows.bounds.tolist(),
@@ -353,7 +345,6 @@ def test_rows_are_the_intervals_in_which_something_was_observed():
 def test_rows_after_a_reset_are_the_page_itself():
     """What an engine shows after it restarted is one interval from zero."""
     found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
-    assert isinstance(found, HistogramIncrease)
     assert [[[0, 1], [3, 1], [1, 0]]] == [rows.counts.tolist() for rows in found.intervals]
     assert [[1.0, 40.0, 1.0]] == [rows.sums.tolist() for rows in found.intervals]
 
@@ -372,7 +363,6 @@ def test_rows_of_bounds_that_changed_stand_apart():
 def test_rows_of_a_histogram_that_appears_start_at_zero():
     """The first page of a labelled child that appears in the window is an interval of its own."""
     found = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
-    assert isinstance(found, HistogramIncrease)
     assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [(rows.counts.tolist(), rows.sums.tolist()) for rows in found.intervals]
 
 

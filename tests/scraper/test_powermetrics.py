@@ -1,4 +1,4 @@
-"""What macOS `powermetrics` writes, in both formats, and the child process that writes it."""
+"""What macOS `powermetrics` writes, and the child process that writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scraper.missing import Missing
-from scraper.powermetrics import Powermetrics, Sample, parse_plist, parse_text, split_plists, start
+from scraper.powermetrics import Powermetrics, Sample, parse_plist, split_plists, start
 from scraper.readings import HardwareRecord, SourceLostError
 
 HEAD = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -54,49 +54,6 @@ INTEL = (
 </dict></plist>
 """
 )
-TEXT = """Machine model: Mac14,2
-OS version: 25C56
-
-*** Sampled system activity (Fri Sep 11 13:41:46 2026 -0700) (1002.90ms elapsed) ***
-
-**** Processor usage ****
-
-E-Cluster HW active residency:  77.43% (600 MHz:   0% 912 MHz:  54%)
-E-Cluster idle residency:  22.57%
-CPU Power: 823 mW
-GPU Power: 26 mW
-ANE Power: 323 mW
-Combined Power (CPU + GPU + ANE): 1172 mW
-
-**** GPU usage ****
-
-GPU HW active frequency: 396 MHz
-GPU HW active residency:  12.50% (396 MHz: 12% 528 MHz:  0%)
-GPU idle residency:  87.50%
-GPU Power: 26 mW
-
-**** Thermal pressure ****
-
-Current pressure level: Nominal
-
-*** Sampled system activity (Fri Sep 11 13:41:47 2026 -0700) (1010.09ms elapsed) ***
-
-CPU Power: 205 mW
-GPU Power: 19 mW
-ANE Power: 0 mW
-Combined Power (CPU + GPU + ANE): 224 mW
-"""
-INTEL_TEXT = """*** Sampled system activity (Tue Nov  5 10:00:00 2019 +0100) (1000.00ms elapsed) ***
-
-**** Processor usage ****
-
-Intel energy model derived package power (CPUs+GT+SA): 2.48W
-
-**** SMC sensors ****
-
-CPU die temperature: 63.27 C
-GPU die temperature: 55.00 C
-"""
 ECHO = (
     "import pathlib, sys, time; sys.stdout.buffer.write(pathlib.Path(sys.argv[1]).read_bytes()); sys.stdout.flush(); "
 )
@@ -141,25 +98,6 @@ def test_a_stream_of_plists_is_split_at_their_ends():
         second, rest = split_plists(rest + stream[cut:])
         assert [APPLE.strip(), OLD.strip(), INTEL.strip()] == first + second
         assert b"" == rest.strip()
-
-
-def test_the_text_of_apple_silicon_is_read_by_section():
-    """Each heading tells its interval; powers are milliwatts, and a line that stands twice counts once."""
-    first, second = parse_text(TEXT)
-    assert {"cpu": 0.823, "gpu": 0.026, "ane": 0.323} == first.power_w
-    assert (1.0029, 0.125, "Nominal") == (first.elapsed_s, first.gpu_busy_ratio, first.thermal_pressure)
-    assert ({"cpu": 0.205, "gpu": 0.019, "ane": 0.0}, "") == (second.power_w, second.thermal_pressure)
-
-
-def test_the_text_of_an_intel_mac_tells_the_package():
-    """Watts there, and the dies' temperatures."""
-    (sample,) = parse_text(INTEL_TEXT)
-    assert ({"package": 2.48}, {"cpu": 63.27, "gpu": 55.0}) == (sample.power_w, sample.temperature_c)
-
-
-def test_text_without_a_heading_has_no_sample():
-    """What stands before the first heading tells the machine, not its power."""
-    assert () == parse_text("powermetrics must be invoked as the superuser\n")
 
 
 def test_the_child_is_read_sample_by_sample(tmp_path: Path):

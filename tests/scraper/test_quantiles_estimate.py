@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from scraper.quantiles import bracket, estimate, fit, read, read_rows
+from scraper.histogram_rows import sound
+from scraper.quantiles import estimate, fit, read, read_rows
 
 Float64 = NDArray[np.float64]
 
@@ -165,16 +166,17 @@ def test_a_ramp_is_fitted_in_segments():
 @given(st.lists(values, min_size=1, max_size=12), st.lists(st.floats(0, 1), min_size=1, max_size=8))
 @settings(max_examples=60)
 def test_the_range_cannot_be_wrong(rows: list[list[float]], qs: list[float]):
-    """Whatever was observed, numpy's quantile lies between lowest and highest, and these inside the bracket."""
+    """Whatever was observed, numpy's quantile lies between lowest and highest, and these in its buckets."""
     counts, sums = scraped(rows)
     taken = read([fit(BOUNDS, counts, sums)], qs)
     truth = np.quantile([value for row in rows for value in row], qs)
     slack = 1e-6 * truth
     assert (taken.lowest <= truth + slack).all()
     assert (truth - slack <= taken.highest).all()
-    edges = bracket(BOUNDS, counts, qs)
-    assert (edges[:, 0] <= taken.lowest + slack).all()
-    assert (taken.highest <= edges[:, 1] + slack).all()
+    ends = (np.quantile([value for row in rows for value in row], qs, method=side) for side in ("lower", "higher"))
+    first, last = (np.searchsorted(BOUNDS, end) for end in ends)
+    assert (np.array([0.0, *BOUNDS])[first] <= taken.lowest + slack).all()
+    assert (taken.highest <= np.array(BOUNDS)[last] + slack).all()
 
 
 def test_a_queue_that_is_nearly_always_empty_is_wide():
@@ -219,7 +221,7 @@ def test_no_page_breaks_the_order(page: tuple[list[float], Float64, Float64]):
     bounds, counts, sums = page
     fitted = [fit(bounds, counts, sums)]
     taken = read(fitted, QS)
-    assert np.isnan(taken.lowest).tolist() == np.isnan(bracket(bounds, counts, QS)[:, 0]).tolist()
+    assert np.isnan(taken.lowest).tolist() == [not sound(counts, len(bounds))[0].any()] * len(QS)
     for found in (taken.values, estimate(bounds, counts, sums, QS), read_rows(fitted, [slice(0, 6)], QS)):
         assert (np.diff(found[~np.isnan(found)]) >= 0).all()
     known = ~np.isnan(taken.values)

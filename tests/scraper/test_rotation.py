@@ -22,10 +22,8 @@ def scraped(second: int) -> Scrape:
         tick_ns=second,
         request_ns=second,
         response_ns=second,
-        status=200,
         content_type="text/plain",
         body=f"# TYPE a gauge\na {second}\nb 1\n".encode(),
-        error="",
     )
 
 

@@ -19,7 +19,6 @@ def record(at_s: float, page: str, *, url: str = "u", error: str = "", content_t
         tick_ns=at_ns - 20,
         request_ns=at_ns - 10,
         response_ns=at_ns,
-        status=0 if error else 200,
         content_type=content_type,
         body=page.encode(),
         error=error,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,6 @@ def scrapes(url: str, pages: list[str | None], first_s: int = 1) -> list[Scrape]
             tick_ns=at * S,
             request_ns=at * S + 1,
             response_ns=at * S + 3,
-            status=200 if text else 0,
             content_type="text/plain",
             body=(text or "").encode(),
             error="" if text else "connect: refused",
@@ -56,8 +56,11 @@ def scrapes(url: str, pages: list[str | None], first_s: int = 1) -> list[Scrape]
     ]
 
 
-def window(start_s: float, end_s: float) -> Window:
-    return Window(start_ns=round(start_s * S), end_ns=round(end_s * S))
+def summarised(
+    records: list[Scrape], start_s: float, end_s: float, slice_ns: int = S, version: str | None = None
+) -> dict[str, Any]:
+    window = Window(start_ns=round(start_s * S), end_ns=round(end_s * S))
+    return server_summary(build(rows(records)), window, slice_ns, engine_version=version)
 
 
 def test_main_recording_adds_up_to_its_spans(recording: Callable[[str], list[Scrape]]):
@@ -100,11 +103,10 @@ def test_recordings_give_strict_json_without_negative_rates(recording: Callable[
 
 def test_shape_of_each_kind():
     """A histogram has sum, count, mean and bracketed percentiles; a counter a total and a rate; a gauge its spread."""
-    endpoints = build(rows(scrapes("a", [page(0, 0), page(4, 2), page(10, 4), page(12, 0), page(13, 0)])))
-    summary = server_summary(endpoints, window(1.5, 3.5), S, engine_version="0.32.0")
-    assert {"name": "vllm", "version": "0.32.0", "detected_by": "metric vllm:request_queue_time_seconds"} == summary[
-        "engine"
-    ]
+    shown = scrapes("a", [page(0, 0), page(4, 2), page(10, 4), page(12, 0), page(13, 0)])
+    summary = summarised(shown, 1.5, 3.5, version="0.32.0")
+    engine = {"name": "vllm", "version": "0.32.0", "detected_by": "metric vllm:request_queue_time_seconds"}
+    assert engine == summary["engine"]
     queue = summary["queue_time"]
     assert ("vllm:request_queue_time_seconds", "histogram", "seconds") == (
         queue["metric"],
@@ -132,7 +134,7 @@ def test_endpoints_add_up():
     """Counters and histograms add over endpoints, queues add tick by tick, cache fills take the fullest."""
     first = scrapes("a", [page(0, 1), page(4, 2), page(10, 4), page(12, 0)])
     second = scrapes("b", [page(100, 5), page(101, 1), None, page(104, 1)])
-    summary = server_summary(build(rows([*first, *second])), window(1.5, 4.5), 3 * S)
+    summary = summarised([*first, *second], 1.5, 4.5, 3 * S)
     assert 16 == summary["queue_time"]["stats"]["count"]
     assert pytest.approx(8.0) == summary["queue_time"]["stats"]["sum"]
     assert 16.0 == summary["requests_finished"]["stats"]["total"]
@@ -146,7 +148,7 @@ def test_endpoints_add_up():
 def test_label_sets_add_up():
     """Two engines on one page (data parallel ranks) are one quantity."""
     both = [page(n, n) + page(2 * n, n, engine="1") for n in (0.0, 2.0, 3.0)]
-    summary = server_summary(build(rows(scrapes("a", both))), window(1.5, 3.5), S)
+    summary = summarised(scrapes("a", both), 1.5, 3.5)
     assert 9 == summary["queue_time"]["stats"]["count"]
     assert 6.0 == summary["requests_waiting"]["stats"]["max"]
     assert pytest.approx(0.3) == summary["kv_cache_usage"]["stats"]["max"]
@@ -156,7 +158,7 @@ def test_bounds_that_disagree_still_give_percentiles():
     """Histograms of different bounds are each read under their own, and the percentile is that of the union."""
     first = scrapes("a", [page(0, 0), page(4, 0), page(5, 0)])
     second = scrapes("b", [page(0, 0, bounds=("0.5",)), page(2, 0, bounds=("0.5",)), page(3, 0, bounds=("0.5",))])
-    queue = server_summary(build(rows([*first, *second])), window(1.5, 3.5), S)["queue_time"]
+    queue = summarised([*first, *second], 1.5, 3.5)["queue_time"]
     assert 8 == queue["stats"]["count"]
     assert 0.3 <= queue["stats"]["p50"] <= 1.0
     assert "p50" not in queue["missing"]
@@ -164,16 +166,14 @@ def test_bounds_that_disagree_still_give_percentiles():
 
 def test_percentile_beyond_the_last_bound_is_told_by_the_sums():
     """What lies above the last bound has no upper edge in the buckets, but the sum of what was seen there has one."""
-    endpoints = build(rows(scrapes("a", [page(0, 0, bounds=("0.3",)), page(4, 0, bounds=("0.3",))])))
-    queue = server_summary(endpoints, window(1.5, 2.5), S)["queue_time"]
+    queue = summarised(scrapes("a", [page(0, 0, bounds=("0.3",)), page(4, 0, bounds=("0.3",))]), 1.5, 2.5)["queue_time"]
     bracket = queue["brackets"]["p50"]
     assert 0.3 <= bracket["low"] <= queue["stats"]["p50"] <= bracket["high"] <= 2.0
 
 
 def test_reasons_instead_of_numbers():
     """No observation has no mean, no earlier scrape is noted, and a slice without a scrape says so."""
-    endpoints = build(rows(scrapes("a", [page(3, 1), None, None, page(3, 1)], first_s=2)))
-    summary = server_summary(endpoints, window(1.5, 5.5), S)
+    summary = summarised(scrapes("a", [page(3, 1), None, None, page(3, 1)], first_s=2), 1.5, 5.5)
     assert {"count": 0, "sum": 0.0} == summary["queue_time"]["stats"]
     assert ("no observation", "no observation") == tuple(summary["queue_time"]["missing"][k] for k in ("mean", "p50"))
     assert ["a: no scrape before the window opened, counted from the first one"] == summary["queue_time"]["notes"]
@@ -190,15 +190,14 @@ def test_reasons_instead_of_numbers():
 )
 def test_nothing_known_of_the_server(records: list[Scrape], reason: str):
     """Without an engine every quantity is missing for one stated reason."""
-    summary = server_summary(build(rows(records)), window(1, 2), S)
+    summary = summarised(records, 1, 2)
     assert (None, reason) == (summary["engine"], summary["reason"])
     assert dict.fromkeys(QUANTITIES, reason) == summary["missing"]
 
 
 def test_restart_is_counted_and_reported():
     """An engine that restarts in the window: what came after counts from zero, and the reset is reported."""
-    endpoints = build(rows(scrapes("a", [page(100, 0), page(200, 0), page(30, 0), page(50, 0)])))
-    summary = server_summary(endpoints, window(1.5, 4.5), S)
+    summary = summarised(scrapes("a", [page(100, 0), page(200, 0), page(30, 0), page(50, 0)]), 1.5, 4.5)
     assert (150, 1) == (summary["queue_time"]["stats"]["count"], summary["queue_time"]["resets"])
     assert (150.0, 1) == (summary["requests_finished"]["stats"]["total"], summary["requests_finished"]["resets"])
 
@@ -207,7 +206,7 @@ def test_slices_that_differ_between_endpoints_are_not_added():
     """Where slices fell back to one endpoint's own intervals, only that endpoint has them."""
     first = scrapes("a", [page(n, 0) for n in (0, 4, 5, 6)])
     second = [replace(r, response_ns=r.response_ns + 5) for r in scrapes("b", [page(n, 0) for n in range(4)])]
-    summary = server_summary(build(rows([*first, *second])), window(1.5, 3.5), S // 10)
+    summary = summarised([*first, *second], 1.5, 3.5, S // 10)
     assert [] == summary["queue_time"]["timeslices"]
     assert (
         "slices are shorter than an update interval: see each endpoint's own"
@@ -221,25 +220,23 @@ def test_scrapes_that_ended_early_give_rates_over_what_they_cover():
     """The scraper died in the middle: rates are over the part it saw, and the note says so."""
     dead = scrapes("a", [page(10.0 * n, n) for n in range(5)])
     whole = scrapes("b", [page(10.0 * n, n) for n in range(13)])
-    alone = server_summary(build(rows(dead)), window(1.5, 11.5), 4 * S)
+    alone = summarised(dead, 1.5, 11.5, 4 * S)
     finished = alone["requests_finished"]
     assert 40 == finished["stats"]["total"]
     assert pytest.approx(40 / 3.5) == finished["stats"]["rate_per_s"]
     ended = "a: scrapes ended 6.5 s before the window did"
     assert [f"{ended}; rates are over the 3.5 s they cover"] == finished["notes"]
     assert [ended] == alone["queue_time"]["notes"] == alone["requests_waiting"]["notes"]
-    both = server_summary(build(rows([*dead, *whole])), window(1.5, 11.5), 4 * S)["requests_finished"]
+    both = summarised([*dead, *whole], 1.5, 11.5, 4 * S)["requests_finished"]
     assert pytest.approx(40 / 3.5 + 12) == both["stats"]["rate_per_s"]
     assert [f"{ended}; rates are over the 3.5 s they cover"] == both["notes"]
-    assert "notes" not in server_summary(build(rows(whole)), window(1.5, 11.5), 4 * S)["requests_finished"]
+    assert "notes" not in summarised(whole, 1.5, 11.5, 4 * S)["requests_finished"]
 
 
 def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
     """An infinite or NaN value is none: it neither spoils a sum nor is a maximum."""
     pages = [page(n, 3) + page(n, value, engine="1") for n, value in enumerate((1, float("inf"), -float("inf"), 2, 0))]
-    summary = server_summary(
-        build(rows(scrapes("a", [text.replace("inf", "Inf") for text in pages]))), window(1.5, 4.5), S
-    )
+    summary = summarised(scrapes("a", [text.replace("inf", "Inf") for text in pages]), 1.5, 4.5)
     json.dumps(summary, allow_nan=False)
     waiting = summary["requests_waiting"]["stats"]
     assert (3, 3.0, 5.0) == (waiting["count"], waiting["min"], waiting["max"])
@@ -249,7 +246,7 @@ def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
 def test_what_is_too_large_to_add_up_is_a_reason():
     """Sums beyond the largest number are missing everywhere; the report stays strict JSON."""
     pages = [page(n, n) + page(n, n, engine="1") for n in (0.0, 1.5e308, 0.0, 1.7e308)]
-    summary = server_summary(build(rows(scrapes("a", pages))), window(1.5, 4.5), S)
+    summary = summarised(scrapes("a", pages), 1.5, 4.5)
     json.dumps(summary, allow_nan=False)
     for name in ("queue_time", "requests_finished"):
         assert ({}, "the values are too large to add up") == (
@@ -257,9 +254,7 @@ def test_what_is_too_large_to_add_up_is_a_reason():
             summary[name]["missing"]["stats"],
         ), name
     assert 0.0 == summary["requests_waiting"]["stats"]["max"]
-    spread = server_summary(
-        build(rows(scrapes("a", [page(1, n) for n in (0, 1e308, 1.7e308, 1e200)]))), window(1.5, 4.5), S
-    )
+    spread = summarised(scrapes("a", [page(1, n) for n in (0, 1e308, 1.7e308, 1e200)]), 1.5, 4.5)
     json.dumps(spread, allow_nan=False)
     assert ({}, "the values are too large to add up") == (
         spread["requests_waiting"]["stats"],
@@ -270,7 +265,7 @@ def test_what_is_too_large_to_add_up_is_a_reason():
 
 def test_a_spread_too_large_is_missing_alone():
     """Where only the standard deviation overflows, the other statistics stand."""
-    summary = server_summary(build(rows(scrapes("a", [page(1, n) for n in (0, 1e200, 3e200)]))), window(1.5, 3.5), S)
+    summary = summarised(scrapes("a", [page(1, n) for n in (0, 1e200, 3e200)]), 1.5, 3.5)
     json.dumps(summary, allow_nan=False)
     waiting = summary["requests_waiting"]
     assert 2e200 == waiting["stats"]["mean"]
@@ -282,7 +277,7 @@ def test_a_sum_too_large_leaves_the_count():
     """A histogram's count and percentiles stand where only its sum overflows."""
     pages = [page(n, 0).replace(f"{n * 0.5}", f"{1.7e308 * min(n, 1)}", 1) for n in (0.0, 4.0)]
     pages = [text + text.replace('engine="0"', 'engine="1"') for text in pages]
-    queue = server_summary(build(rows(scrapes("a", pages))), window(1.5, 2.5), S)["queue_time"]
+    queue = summarised(scrapes("a", pages), 1.5, 2.5)["queue_time"]
     json.dumps(queue, allow_nan=False)
     assert 8 == queue["stats"]["count"]
     assert "p50" in queue["stats"]
@@ -297,7 +292,7 @@ def test_percentiles_of_what_lies_beyond_every_bound_without_a_sum():
     """Nothing tells how far it reaches; no bucket contradicts another."""
     text = '# TYPE {0} histogram\n{0}_bucket{{le="0"}} 0\n{0}_bucket{{le="+Inf"}} {1}\n{0}_count {1}\nx 1\n'
     pages = [text.format("vllm:request_queue_time_seconds", n) for n in (0, 3, 7)]
-    queue = server_summary(build(rows(scrapes("a", pages))), window(1.5, 3.5), S)["queue_time"]
+    queue = summarised(scrapes("a", pages), 1.5, 3.5)["queue_time"]
     assert 7 == queue["stats"]["count"]
     assert "nothing that was observed is below a finite bound, and no sum is known" == queue["missing"]["p50"]
 
@@ -305,9 +300,9 @@ def test_percentiles_of_what_lies_beyond_every_bound_without_a_sum():
 def test_label_sets_of_one_page_restart_together():
     """One restart is one, however many label sets show it; endpoints restart each for itself."""
     both = [page(n, n) + page(2 * n, n, engine="1") for n in (4.0, 5.0, 1.0, 2.0)]
-    alone = server_summary(build(rows(scrapes("a", both))), window(1.5, 4.5), S)
+    alone = summarised(scrapes("a", both), 1.5, 4.5)
     assert (1, 1) == (alone["queue_time"]["resets"], alone["requests_finished"]["resets"])
-    two = server_summary(build(rows([*scrapes("a", both), *scrapes("b", both)])), window(1.5, 4.5), S)
+    two = summarised([*scrapes("a", both), *scrapes("b", both)], 1.5, 4.5)
     assert (2, 2) == (two["queue_time"]["resets"], two["requests_finished"]["resets"])
 
 
@@ -316,10 +311,10 @@ def test_a_frontend_listed_first_does_not_hide_what_its_workers_tell():
     name = "dynamo_frontend_requests_total"
     front = [f"# TYPE {name} counter\n{name} {n}\n" for n in (0, 5, 9)]
     workers = [*scrapes("b", [page(n, 0) for n in (0, 3, 5)]), *scrapes("c", [page(n, 0) for n in (0, 1, 4)])]
-    summary = server_summary(build(rows([*scrapes("a", front), *workers])), window(1.5, 3.5), S)
+    summary = summarised([*scrapes("a", front), *workers], 1.5, 3.5)
     assert ("vllm", 9) == (summary["engine"]["name"], summary["queue_time"]["stats"]["count"])
     assert ["dynamo", "vllm", "vllm"] == [one["engine"] for one in summary["endpoints"]]
-    alone = server_summary(build(rows(scrapes("a", front))), window(1.5, 3.5), S)
+    alone = summarised(scrapes("a", front), 1.5, 3.5)
     assert ("dynamo", 9.0) == (alone["engine"]["name"], alone["requests_finished"]["stats"]["total"])
 
 
@@ -338,24 +333,22 @@ def sglang(tokens: float, retracted: float | None, *, younger: bool = True) -> s
 
 def test_a_counter_that_sglang_has_not_created_yet_has_counted_nothing():
     """Its first retraction creates it; a page with a younger counter is of a version that has it. The note says so."""
-    never = server_summary(build(rows(scrapes("a", [sglang(n, None) for n in (1, 2, 3)]))), window(1.5, 3.5), S)
+    never = summarised(scrapes("a", [sglang(n, None) for n in (1, 2, 3)]), 1.5, 3.5)
     assert {"total": 0.0, "rate_per_s": 0.0} == never["preemptions"]["stats"]
     assert [0.0, 0.0] == [one["total"] for one in never["preemptions"]["timeslices"]]
     assert ["a: not on the page, on which it appears with its first count"] == never["preemptions"]["notes"]
     assert RETRACTED == never["preemptions"]["metric"]
-    late = server_summary(
-        build(rows(scrapes("a", [sglang(1, None), sglang(2, None), sglang(3, 2)]))), window(1.5, 3.5), S
-    )
+    late = summarised(scrapes("a", [sglang(1, None), sglang(2, None), sglang(3, 2)]), 1.5, 3.5)
     assert (2.0, [0.0, 2.0]) == (
         late["preemptions"]["stats"]["total"],
         [one["total"] for one in late["preemptions"]["timeslices"]],
     )
     both = [*scrapes("a", [sglang(n, None) for n in (1, 2, 3)]), *scrapes("b", [sglang(n, n) for n in (1, 2, 4)])]
-    assert 3.0 == server_summary(build(rows(both)), window(1.5, 3.5), S)["preemptions"]["stats"]["total"]
+    assert 3.0 == summarised(both, 1.5, 3.5)["preemptions"]["stats"]["total"]
 
 
 def test_an_older_sglang_page_without_that_counter_tells_nothing():
     """Versions before 0.5.7 have none: then it is missing, as where the version cannot be told."""
     pages = [sglang(n, None, younger=False) for n in (1, 2, 3)]
-    summary = server_summary(build(rows(scrapes("a", pages))), window(1.5, 3.5), S)
+    summary = summarised(scrapes("a", pages), 1.5, 3.5)
     assert f"the page shows no counter {RETRACTED}" == summary["missing"]["preemptions"]

@@ -9,9 +9,7 @@ import io
 import json
 import lzma
 import os
-import struct
 import time
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from loadgen.frames import read_frames
 from scraper.engine_spans import engine_spans
 from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
 from scraper.span_spec import CannotListen, ReceiverSpec
@@ -70,13 +69,7 @@ class Listening:
         return reply
 
     def records(self) -> list[SpanLogRecord]:
-        content, found = self.path.read_bytes(), []
-        while content:
-            length, checksum = struct.unpack_from("<II", content)
-            payload, content = content[8 : 8 + length], content[8 + length :]
-            assert checksum == zlib.crc32(payload)
-            found.append(decode(payload))
-        return found
+        return [decode(payload) for payload in read_frames(self.path)]
 
     def bodies(self) -> list[bytes]:
         return [record.body() for record in self.records() if isinstance(record, ExportRecord)]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import struct
-import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from aiohttp import web
+from scraper_process import started
 
-from scraper.log import FailureRecord, LogReader, Row
+from scraper.log import FailureRecord, Row
 from scraper.target import offset_ns
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,6 +23,7 @@ Serve = Callable[[dict[str, Handler]], Awaitable[str]]
 INTERVAL_NS = 250_000_000
 TIMEOUT_S = 0.4
 TICKS = 12
+TURNS = ("stale", "fresh")
 MIB = 1024 * 1024
 TEXT = "text/plain; version=0.0.4"
 # What each target does, and what is said of it.
@@ -121,16 +120,6 @@ async def targets(serve: Serve, enough: asyncio.Event) -> AsyncIterator[dict[str
         yield {**{name: base + name for name in (*hostile, "/good")}, "/closed": closed}
 
 
-def read(log: Path) -> dict[str, list[Row | FailureRecord]]:
-    content, found, reader = log.read_bytes(), dict[str, list[Row | FailureRecord]](), LogReader()
-    while content:
-        (length, _), payload = struct.unpack_from("<II", content), content[8:]
-        record, content = reader.take(payload[:length]), payload[length:]
-        if record is not None:
-            found.setdefault(record.url, []).append(record)
-    return found
-
-
 def peak_mib(pid: int) -> float:
     """Return the most memory that a process has held so far; 0 where the system does not say."""
     status = Path(f"/proc/{pid}/status")
@@ -138,40 +127,22 @@ def peak_mib(pid: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
-async def scraped(urls: list[str], log: Path, enough: asyncio.Event) -> dict[str, float]:
-    """Run a worker until then, and have it settle and end; the answer is what it counted."""
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    spec = {"targets": urls, "interval_s": INTERVAL_NS / 1e9, "timeout_s": TIMEOUT_S, "limit_bytes": MIB}
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    worker.stdin.write(json.dumps(spec | {"clock_offset_ns": offset_ns, "out": str(log)}).encode() + b"\n")
-    settled: dict[str, float] = {}
-    async with asyncio.timeout(60):
-        while line := await worker.stdout.readline():
-            event = json.loads(line)
-            if event["event"] == "ready":
-                await enough.wait()
-                worker.stdin.write(b'{"cmd":"settle","seconds":0}\n')
-            elif event["event"] == "settled":
-                settled = event | {"peak_mib": peak_mib(worker.pid)}
-                worker.stdin.write(b'{"cmd":"exit"}\n')
-            assert event["event"] != "error", event
-        assert 0 == await worker.wait()
-    return settled
-
-
 async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, tmp_path: Path):
     """Each has its reason in the log; the good one has every tick; memory stays that of a few pages."""
-    log = tmp_path / "scrapes.log"
     enough = asyncio.Event()
     async with targets(serve, enough) as urls:
+        spec = {"interval_s": INTERVAL_NS / 1e9, "timeout_s": TIMEOUT_S, "limit_bytes": MIB}
+        spec["clock_offset_ns"] = time.time_ns() - time.monotonic_ns()
+        async with started(tmp_path, targets=list(urls.values()), **spec) as worker:
+            await worker.event("ready", over=TURNS)
+            await asyncio.wait_for(enough.wait(), 60)
+            worker.send({"cmd": "settle", "seconds": 0})
+            settled = await worker.event("settled", over=TURNS)
+            peak = peak_mib(worker.process.pid)
+            assert 0 == await worker.ended()
         good, closed = urls["/good"], urls["/closed"]
-        settled = await scraped(list(urls.values()), log, enough)
-        found = read(log)
         expected = {urls[name]: reason for name, reason in REASONS.items()} | {closed: "connect: Connection refused"}
+    found = {url: [one for one in worker.records() if one.url == url] for url in urls.values()}
     for url, reason in expected.items():
         said = {record.error if isinstance(record, FailureRecord) else "a page" for record in found[url]}
         assert all(error.startswith(reason) for error in said), (url, said)
@@ -184,4 +155,4 @@ async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, 
     assert len(early) <= 2  # the first and the settled scrape come when they are asked for
     assert list(range(len(rows))) == [int(row.values[0]) for row in rows]
     assert len(expected) * 2 <= settled["failed"] == sum(len(found[url]) for url in expected)
-    assert settled["peak_mib"] < 200
+    assert peak < 200

@@ -178,12 +178,6 @@ def test_a_schedule_of_more_requests_than_memory_holds_is_refused():
     assert "more than 10,000,000 requests" in refusal(RunOptions(url=(URL,), rate=1e6, duration=1e6))
 
 
-def test_open_and_closed_loop_exclude_each_other():
-    """Asked for both, neither is guessed."""
-    message = refusal(RunOptions(url=(URL,), rate=1.0, concurrency=2))
-    assert message.startswith("--rate and --concurrency exclude each other")
-
-
 def test_an_unknown_workload_lists_the_names_and_the_nearest():
     """All of them, so that one can be chosen without a second try."""
     message = refusal(RunOptions(url=(URL,), workload="synthetic-unifrom"))

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import zlib
-from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from recordings import request_log
 
 from exporter.breakdown_text import answer
-from loadgen.log import assemble
-from loadgen.records import PlannedRequest, RequestPart
 from scraper.endpoint import Scrape
 from scraper.engine_spans import engine_spans
 from scraper.log import rows
@@ -19,46 +18,15 @@ from sidecar.derive import summarise, window_of
 from sidecar.run import Event, Run
 
 SECOND = 10**9
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-BODY = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 
 
-def planned(index: int) -> PlannedRequest:
-    return PlannedRequest(
-        index=index,
-        phase="measure",
-        workload_class="c",
-        path="/v1/completions",
-        body=b"",
-        input_tokens=1,
-        max_tokens=1,
-        offset_ns=0,
-    )
-
-
-def part(index: int, *, sent_s: float, ended_s: float, error: str = "") -> RequestPart:
+def request(*, sent_s: float, ended_s: float, status: str = "ok") -> dict[str, Any]:
     """Return a whole reply, or one that hung until it was given up."""
     sent_ns, ended_ns = int(sent_s * SECOND), int(ended_s * SECOND)
-    body = b"" if error else BODY
-    return RequestPart(
-        index=index,
-        seq=0,
-        last=True,
-        worker=0,
-        url="u",
-        scheduled_ns=sent_ns,
-        dispatch_ns=sent_ns,
-        connected_ns=sent_ns,
-        submit_ns=sent_ns,
-        reused=False,
-        status=0 if error else 200,
-        head=b"" if error else HEAD,
-        reads_ns=array("q", [ended_ns] if body else []).tobytes(),
-        read_ends=array("q", [len(body)] if body else []).tobytes(),
-        body=zlib.compress(body) if body else b"",
-        end_ns=ended_ns,
-        error=error,
-    )
+    sent = dict.fromkeys(("scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns"), sent_ns)
+    heard = ("first_read_ns", "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns")
+    told = {**dict.fromkeys(heard, ended_ns), "http_status": 200} if status == "ok" else {}
+    return {"phase": "measure", "status": status, "endpoint_url": "u", "end_ns": ended_ns, **sent, **told}
 
 
 SGLANG = """\
@@ -73,6 +41,16 @@ sglang:per_stage_req_latency_seconds_count{stage="prefill_forward"} 1
 # TYPE sglang:token_usage gauge
 sglang:token_usage 0.5
 """
+VLLM = "\n".join(
+    f"""\
+# TYPE vllm:request_{name}_time_seconds histogram
+vllm:request_{name}_time_seconds_bucket{{{{le="0.3"}}}} {{count}}
+vllm:request_{name}_time_seconds_bucket{{{{le="+Inf"}}}} {{count}}
+vllm:request_{name}_time_seconds_sum {{sum_s}}
+vllm:request_{name}_time_seconds_count {{count}}
+"""
+    for name in ("queue", "prefill")
+)
 OTHER_MOMENT = (
     "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it speaks "
     "of other requests than those that ended"
@@ -100,13 +78,13 @@ def scrape_at(second: int, page: str) -> Scrape:
     )
 
 
-def run_of(*parts: RequestPart, status: str = "complete", phase_end_s: float = 30) -> Run:
+def run_of(*requests: dict[str, Any], status: str = "complete", phase_end_s: float = 30) -> Run:
     """Return a run measured from 1 s on."""
     marks = (("phase_start", 1), ("phase_end", phase_end_s))
     return Run(
         path=Path(),
-        manifest={"status": status, "started_ns": 0},
-        requests=assemble([planned(one.index) for one in parts], parts, run_id="r"),
+        manifest=MANIFEST | {"status": status},
+        requests=request_log(requests),
         worker_stats=(),
         endpoints=(),
         spans=engine_spans([]),
@@ -117,9 +95,9 @@ def run_of(*parts: RequestPart, status: str = "complete", phase_end_s: float = 3
 def test_a_request_that_hung_does_not_stretch_the_window():
     """Throughput is over the time in which the engine answered, not over the wait for what never came."""
     run = run_of(
-        part(0, sent_s=1, ended_s=3),
-        part(1, sent_s=2, ended_s=4),
-        part(2, sent_s=2, ended_s=19, error="cancelled: the drain bound was reached"),
+        request(sent_s=1, ended_s=3),
+        request(sent_s=2, ended_s=4),
+        request(sent_s=2, ended_s=19, status="cancelled"),
     )
 
     assert (1 * SECOND, 4 * SECOND) == (window_of(run).start_ns, window_of(run).end_ns)
@@ -127,13 +105,13 @@ def test_a_request_that_hung_does_not_stretch_the_window():
 
 def test_a_submission_is_within_the_window_whatever_became_of_it():
     """An engine that died early does not make the load shorter."""
-    run = run_of(part(0, sent_s=1, ended_s=2), part(1, sent_s=9, ended_s=10, error="connect: refused"))
+    run = run_of(request(sent_s=1, ended_s=2), request(sent_s=9, ended_s=10, status="failed"))
 
     assert 9 * SECOND == window_of(run).end_ns
 
 
 def test_a_run_that_the_user_stopped_was_measured_until_then():
-    run = run_of(part(0, sent_s=1, ended_s=2), status="interrupted", phase_end_s=7)
+    run = run_of(request(sent_s=1, ended_s=2), status="interrupted", phase_end_s=7)
 
     assert 7 * SECOND == window_of(run).end_ns
 
@@ -167,7 +145,7 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     page: str | None, server_missing: str | None, why: str
 ):
     """In the summary, of each of its requests, and in the report's sentence."""
-    bare = run_of(part(0, sent_s=1, ended_s=3), part(1, sent_s=2, ended_s=4))
+    bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=2, ended_s=4))
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
 
@@ -176,3 +154,18 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     assert why == correlation["missing"]
     assert [2] == list(correlation["none_reasons"].values())
     assert f"Where the TTFT went is not known: {why}." == answer(correlation)
+
+
+def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate():
+    """Two that ended between two scrapes, 40 and 60 ms in the queue by their replies: the buckets say up to 0.3 s."""
+    bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=1, ended_s=3))
+    times = {f"server_{name}_ms": np.array([40.0, 60.0]) for name in ("queue", "prefill")}
+    told = replace(bare.requests, timings_source=np.full(2, "vllm", dtype=np.object_), **times)
+    pages = [VLLM.format(count=0, sum_s=0.0), VLLM.format(count=2, sum_s=0.1)]
+    endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
+    run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
+
+    found = summarise(run, window_of(run), correlated(run))["correlation"]["server_percentiles"]["queue_ms"]
+
+    assert ("client spans", 1.0, 50.0) == (found["source"], found["covered_ratio"], pytest.approx(found["p50"]))
+    assert found["p50"] == pytest.approx(found["intervals"]["p50"]["low"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from scraper.endpoint import Scrape
 from scraper.exposition import parse
@@ -40,31 +41,21 @@ def shared() -> Path:
 
 
 @pytest.fixture
-async def examine(capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Examine]:
+def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
     """Serve a model and the given pages by path, examine it, and return the exit code and what was printed."""
-    runners: list[web.AppRunner] = []
 
-    async def serve(pages: dict[str, Page]) -> str:
+    async def run(pages: dict[str, Page], *, metrics: tuple[str, ...] = ()) -> tuple[int, str]:
         app = web.Application()
         app.router.add_get("/v1/models", _models)
         app.router.add_post("/v1/chat/completions", _chat)
         for path, page in pages.items():
             app.router.add_get(path, _answer(page))
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    async def run(pages: dict[str, Page], *, metrics: tuple[str, ...] = ()) -> tuple[int, str]:
-        url = await serve(pages)
-        chosen = tuple(url + path for path in metrics)
-        code = await doctor.examine(DoctorOptions(url=(url,), metrics=chosen))
+        async with TestServer(app) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            code = await doctor.examine(DoctorOptions(url=(url,), metrics=tuple(url + path for path in metrics)))
         return code, capsys.readouterr().out.replace(url, "URL")
 
-    yield run
-    for runner in runners:
-        await runner.cleanup()
+    return run
 
 
 async def _models(_request: web.Request) -> web.Response:
@@ -164,15 +155,10 @@ async def test_what_goes_with_every_request_of_a_run_goes_with_these(capsys: pyt
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", serve)
-    runner = web.AppRunner(app, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        root = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with TestServer(app) as server:
+        root = f"http://127.0.0.1:{server.port}"
         options = DoctorOptions(url=(f"{root}/a", f"{root}/b"), header=("X-Team: blue",), extra_body='{"top_k": 1}')
         assert 0 == await doctor.examine(options)
-    finally:
-        await runner.cleanup()
     for base in ("/a", "/b"):
         assert (f"{base}/v1/models", "blue", False) in asked
         assert (f"{base}/v1/chat/completions", "blue", True) in asked

@@ -24,24 +24,25 @@ def histogram(family: str, count: float, total: float, *, without: str = "", lab
     return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
 
 
+def scraped(second: int, page: str, *, error: str = "") -> Scrape:
+    """A page ended by a gauge, so that half a histogram is not taken for a cut page; or why there is none."""
+    return Scrape(
+        url="u",
+        tick_ns=second * 10**9,
+        request_ns=second * 10**9,
+        response_ns=second * 10**9,
+        status=0 if error else 200,
+        content_type="text/plain",
+        body=b"" if error else f"{page}# TYPE end gauge\nend 7\n".encode(),
+        error=error,
+    )
+
+
 def viewed(*pages: str) -> EngineView:
-    """Pages a second apart, each ended by a gauge, so that half a histogram is not taken for a cut page."""
+    """Pages a second apart."""
     view = EngineView(counts=EngineCounts(endpoint="u"))
-    for second, page in enumerate(pages):
-        at_ns = second * 10**9
-        body = f"{page}# TYPE end gauge\nend 7\n".encode()
-        scrape = Scrape(
-            url="u",
-            tick_ns=at_ns,
-            request_ns=at_ns,
-            response_ns=at_ns,
-            status=200,
-            content_type="text/plain",
-            body=body,
-            error="",
-        )
-        for row in rows([scrape]):
-            view.take(row)
+    for row in rows(scraped(second, page) for second, page in enumerate(pages)):
+        view.take(row)
     return view
 
 
@@ -84,19 +85,6 @@ def test_a_ratio_of_two_gauges_is_shown_as_one():
     page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
 
     assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
-
-
-def scraped(second: int, page: str, *, error: str = "") -> Scrape:
-    return Scrape(
-        url="u",
-        tick_ns=second * 10**9,
-        request_ns=second * 10**9,
-        response_ns=second * 10**9,
-        status=0 if error else 200,
-        content_type="text/plain",
-        body=b"" if error else f"{page}# TYPE end gauge\nend 7\n".encode(),
-        error=error,
-    )
 
 
 def test_what_a_layout_means_is_found_out_once():

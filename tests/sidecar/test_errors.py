@@ -40,10 +40,3 @@ def test_exit_codes_are_those_of_the_contract():
     """2 is what the user can mend in what was typed, 130 what the user wished, and 3 all the rest."""
     assert (2, 130) == (ConfigurationError.exit_code, Interrupted.exit_code)
     assert {3} == {one.exit_code for one in below(SidelightError) - {ConfigurationError, Interrupted}}
-
-
-def test_every_class_says_what_it_means():
-    """Each has a docstring of its own, one whole sentence."""
-    for one in below(SidelightError):
-        assert one.__doc__ is not None
-        assert one.__doc__.strip().endswith(".")

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Ended
 
 from scraper.endpoint import Scrape
 from scraper.log import ScrapeLog
-from sidecar import cli
 from sidecar.config import check, check_scrape
 from sidecar.derive import derive
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
-from sidecar.options import DEFAULT_FORMATS, ScrapeOptions
+from sidecar.options import ScrapeOptions
 from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
@@ -67,14 +67,13 @@ def test_default_files(recorded: Recorded, formats: list[str] | None):
     assert 3.0 == exported["metrics"]["a"]["series"][0]["stats"]["total"]
 
 
-def test_a_run_keeps_to_what_it_was_asked_for(recorded: Recorded, capsys: pytest.CaptureFixture[str]):
+def test_a_run_keeps_to_what_it_was_asked_for(recorded: Recorded, sidelight: Callable[..., Ended]):
     """A report has the run's formats unless it names others; what was written before stays."""
     path = recorded(["parquet"])
     derive(path)
     assert {"server_metrics_export.parquet"} == written(path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["report", str(path), "--formats", "jsonl,text"])
-    assert (0, "") == (ended.value.code, capsys.readouterr().err)
+    ended = sidelight("report", path, "--formats", "jsonl,text")
+    assert (0, "") == (ended.code, ended.err)
     names = {"server_metrics_export.parquet", "server_metrics_export.jsonl", "report.txt"}
     assert names == written(path)
     (first, *_) = (json.loads(line) for line in (path / "server_metrics_export.jsonl").read_text().splitlines())
@@ -92,21 +91,8 @@ def test_what_is_no_format_is_refused(name: str):
 
 
 @pytest.mark.parametrize("said", ["--formats=json,cvs", "--formats=cvs"])
-def test_a_refusal_as_a_user_sees_it(said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_refusal_as_a_user_sees_it(said: str, sidelight: Callable[..., Ended]):
     """Before the run directory is looked at."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["report", str(tmp_path), said])
+    ended = sidelight("report", "nowhere", said)
     line = "sidelight: --formats cvs: no such format; choose from json, csv, jsonl, parquet, text\n"
-    assert (2, line) == (ended.value.code, capsys.readouterr().err)
-
-
-def test_the_default_is_a_valid_choice():
-    """And what the options have."""
-    assert DEFAULT_FORMATS == check(RunOptions(url=("http://127.0.0.1:9",))).formats
-
-
-def test_the_export_has_a_schema(capsys: pytest.CaptureFixture[str]):
-    """`sidelight schema server-metrics` prints it."""
-    with pytest.raises(SystemExit):
-        cli.main(["schema", "server-metrics"])
-    assert "Sidelight server metrics export" == json.loads(capsys.readouterr().out)["title"]
+    assert (2, line) == (ended.code, ended.err)

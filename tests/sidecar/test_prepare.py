@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
@@ -42,13 +43,8 @@ async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
 
     app = web.Application()
     app.router.add_get("/{name}/metrics", page)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        urls = {name: f"http://127.0.0.1:{runner.addresses[0][1]}/{name}/metrics" for name in pages}
+    async with TestServer(app) as server:
+        urls = {name: f"http://127.0.0.1:{server.port}/{name}/metrics" for name in pages}
         found = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
-    finally:
-        await runner.cleanup()
     assert (urls["good"], urls["starting"]) == found.targets
     assert [urls["html"] in note for note in found.notes] == [True]

@@ -34,7 +34,7 @@ BARE = dataclasses.replace(VIEW, **dict.fromkeys(UNKNOWN))
 def rendered(view: View) -> str:
     """Return the panel as text."""
     text = StringIO()
-    Console(file=text, width=120, color_system=None).print(panel(view, title="sidelight"))
+    Console(file=text, width=120, color_system=None).print(panel(view))
     return text.getvalue()
 
 

@@ -135,7 +135,7 @@ def test_objects_of_a_summary_are_closed():
         if found.get("type") == "object" and found.get("additionalProperties") is not False
     }
     named = {"missing", "errors", "failures", "config", "tests", "absent", "without"}
-    assert named | {"classes", "special_tokens", "urls", "merged", "none_reasons"} == free
+    assert named | {"classes", "special_tokens", "urls", "merged", "none_reasons", "estimated_reasons"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():

@@ -6,19 +6,18 @@ import asyncio
 import os
 import socket
 import threading
-import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import Ended
+from sent_requests import parts, planned
 
 from loadgen.frames import append_record, open_log
-from loadgen.records import PlannedRequest, RequestPart, plan_end, span_id, trace_id
+from loadgen.records import plan_end, span_id, trace_id
 from scraper.span_spec import ReceiverSpec
 from scraper.spans import Receiver
-from sidecar import cli
 from sidecar.config import as_recorded, check
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
@@ -26,26 +25,9 @@ from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
 RUN = "20261121-120000-abcdef"
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-BODY = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 WRITTEN = {"manifest.json", "raw", "summary.json", "report.txt", "requests.parquet", "timeslices.parquet"}
 
-Report = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Report:
-    """Run `sidelight report` in this process; exit code, output, and what was said."""
-    monkeypatch.setattr(cli.app, "config", ())
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["report", *arguments])
-        shown = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, shown.out, shown.err
-
-    return run
+Sidelight = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -76,7 +58,7 @@ def collector() -> Iterator[tuple[Receiver, list[ExportTraceServiceRequest]]]:
 def recorded(path: Path, requests: int) -> Path:
     """Make the directory of a run of so many requests, each of a second."""
     run = create(path)
-    config = as_recorded(RunOptions(url=("http://h:1",), model="m", endpoint="completions", concurrency=1))
+    config = as_recorded(RunOptions(url=("http://h:1",), model="m", concurrency=1))
     manifest = {"run_id": RUN, "tool": {"name": "sidelight", "version": "0"}, "config": config, "started_ns": S}
     ends = {"started_at": "1970-01-01T00:00:01.000Z", "status": "complete", "metrics_targets": []}
     write_json(run / MANIFEST, {**manifest, **ends})
@@ -84,81 +66,48 @@ def recorded(path: Path, requests: int) -> Path:
         append_event(run, Event(at_ns, name, {"phase": "measure"}))
     plan, log = open_log(run / RAW / "plan-measure.log"), open_log(run / RAW / "requests-0.log")
     for index in range(requests):
-        append_record(plan, planned(index))
-        append_record(log, part(index))
+        append_record(plan, planned(index, 1))
+        for part in parts(index, 1):
+            append_record(log, part)
     append_record(plan, plan_end("measure"))
     os.close(plan)
     os.close(log)
     return run
 
 
-def planned(index: int) -> PlannedRequest:
-    return PlannedRequest(
-        index=index,
-        phase="measure",
-        workload_class="c",
-        path="/v1/completions",
-        body=b"{}",
-        input_tokens=1,
-        max_tokens=1,
-        offset_ns=0,
-    )
-
-
-def part(index: int) -> RequestPart:
-    at_ns = (index + 1) * S
-    return RequestPart(
-        index=index,
-        seq=0,
-        last=True,
-        worker=0,
-        url="http://h:1/v1/completions",
-        scheduled_ns=at_ns,
-        dispatch_ns=at_ns,
-        connected_ns=at_ns,
-        submit_ns=at_ns + 1000,
-        reused=False,
-        status=200,
-        head=HEAD,
-        reads_ns=array("q", [at_ns + S]).tobytes(),
-        read_ends=array("q", [len(BODY)]).tobytes(),
-        body=zlib.compress(BODY),
-        end_ns=at_ns + S,
-        error="",
-    )
-
-
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 def test_report_sends_a_span_of_every_request(
-    report: Report, collector: tuple[Receiver, list[ExportTraceServiceRequest]], tmp_path: Path, wire: str
+    sidelight: Sidelight, collector: tuple[Receiver, list[ExportTraceServiceRequest]], tmp_path: Path, wire: str
 ):
     """With the ids that they were sent with, over either wire; the report is as without."""
     run = recorded(tmp_path / "run", 3)
-    plain = report(str(run))
+    plain = sidelight("report", run)
     receiver, given = collector
     url = f"{wire}://127.0.0.1:{receiver.grpc_port if wire == 'grpc' else receiver.http_port}"
-    code, out, err = report(str(run), "--otlp-export", url)
-    assert (0, plain[1]) == (code, out)
+    done = sidelight("report", run, "--otlp-export", url)
+    assert (0, plain.out) == (done.code, done.out)
     assert [f"sending the spans of 3 requests to {url}", f"{url} took 6 spans"] == [
-        line.strip() for line in err.splitlines()
+        line.strip() for line in done.err.splitlines()
     ]
     spans = given[0].resource_spans[0].scope_spans[0].spans
     assert [(trace_id(RUN, index), span_id(RUN, index)) for index in range(3)] == [
         (span.trace_id.hex(), span.span_id.hex()) for span in spans if not span.parent_span_id
     ]
-    assert {"text_completion m", "send"} == {span.name for span in spans}
+    assert {"chat m", "send"} == {span.name for span in spans}
 
 
-def test_a_collector_that_is_not_there_is_a_warning(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_collector_that_is_not_there_is_a_warning(
+    sidelight: Sidelight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One line that names the option, the URL and the cure; the results are written and the exit code is theirs."""
     monkeypatch.setattr("exporter.otlp_send.PATIENCE_S", 0.0)
     run = recorded(tmp_path / "run", 2)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
         host = f"127.0.0.1:{reserved.getsockname()[1]}"
-        code, _, err = report(str(run), "--otlp-export", f"http://me:secret@{host}")
-    assert 0 == code
-    first, last = (line.strip() for line in err.splitlines())
+        done = sidelight("report", run, "--otlp-export", f"http://me:secret@{host}")
+    assert 0 == done.code
+    first, last = (line.strip() for line in done.err.splitlines())
     assert f"sending the spans of 2 requests to http://***@{host}" == first
     assert last == (
         f"! --otlp-export http://***@{host}: connect: Connection refused; no span was taken; "
@@ -167,27 +116,19 @@ def test_a_collector_that_is_not_there_is_a_warning(report: Report, tmp_path: Pa
     assert {path.name for path in run.iterdir()} >= WRITTEN
 
 
-def test_a_run_without_requests_says_that_there_are_no_spans(report: Report, tmp_path: Path):
+def test_a_run_without_requests_says_that_there_are_no_spans(sidelight: Sidelight, tmp_path: Path):
     """A scrape, for instance."""
     run = recorded(tmp_path / "run", 0)
-    code, _, err = report(str(run), "--otlp-export", "http://127.0.0.1:9")
-    assert (0, "! --otlp-export http://127.0.0.1:9: the run has no requests, so there are no spans to send\n") == (
-        code,
-        err,
-    )
+    done = sidelight("report", run, "--otlp-export", "http://127.0.0.1:9")
+    assert 0 == done.code
+    assert "! --otlp-export http://127.0.0.1:9: the run has no requests, so there are no spans to send\n" == done.err
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "grpc://collector", "ftp://collector"])
-def test_a_url_that_is_none_is_refused_before_anything_is_done(report: Report, tmp_path: Path, url: str):
+def test_a_url_that_is_none_is_refused_before_anything_is_done(sidelight: Sidelight, tmp_path: Path, url: str):
     """By `run` and by `report`, naming the option."""
     with pytest.raises(ConfigurationError, match="--otlp-export: "):
         check(RunOptions(url=("http://h",), otlp_export=url))
-    code, out, err = report(str(tmp_path), "--otlp-export", url)
-    assert (2, "") == (code, out)
-    assert err.startswith("sidelight: --otlp-export: ")
-
-
-def test_a_password_in_the_url_is_not_recorded():
-    """The manifest has it masked."""
-    options = RunOptions(url=("http://h",), otlp_export="http://me:secret@h:4318")
-    assert "http://***@h:4318" == as_recorded(options)["otlp_export"]
+    done = sidelight("report", tmp_path, "--otlp-export", url)
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith("sidelight: --otlp-export: ")

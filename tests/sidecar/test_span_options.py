@@ -42,6 +42,7 @@ def test_the_next_collector_is_told_headers_and_trusted_by_its_authority():
     options = RunOptions(
         otlp_listen=LISTEN,
         otlp_forward="https://ann:hush-pw@collector",
+        otlp_export="http://ann:hush-pw@other:4318",
         otlp_header=("Authorization: hush-token",),
         otlp_ca=Path("ca.pem"),
     )
@@ -52,7 +53,9 @@ def test_the_next_collector_is_told_headers_and_trusted_by_its_authority():
     assert access == forward_access(options)
     recorded = as_recorded(options)
     assert "hush" not in json.dumps(recorded)
-    assert ("https://***@collector", ["Authorization: ***"]) == (recorded["otlp_forward"], recorded["otlp_header"])
+    assert ("https://***@collector", "http://***@other:4318", ["Authorization: ***"]) == tuple(
+        recorded[name] for name in ("otlp_forward", "otlp_export", "otlp_header")
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,11 +94,8 @@ def test_what_cannot_be_is_said_with_option_and_cure(options: SpanOptions, said:
         assert "hush" not in str(caught.value)
 
 
-def test_a_scrape_needs_pages_or_spans():
-    """Either will do."""
+def test_a_scrape_needs_no_pages_where_it_has_spans():
     assert LISTEN == check_scrape(ScrapeOptions(otlp_listen=LISTEN)).otlp_listen
-    with pytest.raises(ConfigurationError, match="--metrics is missing"):
-        check_scrape(ScrapeOptions())
 
 
 def test_free_ports_are_left_free():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,15 +51,6 @@ def _play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]])
         most_blocks = max(most_blocks, engine.pool.used)
         now_ns += round(duration_s * 1e9)
         outcomes.append(engine.finish_step(now_ns))
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The directory of research and recorded fixtures; what needs it is skipped where it is absent."""
-    path = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[3] / "shared"))
-    if not (path / "fixtures").is_dir():
-        pytest.skip(f"no recorded fixtures at {path}")
-    return path
 
 
 @pytest.fixture(scope="session")

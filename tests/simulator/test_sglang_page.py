@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+from simulated_load import ARRIVALS, LIMITS, ask
 
 from simulator.engine import Engine
-from simulator.history import EngineRequest, RequestRecord
+from simulator.history import RequestRecord
 from simulator.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
 from simulator.settings import PROFILES, EngineSettings
 
@@ -21,14 +21,6 @@ Play = Callable[..., Any]
 Parse = Callable[..., Any]
 NONE: frozenset[tuple[str, str]] = frozenset()
 STREAM = frozenset({("is_streaming", "true")})
-LIMITS = EngineSettings(
-    max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]
-)
-
-
-def ask(name: str, length: int, max_tokens: int, *, token: int = 256) -> EngineRequest:
-    """Return a streamed request."""
-    return EngineRequest(request_id=f"cmpl-{name}", prompt_token_ids=(token,) * length, max_tokens=max_tokens)
 
 
 def page_after(played: Any, limits: EngineSettings) -> SglangPage:
@@ -183,20 +175,10 @@ def test_the_format_is_negotiated():
     assert "text/plain; version=0.0.4; charset=utf-8" == page.page("*/*")[1]
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 200_000_000), st.integers(256, 258), st.integers(1, 40), st.integers(1, 24)),
-        min_size=1,
-        max_size=12,
-    )
-)
+@given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, drawn: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under retraction, prefix hits and chunks."""
-    arrivals = [
-        (at, ask(str(index), length, max_tokens, token=token))
-        for index, (at, token, length, max_tokens) in enumerate(drawn)
-    ]
     played = play(LIMITS, arrivals)
     samples = samples_of(page_after(played, LIMITS).page()[0])
     records = played.records

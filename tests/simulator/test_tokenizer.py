@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from simulator.replies import TOKEN_IDS, WORDS, reply_key, reply_token
 from simulator.tokenizer import (
-    CHAT_TOKENS_OPENING_REPLY,
-    CHAT_TOKENS_PER_MESSAGE,
     END_OF_SEQUENCE,
     UnknownTokenError,
     decode,
@@ -60,7 +58,7 @@ def test_a_number_that_is_no_token_is_refused(token_id: int):
 def test_the_chat_template_adds_a_fixed_number_of_tokens(messages: list[tuple[str, str]]):
     """Four tokens a message and three to open the reply."""
     contents = sum(len(encode(content)) for _, content in messages)
-    expected = contents + CHAT_TOKENS_PER_MESSAGE * len(messages) + CHAT_TOKENS_OPENING_REPLY
+    expected = contents + 4 * len(messages) + 3
     assert expected == len(encode_chat(messages))
 
 

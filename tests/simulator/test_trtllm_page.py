@@ -10,19 +10,15 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from simulated_load import ARRIVALS, LIMITS, ask
 
 from simulator.engine import Engine
-from simulator.history import EngineRequest
 from simulator.pages.trtllm import COLLECTOR_PATIENCE_NS, TrtllmPage
-from simulator.settings import PROFILES, EngineSettings
+from simulator.settings import EngineSettings
 
 Play = Callable[..., Any]
 Parse = Callable[..., Any]
 NONE: frozenset[tuple[str, str]] = frozenset()
-LIMITS = EngineSettings(
-    max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]
-)
 #: In the research as a sibling of a metric that it describes.
 SIBLINGS = {
     "kv_cache_free_blocks": "kv_cache_max_blocks",
@@ -34,11 +30,6 @@ SIBLINGS = {
     "num_paused_requests": "num_context_requests",
     "num_scheduled_requests": "num_context_requests",
 }
-
-
-def ask(name: str, length: int, max_tokens: int, *, token: int = 256) -> EngineRequest:
-    """Return a request."""
-    return EngineRequest(request_id=f"cmpl-{name}", prompt_token_ids=(token,) * length, max_tokens=max_tokens)
 
 
 def page_after(played: Any, limits: EngineSettings) -> TrtllmPage:
@@ -131,20 +122,10 @@ def test_reading_the_iterations_clears_them(play: Play, shared: Path):
     assert [] == json.loads(page.take_iterations())
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 200_000_000), st.integers(256, 258), st.integers(1, 40), st.integers(1, 24)),
-        min_size=1,
-        max_size=12,
-    )
-)
+@given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, drawn: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
     """Sums agree to 1e-9, and counts are those of spans above 0; queue time counts all, and from the arrival on."""
-    arrivals = [
-        (at, ask(str(index), length, max_tokens, token=token))
-        for index, (at, token, length, max_tokens) in enumerate(drawn)
-    ]
     played = play(LIMITS, arrivals)
     samples = samples_of(page_after(played, LIMITS).page()[0])
     records = played.records

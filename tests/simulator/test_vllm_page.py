@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from simulated_load import ARRIVALS, LIMITS
 
-from simulator.history import EngineRequest
 from simulator.pages.vllm import VllmPage, one_two_five_bounds
 from simulator.settings import EngineSettings
 
@@ -64,31 +64,12 @@ def test_size_buckets_end_at_the_limit(limit: int, bounds: tuple[float, ...]):
     assert bounds == one_two_five_bounds(limit)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 200_000_000), st.integers(256, 258), st.integers(1, 40), st.integers(1, 24)),
-        min_size=1,
-        max_size=12,
-    )
-)
+@given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, drawn: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks."""
-    limits = EngineSettings(
-        max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, eos_chance=0.1
-    )
-    arrivals = [
-        (
-            at,
-            EngineRequest(
-                request_id=f"cmpl-{index}",
-                prompt_token_ids=(token,) * length,
-                max_tokens=max_tokens,
-                ignore_eos=bool(index % 2),
-            ),
-        )
-        for index, (at, token, length, max_tokens) in enumerate(drawn)
-    ]
+    limits = replace(LIMITS, eos_chance=0.1)
+    arrivals = [(at, replace(request, ignore_eos=bool(index % 2))) for index, (at, request) in enumerate(arrivals)]
     played = play(limits, arrivals)
     metrics = VllmPage("m", limits)
     for outcome in played.outcomes:

@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-DASHBOARD = Path(__file__).parents[2] / "dashboards" / "grafana" / "sidelight.json"
+DASHBOARD = Path(__file__).parents[1] / "dashboards" / "grafana" / "sidelight.json"
 PROMETHEUS = shutil.which("prometheus")
 VARIABLES = {"instance": ".*", "endpoint": ".*", "__rate_interval": "5s", "__range": "60s", "__interval": "1s"}
 

@@ -1,0 +1,61 @@
+"""The scraping process as its conductor starts it, for the tests of what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from loadgen.frames import read_frames
+from scraper.log import FailureRecord, LogReader, Row
+
+
+class Worker:
+    """The process, its events and its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def send(self, command: dict[str, Any] | str) -> None:
+        assert self.process.stdin is not None
+        text = command if isinstance(command, str) else json.dumps(command)
+        self.process.stdin.write(text.encode() + b"\n")
+
+    async def event(self, name: str, *, over: Container[str] = ()) -> dict[str, Any]:
+        """The next event that is not passed over, which must be this one."""
+        assert self.process.stdout is not None
+        while True:
+            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 30))
+            said = event.pop("event")
+            if said not in over:
+                assert name == said, event
+                return event
+
+    async def ended(self) -> int:
+        """Its exit code, after the end of its input at the latest."""
+        self.send({"cmd": "exit"})
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+    def records(self) -> list[Row | FailureRecord]:
+        reader = LogReader()
+        return [found for payload in read_frames(self.log) if (found := reader.take(payload)) is not None]
+
+
+@asynccontextmanager
+async def started(path: Path, **spec: Any) -> AsyncIterator[Worker]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    worker = Worker(process, path / "scrapes-0.log")
+    worker.send({"interval_s": 0.02, "clock_offset_ns": 10**18, "out": str(worker.log)} | spec)
+    try:
+        yield worker
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

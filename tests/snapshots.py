@@ -1,0 +1,85 @@
+"""Snapshots of a run that goes on: what the tests of the live page and of the dashboard show."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from exporter.prometheus import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
+from exporter.snapshot import (
+    LATENCY_BOUNDS_S,
+    LATENESS_BOUNDS_S,
+    TOKEN_BOUNDS_S,
+    ClientCounts,
+    Cumulative,
+    EngineCounts,
+    GeneratorCounts,
+    PartCounts,
+    Snapshot,
+    WatchCounts,
+    bucketize,
+)
+from scraper.span_log import Counts
+
+PARTS_S = {"network": 0.01, "gateway": 0.004, "admission": 0.02, "queue": 0.12, "prefill": 0.05, "other": 0.03}
+ENDPOINT = "http://127.0.0.1:8000/metrics"
+
+
+def observed(step: int, centre_s: float, bounds_s: tuple[float, ...]) -> Cumulative:
+    """Return a histogram of 5 values a step around a centre; grows with the step as a run's does."""
+    spread = np.tile([0.5, 0.8, 1.0, 1.2, 3.0], step)
+    return bucketize(centre_s * spread, bounds_s)
+
+
+def snapshot(step: int) -> Snapshot:
+    """Return a snapshot in which everything is known, `step` seconds into a run of 5 requests a second."""
+    return Snapshot(
+        version="0.1.0",
+        run_id="run-1",
+        phase="measure",
+        client=ClientCounts(
+            requests={"ok": 5 * step, "failed": step, "refused": 0, "cancelled": 0},
+            in_flight=3,
+            input_tokens=500 * step,
+            output_tokens=200 * step,
+            ttft=observed(step, 0.2, LATENCY_BOUNDS_S),
+            inter_token=observed(step, 0.02, TOKEN_BOUNDS_S),
+            time_per_output_token=observed(step, 0.02, TOKEN_BOUNDS_S),
+            e2e=observed(step, 2.0, LATENCY_BOUNDS_S),
+        ),
+        generator=GeneratorCounts(
+            schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),
+            cpu_seconds={"worker-0": 0.1 * step, "scraper": 0.05 * step},
+            loop_delay_max_s=0.004,
+        ),
+        engines=(
+            EngineCounts(
+                endpoint=ENDPOINT,
+                engine="vllm",
+                version="0.32.0",
+                histograms={name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in ENGINE_HISTOGRAMS},
+                gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
+                counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
+                scrapes={"ok": 4 * step, "failed": 0},
+                last_scrape_duration_s=0.003,
+            ),
+        ),
+        parts=PartCounts(
+            ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
+            e2e={
+                ("decode", "trace"): observed(step, 1.5, LATENCY_BOUNDS_S),
+                ("other", "trace"): observed(step, 0.1, LATENCY_BOUNDS_S),
+            },
+            requests={"trace": 5 * step, "response": 0, "histogram": 0, "none": step},
+            quality={"exact": 5 * step, "none": step},
+            missing={"no spans came": step},
+        ),
+        watch=WatchCounts(
+            receiver={**dict.fromkeys(Counts.__struct_fields__, 0), "exports": step, "spans": 5 * step},
+            restarts=1,
+            errors=0,
+            cpu_s=0.02 * step,
+            sizes={"requests": 20},
+            repeated=0,
+            evicted=0,
+        ),
+    )
