@@ -235,6 +235,8 @@ async def _closed_loop(phase: _Phase) -> int:
         if free:
             free -= 1
             phase.group.create_task(slot(planned))
+            # One turn of the event loop each: replies are read between the first submission and the last.
+            await asyncio.sleep(0)
             continue
         ahead.append(planned)
         taken.clear()

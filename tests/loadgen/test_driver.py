@@ -137,6 +137,23 @@ async def test_a_closed_loop_keeps_exactly_n_in_flight():
 
 
 @pytest.mark.looptime
+async def test_a_closed_loop_fills_its_slots_one_turn_of_the_event_loop_each():
+    """What is ready meanwhile, as replies to the first, has its turn before the last is sent: stamps stay right."""
+    happened: list[str] = []
+
+    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+        happened.append(f"sent {planned.index}")
+        asyncio.get_running_loop().call_soon(happened.append, f"read {planned.index}")
+        await asyncio.sleep(0.01)
+
+    clock = _virtual()
+    await run_phase(
+        _plan(-1, -1, -1), Order(start_ns=clock.now_ns(), concurrency=3), send=send, clock=clock, stop=Stop()
+    )
+    assert happened.index("read 0") < happened.index("sent 2")
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize("concurrency", [None, 2])
 async def test_a_phase_ends_though_its_plan_does_not(concurrency: int | None):
     """At the end of the submitting time nobody waits for more of the plan."""
