@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from scraper.engine_spans import plain
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
@@ -74,7 +75,7 @@ class ClientSpan:
 def client_span(span: Span, received_ns: int, *, is_gateway: bool) -> ClientSpan:
     """Read a span that keeps OTLP's rules (`scraper.span_log.fault`)."""
     encloses = span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER)
-    told = {one.key: _plain(one.value) for one in span.attributes if one.key in _WANTED} if encloses else {}
+    told = {one.key: plain(one.value) for one in span.attributes if one.key in _WANTED} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,
@@ -91,11 +92,6 @@ def client_span(span: Span, received_ns: int, *, is_gateway: bool) -> ClientSpan
         cached_tokens=_tokens(told.get("gen_ai.usage.cache_read.input_tokens")),
         server=_server(told),
     )
-
-
-def _plain(value: AnyValue) -> str | float:
-    kind = value.WhichOneof("value")
-    return float(getattr(value, kind)) if kind in ("int_value", "double_value") else value.string_value
 
 
 def _is_call(told: dict[str, str | float]) -> bool:

@@ -19,14 +19,12 @@ def first_output_s(records: Iterable[SpanLogRecord]) -> dict[str, float]:
     for record in records:
         if not isinstance(record, ExportRecord):
             continue
-        for resource in record.request().resource_spans:
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    told = part_told(span, scope.scope.name)
-                    if fault(span) or told in ("request", "stage"):
-                        continue
-                    call = client_span(span, record.received_ns, is_gateway=told == "gateway")
-                    if call.is_call and call.first_s >= 0:
-                        before = longest.get(span.trace_id.hex(), (0.0, 0.0))
-                        longest[span.trace_id.hex()] = max(before, (call.whole_s, call.first_s))
+        for received_ns, scope, span in record.spans():
+            told = part_told(span, scope)
+            if fault(span) or told in ("request", "stage"):
+                continue
+            call = client_span(span, received_ns, is_gateway=told == "gateway")
+            if call.is_call and call.first_s >= 0:
+                before = longest.get(span.trace_id.hex(), (0.0, 0.0))
+                longest[span.trace_id.hex()] = max(before, (call.whole_s, call.first_s))
     return {trace: first_s for trace, (_, first_s) in longest.items()}

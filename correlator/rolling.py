@@ -133,7 +133,6 @@ class Columns:
     cached_tokens: Ints
     chunk_ns: Ints
     chunk_start: Ints
-    timings_source: Texts
     server_queue_ms: Floats
     server_prefill_ms: Floats
     server_decode_ms: Floats
@@ -173,7 +172,6 @@ def columns(spans: Sequence[ClientSpan | None]) -> Columns:
         cached_tokens=numbers([one.cached_tokens if one else -1 for one in spans]),
         chunk_ns=np.zeros(0, dtype=np.int64),
         chunk_start=np.zeros(size + 1, dtype=np.int64),
-        timings_source=texts(""),
         server_queue_ms=unknown_ms,
         server_prefill_ms=unknown_ms,
         server_decode_ms=unknown_ms,

@@ -13,9 +13,8 @@ from correlator.client_spans import client_span
 from correlator.traced_requests import Trace, TracedRequest, own_copy, requests_of
 from scraper.engine_spans import part_told
 from scraper.span_log import ExportRecord, fault
+from scraper.span_spec import SETTLE_S
 
-# OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY), so that all have sent within 6 s.
-SETTLE_S = 6.0
 # The choices of a request come with one another, or nearly so.
 QUIET_S = 1.0
 # Beyond that nothing is known of a span any more: one that comes again then counts as another.
@@ -55,12 +54,10 @@ class TraceWindow:
         Raises ValueError for bytes that no receiver has written.
         """
         taken = 0
-        for resource in export.request().resource_spans:
-            for scope in resource.scope_spans:
-                taken += len(scope.spans)
-                for span in scope.spans:
-                    if not fault(span):
-                        self._take(span, scope.scope.name, export.received_ns)
+        for received_ns, scope, span in export.spans():
+            taken += 1
+            if not fault(span):
+                self._take(span, scope, received_ns)
         while self._kept > self._most_spans or self._bytes > self._most_bytes:
             self._evict()
         return taken

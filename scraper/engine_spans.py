@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -78,7 +78,7 @@ class _Request:
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
     """Read the spans of requests out of a span log's records, as `request_spans` does."""
-    return request_spans(_spans(records))
+    return request_spans(span for record in records if isinstance(record, ExportRecord) for span in record.spans())
 
 
 def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
@@ -102,7 +102,7 @@ def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
         if known is not None:
             engine, told = known
             wanted = {told.request_id, *(way.attribute for ways in told.times.values() for way in ways)}
-            attributes = {one.key: _plain(one.value) for one in span.attributes if one.key in wanted}
+            attributes = {one.key: plain(one.value) for one in span.attributes if one.key in wanted}
             requests[key] = _Request(
                 span=span, engine=engine, spans=told, attributes=attributes, received_ns=received_ns
             )
@@ -133,15 +133,6 @@ def part_told(span: Span, scope: str) -> Literal["request", "gateway", "stage", 
 def ends_prefill(span: Span) -> bool:
     """Tell whether a span is the stage that ends a prefill: with its request's span, the times up to then are told."""
     return span.name in _last_stages()
-
-
-def _spans(records: Iterable[SpanLogRecord]) -> Iterator[tuple[int, str, Span]]:
-    for record in records:
-        if isinstance(record, ExportRecord):
-            for resource in record.request().resource_spans:
-                for scope in resource.scope_spans:
-                    for span in scope.spans:
-                        yield record.received_ns, scope.scope.name, span
 
 
 @cache
@@ -176,7 +167,7 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
     )
 
 
-def _plain(value: AnyValue) -> str | float:
+def plain(value: AnyValue) -> str | float:
     """Return a number as a float, anything else as a text."""
     kind = value.WhichOneof("value")
     if kind in ("int_value", "double_value"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -61,6 +61,13 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
             return ExportTraceServiceRequest.FromString(self.body())
         except (DecodeError, zlib.error) as error:
             raise ValueError(f"not an export: {error}") from error
+
+    def spans(self) -> Iterator[tuple[int, str, Span]]:
+        """Give each span with when it came and the name of its scope. Raises ValueError as `request` does."""
+        for resource in self.request().resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    yield self.received_ns, scope.scope.name, span
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):

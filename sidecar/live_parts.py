@@ -62,12 +62,9 @@ class LiveParts:
         if not isinstance(record, ExportRecord):
             return
         self._listens = True
-        for resource in record.request().resource_spans:
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    if part_told(span, scope.scope.name):
-                        own = (record.received_ns, scope.scope.name, own_copy(span))
-                        self._spans.setdefault(span.trace_id, []).append(own)
+        for received_ns, scope, span in record.spans():
+            if part_told(span, scope):
+                self._spans.setdefault(span.trace_id, []).append((received_ns, scope, own_copy(span)))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         """Take in a scrape."""
