@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import App, Group, Parameter
@@ -42,6 +42,9 @@ from sidecar.span_options import (
 )
 from sidecar.version import VERSION
 from sidecar.watch_options import WatchOptions, check_watch
+
+if TYPE_CHECKING:
+    from sidecar.derive import Derived
 
 HELP = """Load an LLM engine, scrape it, and tell for each wait where the time went.
 
@@ -126,7 +129,7 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
         lambda progress: session.run(checked, command=_command(), progress=progress),
         quiet=options.quiet,
         as_json=options.json,
-        finish=lambda path, progress: _export(path, checked.otlp_export, checked, progress),
+        finish=lambda derived, progress: _export(derived, checked.otlp_export, checked, progress),
     )
 
 
@@ -189,8 +192,9 @@ def report(
     check_spans(spans)
     if otlp_export is not None:
         check_collector("--otlp-export", otlp_export)
-    derive.print_report(derive.derive(run_directory, formats), run_directory)
-    _export(run_directory, otlp_export, spans, Progress("lines"))
+    derived = derive.derive(run_directory, formats)
+    derive.print_report(derived.summary, run_directory)
+    _export(derived, otlp_export, spans, Progress("lines"))
     return 0
 
 
@@ -219,7 +223,7 @@ def _measured(
     *,
     quiet: bool,
     as_json: bool,
-    finish: Callable[[Path, Progress], None] | None = None,
+    finish: Callable[[Derived, Progress], None] | None = None,
 ) -> int:
     """Measure, derive, print, finish. An interrupted run is derived and printed too, and exits 130."""
     mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
@@ -230,15 +234,16 @@ def _measured(
             if error.run_directory is not None:
                 from sidecar import derive  # noqa: PLC0415  what it imports would make the first request wait
 
-                derive.print_report(derive.derive(error.run_directory), error.run_directory)
+                derive.print_report(derive.derive(error.run_directory).summary, error.run_directory)
             raise
         from sidecar import derive  # noqa: PLC0415  as above
 
-        summary = derive.derive(path)
+        derived = derive.derive(path)
+        summary = derived.summary
         progress.done(str(path), summary["status"])
     derive.print_report(summary, path)
     if finish is not None:
-        finish(path, progress)
+        finish(derived, progress)
     if summary["status"] == "interrupted":
         return Interrupted.exit_code
     requests = summary["client"]["requests"]
@@ -249,13 +254,13 @@ def _measured(
     return 0 if slo is None or slo["met"] else MISSED
 
 
-def _export(path: Path, url: str | None, options: SpanOptions, progress: Progress) -> None:
+def _export(derived: Derived, url: str | None, options: SpanOptions, progress: Progress) -> None:
     """Send the spans of a run to the collector that was named, if one was."""
     if url is None:
         return
     from sidecar import span_export  # noqa: PLC0415  as above
 
-    span_export.export_run(path, url, forward_access(options), progress)
+    span_export.export_run(derived, url, forward_access(options), progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

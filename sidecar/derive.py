@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,8 +34,17 @@ SUMMARY = "summary.json"
 UNTESTED = "none of the draft's tests, a plain measurement"
 
 
-def derive(path: Path, formats: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the derived files of a run directory and return its summary. Raises ConfigurationError, CannotWrite.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A run, the times of its requests, and its `summary.json`."""
+
+    run: Run
+    found: Correlated
+    summary: dict[str, Any]
+
+
+def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
+    """Write the derived files of a run directory and return what they say. Raises ConfigurationError, CannotWrite.
 
     `formats` are those of `--formats`; none: those that the run was asked for.
     """
@@ -53,7 +63,7 @@ def derive(path: Path, formats: Sequence[str] = ()) -> dict[str, Any]:
     if "text" in wanted:
         report = text.as_text(summary)
         write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
-    return summary
+    return Derived(run=run, found=found, summary=summary)
 
 
 def window_of(run: Run) -> Window:

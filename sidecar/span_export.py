@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from exporter.otlp_send import send
 from exporter.otlp_spans import Told, exports
 from scraper import engines
 from scraper.access import Access, masked
-from sidecar.correlation import correlated
+from sidecar.derive import Derived
 from sidecar.progress import Progress
-from sidecar.run import Run, open_run
 
 
-def export_run(path: Path, url: str, access: Access, progress: Progress) -> None:
-    """Send the spans of every request of a run directory, and say what came of it; raises nothing of the collector's.
-
-    Raises ConfigurationError where the directory is no run's.
-    """
-    run = open_run(path)
+def export_run(derived: Derived, url: str, access: Access, progress: Progress) -> None:
+    """Send the spans of every request of a run, and say what came of it; raises nothing of the collector's."""
+    run = derived.run
     where = masked(url)
     if not len(run.requests):
         progress.warn(f"--otlp-export {where}: the run has no requests, so there are no spans to send")
         return
     progress.stage(f"sending the spans of {len(run.requests):,} requests to {where}")
-    sent = asyncio.run(send(exports(told_of(run)), url, access, say=progress.stage))
+    sent = asyncio.run(send(exports(told_of(derived)), url, access, say=progress.stage))
     if sent.given_up:
         taken = f"{sent.taken:,} spans were taken" if sent.taken else "no span was taken"
         progress.warn(
             f"--otlp-export {where}: {sent.reason}; {taken}; "
-            f"`sidelight report {path} --otlp-export URL` sends all again"
+            f"`sidelight report {run.path} --otlp-export URL` sends all again"
         )
         return
     progress.stage(f"{where} took {sent.taken:,} spans")
@@ -40,8 +35,9 @@ def export_run(path: Path, url: str, access: Access, progress: Progress) -> None
         )
 
 
-def told_of(run: Run) -> Told:
+def told_of(derived: Derived) -> Told:
     """Return what the spans of a run tell."""
+    run = derived.run
     found = (engines.detect(endpoint.series) for endpoint in run.endpoints)
     manifest = run.manifest
     return Told(
@@ -51,5 +47,5 @@ def told_of(run: Run) -> Told:
         protocol=str(manifest["config"].get("endpoint") or "chat"),
         provider=next((engine.name for engine in found if engine is not None), ""),
         requests=run.requests,
-        parts=correlated(run).parts,
+        parts=derived.found.parts,
     )
