@@ -7,6 +7,7 @@ Source: RFC 9112.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
@@ -155,6 +156,7 @@ class BodyEnd:
         return at + self._left
 
 
+@lru_cache(maxsize=1024)  # the lines of a stream are few, and each comes thousands of times
 def chunk_size(line: bytes) -> int:
     """The size a chunk-size line gives, extensions ignored. Raises ProtocolError."""
     digits = line.partition(b";")[0].strip()
@@ -183,7 +185,7 @@ def dechunk(wire: bytes) -> Dechunked:
     wire_starts: list[int] = []
     at = total = 0
     while (stop := wire.find(b"\n", at)) >= 0:
-        size = chunk_size(wire[at:stop].rstrip(b"\r"))
+        size = chunk_size(wire[at:stop])
         if size == 0:
             break
         piece = wire[stop + 1 : stop + 1 + size]

@@ -98,6 +98,15 @@ def test_events_by_the_standard(stream: bytes, expected: list[tuple[str, bytes, 
     assert expected == [(event.name, event.data, event.end) for event in sse.events(stream)]
 
 
+@given(st.lists(st.sampled_from([b"data: a", b"data:b", b"data: ", b"data", b"event: x", b": c", b"", b"", b""])))
+def test_events_are_the_same_whichever_line_end(lines: list[bytes]):
+    """LF and CR mean the same: names, data and ends of all events are equal."""
+    told = [
+        [(event.name, event.data, event.end) for event in sse.events(end.join([*lines, b""]))] for end in (b"\r", b"\n")
+    ]
+    assert told[0] == told[1]
+
+
 def test_role_and_usage_are_no_tokens():
     """The first token is the first content; the count is the server's usage, not the number of events."""
     reply = _stream(
