@@ -6,6 +6,7 @@ have its spans as truth; without them only the simulated runs are shown. About a
 
 from __future__ import annotations
 
+import itertools
 import platform
 import resource
 import sys
@@ -22,13 +23,16 @@ from recordings import SHARED, Case, case_of
 
 from correlator.attribute import attribute
 from correlator.attribution import Attribution
-from correlator.cells import Observed, observe
+from correlator.cells import END_TOKENS, Observed, observe
 from correlator.server_percentiles import ServerPercentiles, server_percentiles
+from scraper.missing import Missing
 from scraper.quantiles import linear
+from scraper.series import EndpointSeries, histograms
 
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("queue", "prefill")
+CANCELLED_SEEDS = range(1, 9)
 QS = (0.5, 0.9, 0.99)
 
 
@@ -57,6 +61,7 @@ def main() -> None:
             read.append((row, table))
         if row.scrape_s <= 0.5:
             sliced.append((row, table))
+    print_cancelled(folder)
     print_slices(sliced)
     print_percentiles(read)
     print_cost()
@@ -111,7 +116,10 @@ def per_request(row: Row, table: Attribution) -> str:
     wrong = int(sum((np.abs(truth - value)[exact] > 2e-3).sum() for truth, value in found))
     means = " / ".join(f"{1e3 * np.nanmean(truth):.0f}" for truth, _ in found)
     ours = [f"{_error(*pair)} | {_wape(*pair)}" for pair in found]
-    covers = " / ".join(_covered(case, table, part) for part in PARTS)
+    covers = " / ".join(
+        _covered(truth, value, getattr(table, f"{part}_sd_s"))
+        for part, (truth, value) in zip(PARTS, found, strict=True)
+    )
     naive = [" / ".join(_wape(pair[0], value) for pair, value in zip(found, way, strict=True)) for way in naives(case)]
     return (
         f"| {case.name} ({means}) | {row.scrape_s:g} | {' | '.join(ours)} | {100 * exact.mean():.0f} %, {wrong} "
@@ -130,8 +138,7 @@ def _wape(truth: Floats, value: Floats) -> str:
     return f"{100 * np.abs(truth - value)[known].sum() / total:.1f} %" if total else "-"
 
 
-def _covered(case: Case, table: Attribution, part: str) -> str:
-    truth, value, sd = getattr(case, f"{part}_s"), getattr(table, f"{part}_s"), getattr(table, f"{part}_sd_s")
+def _covered(truth: Floats, value: Floats, sd: Floats) -> str:
     known = np.isfinite(truth) & np.isfinite(value)
     return f"{100 * (np.abs(truth - value)[known] <= 1.645 * sd[known] + 1e-6).mean():.0f} %"
 
@@ -160,6 +167,81 @@ def naives(case: Case) -> Iterator[tuple[Floats, Floats]]:
     yield np.maximum(wait_s - overall, 0.0), np.full(size, overall)
     yield at(requests.first_output_ns)
     yield np.full(size, medians[0]), np.full(size, medians[1])
+
+
+def cancelled(case: Case, share: float, seed: int, *, counted: bool) -> Case:
+    """Let the client cancel a share of the requests between their first token and their end.
+
+    The engine then observes nothing at their end: it is taken out of the pages. `counted`: usage came with every chunk,
+    so that their prompts' tokens are known; else it would have come at the end.
+    """
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    requests, size = case.requests, len(case.queue_s)
+    chosen = random.random(size) < share
+    served_ns = requests.end_ns - requests.first_output_ns
+    end_ns = np.where(chosen, requests.first_output_ns + served_ns * random.random(size), requests.end_ns)
+    seen = requests.chunk_ns <= np.repeat(end_ns, np.diff(requests.chunk_start))
+    unknown = chosen & (not counted)
+    changed = {
+        "status": np.where(chosen, "cancelled", requests.status),
+        "end_ns": end_ns.astype(np.int64),
+        "input_tokens": np.where(unknown, -1, requests.input_tokens),
+        "cached_tokens": np.where(unknown, -1, requests.cached_tokens),
+        "output_tokens": np.where(chosen, -1, requests.output_tokens),
+        "chunk_ns": requests.chunk_ns[seen],
+        "chunk_chars": requests.chunk_chars[seen],
+        "chunk_start": np.concatenate([[0], np.cumsum(seen)])[requests.chunk_start],
+    }
+    scrapes = (_without(case, chosen),)
+    return replace(case, requests=replace(requests, **changed), scrapes=scrapes)
+
+
+def _without(case: Case, chosen: npt.NDArray[np.bool_]) -> EndpointSeries:
+    """Take what the engine observed of the chosen requests out of its pages, from the first one on that shows it."""
+    (endpoint,) = case.scrapes
+    observed = observe(endpoint)
+    if isinstance(observed, Missing):
+        raise TypeError(observed.reason)
+    interval = attribute(case.requests, case.scrapes).interval[chosen]
+    shown = (endpoint.at_ns[:, None] >= observed.ends.end_ns[interval]).astype(np.float64)
+    families = END_TOKENS["vllm"]
+    held = {
+        "vllm:request_queue_time_seconds": case.queue_s,
+        "vllm:request_prefill_time_seconds": case.prefill_s,
+        families["prompt_tokens"]: case.requests.input_tokens,
+        families["computed_tokens"]: case.requests.input_tokens,  # nothing is cached in this recording
+        families["output_tokens"]: case.requests.output_tokens,
+    }
+    values = endpoint.values.copy()
+    for one in histograms(endpoint.series):
+        if one.family in held:
+            gone = held[one.family][chosen]
+            values[:, one.count] -= shown.sum(axis=1)
+            values[:, one.sum] -= shown @ gone
+            values[:, one.buckets] -= shown @ (gone[:, None] <= np.array(one.bounds))
+    return replace(endpoint, values=values)
+
+
+def print_cancelled(folder: Path) -> None:
+    """Print how well the times of cancelled requests are known, which no histogram holds."""
+    if not (folder / "main").is_dir():
+        return
+    whole = case_of(folder / "main")
+    print("\nvLLM main, cancelled in mid-stream, 8 draws; WAPE and what 90 % intervals cover, queue / prefill")
+    print("| scrape, s | share | prompt tokens | requests | WAPE | covers | of the others, covers |")
+    for every, share, counted in itertools.product((1, 5, 25), (0.2, 0.5), (False, True)):
+        drawn = [cancelled(whole, share, seed, counted=counted).every(every) for seed in CANCELLED_SEEDS]
+        tables = [attribute(one.requests, one.scrapes) for one in drawn]
+        missed = np.concatenate([table.quality == "prior" for table in tables])
+        of, rest = [], []
+        for part in PARTS:
+            truth = np.concatenate([getattr(one, f"{part}_s") for one in drawn])
+            value, sd = (np.concatenate([getattr(one, f"{part}{end}") for one in tables]) for end in ("_s", "_sd_s"))
+            of.append((_wape(truth[missed], value[missed]), _covered(truth[missed], value[missed], sd[missed])))
+            rest.append(_covered(truth[~missed], value[~missed], sd[~missed]))
+        shown = " | ".join(" / ".join(one) for one in (*zip(*of, strict=True), rest))
+        known = "known" if counted else "unknown"
+        print(f"| {0.2 * every:g} | {100 * share:.0f} % | {known} | {missed.sum()} | {shown} |")
 
 
 def print_slices(rows: list[tuple[Row, Attribution]]) -> None:

@@ -1,11 +1,13 @@
-"""How far the engine's clock is from ours, by causality: no request arrives before it was sent, no token before it was.
+"""How far engines' clocks are from ours, by causality: no request arrives before it was sent, no token before it was.
 
-Each joined request bounds the offset from both sides, and the tightest bounds of a run leave half the least way in and
-out as error. Nothing is assumed of how a round trip divides into its two ways.
+Engines are told apart by what their spans say of their process, and by the URL that was asked. Each joined request
+bounds its engine's offset from both sides, and the tightest bounds of a run leave half the least way in and out as
+error. Nothing is assumed of how a round trip divides into its two ways.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from correlator.join import SLACK_MS, Joined
 from loadgen.log import RequestLog
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -37,37 +40,67 @@ class ClockOffset:
     reason: str = ""
 
 
-def clock_offset(requests: RequestLog, joined: Joined) -> ClockOffset:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffsets:
+    """The clocks of a run's engines against ours.
+
+    by_engine               by the engine's name: its process and the URL that was asked, as far as they are told. Never
+                            empty: where no request was joined with stamps, one of "" says so
+    offset_ns, error_ns     float64 [n], each request's own: those of the clock that stamped it, NaN where none did, or
+                            its offset is unknown. Whole numbers below 100 days
+    """
+
+    by_engine: Mapping[str, ClockOffset]
+    offset_ns: Floats
+    error_ns: Floats
+
+
+def clock_offsets(requests: RequestLog, joined: Joined) -> ClockOffsets:
+    """Return each engine's offset by the requests joined with its stamps; one with few of them has its own wider error.
+
+    Engines behind one URL that do not tell themselves apart are taken for one, whose stamps then contradict each other.
+    """
+    engines: dict[str, list[int]] = {}
+    for row in np.flatnonzero(joined.arrival_ns >= 0).tolist():
+        clock, url = joined.clock[row], requests.endpoint_url[row]
+        engines.setdefault(f"{clock} at {url}" if clock else url, []).append(row)
+    least, most = _bounds(requests, joined)
+    by_engine: dict[str, ClockOffset] = {}
+    offset_ns, error_ns = np.full((2, len(joined)), np.nan)
+    for engine, rows in engines.items():
+        found = by_engine[engine] = _offset(least[rows], most[rows])
+        if found.offset_ns is not None and found.error_ns is not None:
+            offset_ns[rows], error_ns[rows] = found.offset_ns, found.error_ns
+    nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
+    return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
+
+
+def _offset(least: Ints, most: Ints) -> ClockOffset:
     """Return the middle of the offsets that put no effect before its cause, and half their range as error.
 
     Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
 
-    - no request joined by a span, or none whose reply came: unknown
+    - no request whose reply came: unknown
     - bounds that contradict each other by up to 10 ms, as clocks drift and stamps are late: half of that is the error
     - by more: what most of them agree on (Marzullo 1984), if that are nine of ten; a single span may lie. Else unknown:
-      the engine's clock was set during the run, or several engines' clocks differ
+      the engine's clock was set during the run, or it is several engines with a clock each
     """
-    stamped = np.flatnonzero(joined.arrival_ns >= 0)
-    if not len(stamped):
-        return ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
-    least, most = _bounds(requests, joined)
-    least, most = least[stamped], most[stamped]
     agree = _agreeing(least, most)
     low_ns, high_ns, pairs = int(least[agree].max()), int(most[agree].min()), int(agree.sum())
     if low_ns == -_FAR_NS or high_ns == _FAR_NS:
-        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(stamped), reason=NO_BOUNDS)
-    if pairs < _QUORUM * len(stamped):
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=NO_BOUNDS)
+    if pairs < _QUORUM * len(least):
         apart_ns = int(least[least > -_FAR_NS].max()) - int(most[most < _FAR_NS].min())
         reason = (
             f"its stamps contradict each other by {apart_ns / 1e6:,.0f} ms: its clock was set during the run, "
-            "or several engines' clocks differ"
+            "or several engines are behind it whose spans have no service.instance.id"
         )
-        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(stamped), reason=reason)
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=reason)
     return ClockOffset(
         offset_ns=(low_ns + high_ns) // 2,
         error_ns=(abs(high_ns - low_ns) + 1) // 2,
         pairs=pairs,
-        left_out=len(stamped) - pairs,
+        left_out=len(least) - pairs,
     )
 
 

@@ -21,7 +21,7 @@ def first_output_s(records: Iterable[SpanLogRecord]) -> dict[str, float]:
             continue
         for received_ns, scope, span in record.spans():
             told = part_told(span, scope)
-            if fault(span) or told in ("request", "stage"):
+            if fault(span, received_ns) or told in ("request", "stage"):
                 continue
             call = client_span(span, received_ns, is_gateway=told == "gateway")
             if call.is_call and call.first_s >= 0:

@@ -1,4 +1,5 @@
-"""The engine's own times of each request, joined exactly: by trace id, else by request id, else from its reply.
+"""The engine's own times of each request, joined exactly: by trace id, else by request id, else from its reply, else
+from a record of the engine's that only fits this request.
 
 Nothing is estimated here (that is `attribute`'s part), and nothing guessed: an id that several requests share joins
 none of them. Which forms an engine gives its ids is in `scraper/engines/*.yaml`.
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from correlator.by_time import Matched
 from correlator.requests import Requests
 from scraper import engines
 from scraper.engine_spans import EngineSpans
@@ -35,10 +37,11 @@ class Joined:
     reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
     queue_ms, prefill_ms, decode_ms  float64, NaN where unknown; ttft_ms, e2e_ms: from the request's arrival at the
                             server to its first and last token. A second of a span times 1000, else as it was stated
-    arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans tell them
+    arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records tell them
     span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
                             shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
                             longest
+    clock                   whose clock the stamps are by (`EngineSpans.clock`), "" where that is not told
     """
 
     source: Texts
@@ -51,13 +54,14 @@ class Joined:
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
+    clock: Texts
 
     def __len__(self) -> int:
         return len(self.source)
 
 
-def join(requests: Requests, spans: EngineSpans) -> Joined:
-    """Find each request's own times.
+def join(requests: Requests, spans: EngineSpans, records: Matched | None = None) -> Joined:
+    """Find each request's own times; `records` are those of `/perf_metrics`, where it was read.
 
     - a trace id, or a request id, that several requests bear joins none of them
     - several spans of one request are its choices, or the engines that shared it
@@ -73,6 +77,8 @@ def join(requests: Requests, spans: EngineSpans) -> Joined:
             _put_spans(table, requests, place, spans, rows, source=source, why=why[place])
     for place in np.flatnonzero(table.source == "none").tolist():
         _put_response(table, requests, place, why[place])
+        if records is not None and table.source[place] == "none":
+            _put_record(table, requests, place, records, why[place])
     for place, reasons in enumerate(why):
         if table.source[place] == "none":
             table.reason[place] = _why_none(requests, place, reasons, any_spans=len(spans) > 0)
@@ -155,15 +161,20 @@ def _put_spans(
     """Take the times of the span whose token came first; of the others only the longest decode."""
     telling = [row for row in rows if np.isfinite(spans.queue_s[row]) or np.isfinite(spans.prefill_s[row])]
     if not telling:
-        why.append("its span tells neither queue nor prefill")
+        off_s = np.fmax.reduce(np.abs(spans.off_clock_s[list(rows)]))
+        off = f"its span was stamped by a clock {off_s / 60:.0f} min off ours: refused"
+        why.append("its span tells neither queue nor prefill" if np.isnan(off_s) else off)
         return
     first = min(telling, key=lambda row: _first_token_ns(spans, row))
     ms = {part: float(getattr(spans, f"{part}_s")[first]) * 1e3 for part in _PARTS}
     ms["decode"] = float(np.fmax.reduce(spans.decode_s[telling])) * 1e3
     if _put(table, requests, place, source, ms, why):
         table.arrival_ns[place] = spans.arrival_ns[first]
-        table.end_ns[place] = spans.end_ns[telling].max()
+        # Engines that shared a request may have clocks of their own.
+        alike = [row for row in telling if spans.clock[row] == spans.clock[first]]
+        table.end_ns[place] = spans.end_ns[alike].max()
         table.span_id[place] = spans.span_id[first]
+        table.clock[place] = spans.clock[first]
 
 
 def _first_token_ns(spans: EngineSpans, row: int) -> float:
@@ -180,6 +191,19 @@ def _put_response(table: Joined, requests: Requests, place: int, why: list[str])
         why.append("its reply tells neither queue nor prefill")
         return
     _put(table, requests, place, "response", ms, why)
+
+
+def _put_record(table: Joined, requests: Requests, place: int, records: Matched, why: list[str]) -> None:
+    """Take the times of the record that fits; its stamps are by our clock as far as the engine's could be read."""
+    row, timings = int(records.row[place]), records.timings
+    if row < 0:
+        why.append(records.reason[place])
+        return
+    ms = {part: float(getattr(timings, f"{part}_s")[row]) * 1e3 for part in _PARTS}
+    if _put(table, requests, place, "response", ms, why):
+        table.arrival_ns[place] = timings.arrival_ns[row]
+        table.end_ns[place] = timings.last_token_ns[row]
+        table.clock[place] = timings.url[row]
 
 
 def _put(table: Joined, requests: Requests, place: int, source: str, ms: Mapping[str, float], why: list[str]) -> bool:
@@ -227,4 +251,5 @@ def unjoined(size: int) -> Joined:
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
         span_id=texts(""),
+        clock=texts(""),
     )

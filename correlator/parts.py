@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from correlator.attribute import NO_FIRST
 from correlator.attribution import Attribution
-from correlator.clock_offset import ClockOffset, first_token_ns
+from correlator.clock_offset import ClockOffsets, first_token_ns
 from correlator.join import SLACK_MS, Joined
 from correlator.requests import Requests
 
@@ -36,6 +36,7 @@ class Parts:
     network_ms              outside engine and gateway: way_in_ms (submission to arrival there) and way_out_ms (first
                             token there to first output here), which are told apart only where clocks are. Below 0 by
                             as much as stamps are late; NaN: not told, then it is in other_ms
+    ways_error_ms           by how much the two ways may be off, as the clocks are; NaN where they are not told apart
     gateway_ms              in a gateway whose span was joined
     queue_ms, prefill_ms    in the engine; NaN: not told, then they are in other_ms
     other_ms                the rest of TTFT: admission_ms (in the engine, neither queue nor prefill), blank_output_ms
@@ -58,6 +59,7 @@ class Parts:
     send_ms: Floats
     way_in_ms: Floats
     way_out_ms: Floats
+    ways_error_ms: Floats
     network_ms: Floats
     gateway_ms: Floats
     admission_ms: Floats
@@ -94,11 +96,11 @@ def decomposed(
     requests: Requests,
     joined: Joined,
     attribution: Attribution,
-    offset: ClockOffset,
+    clocks: ClockOffsets | None = None,
     *,
     gateway_ms: Floats | None = None,
 ) -> Parts:
-    """Put every request's times together; all arguments have the same n requests.
+    """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
     Wherever there are a source and a TTFT, network, gateway, queue, prefill and other (NaN as 0) sum to it. What passed
     in a gateway [n] is taken out of the network's part.
@@ -106,6 +108,8 @@ def decomposed(
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is not believed
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
     """
+    unknown = np.full(len(joined), np.nan)
+    offset_ns, offset_error_ns = (clocks.offset_ns, clocks.error_ns) if clocks else (unknown, unknown)
     exact = joined.source != "none"
     told = exact | (attribution.quality != "none")
     # Where no first output was noted apart, the first token is it.
@@ -119,10 +123,10 @@ def decomposed(
     outside_ms = np.where(exact, outside_ms, 1e3 * attribution.network_s)
     admission_ms = np.where(exact, front_ms, 1e3 * attribution.rest_s)
     admission_ms[np.isnan(outside_ms)] = np.nan
-    through_ms = np.full(len(exact), np.nan) if gateway_ms is None else np.where(told, gateway_ms, np.nan)
+    through_ms = unknown if gateway_ms is None else np.where(told, gateway_ms, np.nan)
     network_ms = outside_ms - np.nan_to_num(through_ms)
     known_ms = _sum(network_ms, through_ms, queue_ms, prefill_ms)
-    arrival_ns = _moved(joined.arrival_ns, offset)
+    arrival_ns = _moved(joined.arrival_ns, offset_ns)
     way_in_ms = _span_ms(requests.submit_ns, arrival_ns)
     # A span whose stamps contradict the others' tells of no way; on which side of a gateway one was, no span does.
     believed = (way_in_ms > -SLACK_MS) & (way_in_ms < network_ms + SLACK_MS)
@@ -133,6 +137,7 @@ def decomposed(
         send_ms=_span_ms(requests.dispatch_ns, requests.submit_ns),
         way_in_ms=way_in_ms,
         way_out_ms=network_ms - way_in_ms,
+        ways_error_ms=np.where(np.isfinite(way_in_ms), offset_error_ns / 1e6, np.nan),
         network_ms=network_ms,
         gateway_ms=through_ms,
         admission_ms=admission_ms,
@@ -151,7 +156,7 @@ def decomposed(
         quality=np.where(exact, "exact", attribution.quality).astype(np.object_),
         engine_span_id=joined.span_id,
         arrival_ns=arrival_ns,
-        engine_first_token_ns=_moved(first_token_ns(joined), offset),
+        engine_first_token_ns=_moved(first_token_ns(joined), offset_ns),
     )
 
 
@@ -168,11 +173,10 @@ def _around(joined: Joined, wait_ms: Floats, e2e_ms: Floats) -> tuple[Floats, Fl
     return np.where(np.isnan(wait_ms), whole_ms, outside_ms), front_ms
 
 
-def _moved(stamps_ns: Ints, offset: ClockOffset) -> Ints:
-    """Return stamps of the engine's clock by ours, -1 where they or the offset are unknown."""
-    if offset.offset_ns is None:
-        return np.full(len(stamps_ns), -1, dtype=np.int64)
-    return np.where(stamps_ns >= 0, stamps_ns + offset.offset_ns, -1)
+def _moved(stamps_ns: Ints, offset_ns: Floats) -> Ints:
+    """Return stamps of the engines' clocks by ours, -1 where they or their clock's offset are unknown."""
+    known = (stamps_ns >= 0) & np.isfinite(offset_ns)
+    return np.where(known, stamps_ns + np.nan_to_num(offset_ns).astype(np.int64), -1)
 
 
 def _greatest_error_ms(attribution: Attribution) -> Floats:

@@ -15,7 +15,7 @@ from correlator.client_waits import Waits
 from correlator.membership import Members
 from correlator.network import Network
 from correlator.step_clock import nearest_step, prefill_features, rest_features
-from correlator.wait_models import Prior, Sums, learn
+from correlator.wait_models import Model, Prior, Sums, learn
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -55,25 +55,44 @@ def _sums_on(ground: Ground, rows: Rows, features: Floats, sums: Floats) -> Sums
 
 
 def prefill_prior(ground: Ground) -> Prior:
-    """Learn the prefill from uncached tokens and the step clock."""
+    """Learn the prefill from uncached tokens and the step clock; of who has no token count, from that clock alone."""
     waits, cells, cell = ground.waits, ground.cells, ground.cell
     share = _uncached_share(cells)
     own_share = np.where(cell >= 0, share[cell], share[-1])
-    told = waits.cached_tokens >= 0
-    prompt = np.maximum(waits.prompt_tokens, 0).astype(np.float64)
+    counted = waits.prompt_tokens >= 0
+    told = counted & (waits.cached_tokens >= 0)
+    prompt = _prompt_tokens(waits)
     uncached = np.where(told, prompt - waits.cached_tokens, prompt * own_share)
     features = prefill_features(waits.first_s, waits.wait_s, waits.chunk_s, uncached)
     # A guess by tokens alone tells which of the last steps the prefill began with; that step's end is the better clock.
-    data = _sums_on(ground, ground.taught, features[:, :3], cells.sums["prefill"])
-    model = learn(data, features[:, :3], floor_share=LEAST_SHARE, least_s=LEAST_S)
+    model = _learn_prefill(ground, features[:, :3])
     for _ in range(TWICE):
         step_s = nearest_step(waits.first_s, waits.wait_s, waits.chunk_s, model.prior.mean)
-        clocked = np.column_stack((features, step_s))
-        data = _sums_on(ground, ground.taught, clocked, cells.sums["prefill"])
-        model = learn(data, clocked, floor_share=LEAST_SHARE, least_s=LEAST_S)
+        model = _learn_prefill(ground, np.column_stack((features, step_s)))
     # Which of a cell's requests had the cached tokens is not known; in the sums this cancels, and so does not show.
     hidden = np.where(told, 0.0, (model.weights[1:3].sum() * prompt) ** 2 * own_share * (1.0 - own_share))
-    return replace(model.prior, variance=model.prior.variance + hidden)
+    prior = replace(model.prior, variance=model.prior.variance + hidden)
+    if counted.all() or not counted.any():
+        return prior
+    # How far token counts vary is in the errors of a model that does not know them, and not in those of one that does.
+    blind = _learn_prefill(ground, features[:, [0, 3, 4]]).prior
+    return Prior(
+        mean=np.where(counted, prior.mean, blind.mean), variance=np.where(counted, prior.variance, blind.variance)
+    )
+
+
+def _learn_prefill(ground: Ground, features: Floats) -> Model:
+    data = _sums_on(ground, ground.taught, features, ground.cells.sums["prefill"])
+    return learn(data, features, floor_share=LEAST_SHARE, least_s=LEAST_S)
+
+
+def _prompt_tokens(waits: Waits) -> Floats:
+    """Return the tokens of each prompt [n]; where they are unknown, as of a request cancelled before its usage came,
+    the mean of those known.
+    """
+    counted = waits.prompt_tokens >= 0
+    usual = waits.prompt_tokens[counted].mean() if counted.any() else 0.0
+    return np.where(counted, waits.prompt_tokens, usual)
 
 
 def _uncached_share(cells: Cells) -> Floats:
@@ -89,7 +108,7 @@ def _uncached_share(cells: Cells) -> Floats:
 def rest_prior(ground: Ground, server_s: Floats, network: Network) -> Prior:
     """Learn the rest on cells that are ours alone; else take it from the server's totals."""
     waits, cells, cell = ground.waits, ground.cells, ground.cell
-    tokens = np.maximum(waits.prompt_tokens, 0).astype(np.float64)
+    tokens = _prompt_tokens(waits)
     alone = ground.taught[ground.members.strangers[ground.taught] == 0]
     if len(alone) < LEAST_CELLS:
         mean_s = network.rest_s

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from correlator.attribution import Attribution, nothing
 from correlator.client_spans import ClientSpan
-from correlator.clock_offset import ClockOffset
 from correlator.join import SLACK_MS, Joined, join
 from correlator.parts import Parts, decomposed
 from correlator.traced_requests import EngineSpan, TracedRequest
@@ -35,7 +34,6 @@ FAILED = "failed"
 EVICTED = "window_full"
 NOT_ESTIMATED = "not_estimated"
 REASONS = (NO_ENGINE, NO_CLIENT, NO_FIRST, NO_TIMES, CONTRADICTION, FAILED, EVICTED, NOT_ESTIMATED)
-_NO_OFFSET = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="clocks are not compared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,10 @@ def broken_down(requests: Sequence[TracedRequest], attribution: Attribution | No
     gateways = [one.gateway for one in requests]
     first = np.array([one.first_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
     last = np.array([one.whole_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
-    parts = decomposed(clients, joined, estimate, _NO_OFFSET, gateway_ms=first - joined.ttft_ms)
+    parts = decomposed(clients, joined, estimate, gateway_ms=first - joined.ttft_ms)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = decomposed(ends, joined, estimate, _NO_OFFSET, gateway_ms=last - joined.e2e_ms)
+    whole = decomposed(ends, joined, estimate, gateway_ms=last - joined.e2e_ms)
     wrong = _contradicts(parts, parts.other_ms) | _contradicts(whole, whole.e2e_other_ms)
     _disbelieve(parts, wrong)
     _disbelieve(whole, wrong)

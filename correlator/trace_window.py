@@ -49,14 +49,14 @@ class TraceWindow:
         return {"spans": self._kept, "traces": len(self._traces), "pending": len(self._open)}
 
     def take(self, export: ExportRecord) -> int:
-        """Take in one export; return how many spans it has, those too that break OTLP's rules and are passed over.
+        """Take in one export; return how many spans it has, those too that have a `fault` and are passed over.
 
         Raises ValueError for bytes that no receiver has written.
         """
         taken = 0
         for received_ns, scope, span in export.spans():
             taken += 1
-            if not fault(span):
+            if not fault(span, received_ns):
                 self._take(span, scope, received_ns)
         while self._kept > self._most_spans or self._bytes > self._most_bytes:
             self._evict()

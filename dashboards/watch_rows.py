@@ -14,11 +14,10 @@ RECEIVER = Row(
             queries=(
                 Query(expr=total("sidelight_receiver_spans_total", SIDECAR), legend="spans"),
                 Query(expr=total("sidelight_receiver_exports_total", SIDECAR), legend="exports"),
-                Query(expr=total("sidelight_receiver_off_clock_spans_total", SIDECAR), legend="spans off our clock"),
                 Query(expr=total("sidelight_window_repeated_spans_total", SIDECAR), legend="spans that came again"),
             ),
             description="Nothing here while traffic goes on: the engine's or the gateway's exporter is off, or sends "
-            "elsewhere. Spans off our clock are used, but tell of no way in and out.",
+            "elsewhere.",
         ),
         Panel(
             kind="lines",
@@ -31,7 +30,8 @@ RECEIVER = Row(
                 Query(expr=total("sidelight_window_evicted_spans_total", SIDECAR), legend="evicted"),
             ),
             description="Anything but passed on is a loss, counted here and said once in the log. Turned away means "
-            "that senders were asked to come again.",
+            "that senders were asked to come again, off_clock that a machine's clock is over 10 minutes off: set it by "
+            "NTP, its spans are used by nobody.",
         ),
         Panel(
             kind="lines",

@@ -45,6 +45,7 @@ ERRORS = {
     "e2e_other_ms": "rest",
 }
 UNTIMED = "no request with a first token is here"
+SEVERAL_CLOCKS = "several engines, each with a clock of its own"
 COMPARABLE_RATIO = 0.02
 
 
@@ -53,13 +54,14 @@ class Findings:
     """What is known of n measured requests: columns [n] in their order, and what is said of all of them.
 
     means         what the histograms' sums tell of the run as a whole
+    clocks        of the engines, by their names; at least one
     ok            which requests succeeded
     edges_ns      of the slices, ascending; a request belongs to the slice that it was submitted in
     """
 
     parts: Parts
     attribution: Attribution
-    offset: ClockOffset
+    clocks: Mapping[str, ClockOffset]
     means: Breakdown
     ok: Bools
     submit_ns: Ints
@@ -97,7 +99,7 @@ def correlation(found: Findings) -> dict[str, Any]:
         "classes": _groups(found, found.workload_class),
         "urls": _groups(found, found.endpoint_url),
         "timeslices": list(_slices(found, timed)),
-        "clock": _clock(found.offset),
+        "clock": _clocks(found.clocks),
         "attribution": _agreement(parts, found.attribution),
     }
 
@@ -164,7 +166,7 @@ def _part(found: Findings, name: str, rows: Bools, whole: str, why: str) -> dict
 def _error_ms(found: Findings, name: str, rows: Bools) -> float:
     """Return the root mean square of the requests' standard errors."""
     if name.startswith("way_"):
-        return (found.offset.error_ns or 0) / 1e6
+        return float(np.sqrt((found.parts.ways_error_ms[rows] ** 2).mean()))
     if name not in ERRORS:
         return 0.0
     estimated = rows & (found.parts.source == "histogram")
@@ -177,7 +179,8 @@ def _why_unknown(found: Findings, name: str) -> str:
     if name == "gateway_ms":
         return "no span of a gateway tells its first output; it is in network_ms"
     if name.startswith("way_"):
-        return f"in network_ms: {found.offset.reason}" if found.offset.reason else "in network_ms"
+        reasons = dict.fromkeys(one.reason for one in found.clocks.values() if one.reason)
+        return ": ".join(("in network_ms", *(["; ".join(reasons)] if reasons else [])))
     return "not told apart: in other_ms"
 
 
@@ -254,6 +257,22 @@ def _slice(parts: Parts, rows: Bools) -> dict[str, Any]:
         "coverage": _coverage(parts, rows),
         "quality": _quality(parts, rows),
         **({"missing": reason} if reason else {}),
+    }
+
+
+def _clocks(clocks: Mapping[str, ClockOffset]) -> dict[str, Any]:
+    """Return the offset of the only engine; of several each one's own, and of all together the largest error."""
+    engines = {name: _clock(one) for name, one in sorted(clocks.items())}
+    if len(engines) == 1:
+        return {**next(iter(engines.values())), "engines": {}}
+    errors_ms = [one["error_ms"] for one in engines.values() if one["error_ms"] is not None]
+    return {
+        "offset_ms": None,
+        "error_ms": max(errors_ms, default=None),
+        "pairs": sum(one["pairs"] for one in engines.values()),
+        "left_out": sum(one["left_out"] for one in engines.values()),
+        "reason": SEVERAL_CLOCKS,
+        "engines": engines,
     }
 
 

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from exporter.snapshot import Cumulative, PartCounts, WatchCounts
 
-REFUSED = ("bad_spans", "malformed", "too_large", "turned_away")
+REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
 
 
 def part_families(counts: PartCounts | None) -> Iterator[Metric]:
@@ -42,11 +42,6 @@ def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
     for name, what, count in (
         ("receiver_exports", "Exports of spans taken in.", received.get("exports")),
         ("receiver_spans", "Spans taken in.", received.get("spans")),
-        (
-            "receiver_off_clock_spans",
-            "Spans stamped by a clock far from ours; used.",
-            received.get("off_clock"),
-        ),
         ("receiver_forwarded", "Exports passed on to the next collector.", received.get("forwarded")),
         ("receiver_forward_dropped", "Exports that did not reach the next collector.", received.get("forward_dropped")),
         ("receiver_restarts", "Receivers that ended on their own and were started again.", counts.restarts),
@@ -57,7 +52,8 @@ def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
     ):
         yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
     refused = {kind: received[kind] for kind in REFUSED if kind in received}
-    yield _counters("sidelight_receiver_refused", "Exports (bad_spans: spans) not taken, by why.", "kind", refused)
+    what = "Exports (bad_spans, off_clock: spans) not used, by why."
+    yield _counters("sidelight_receiver_refused", what, "kind", refused)
     sizes = GaugeMetricFamily("sidelight_window_size", "How much is kept for requests that go on.", labels=["what"])
     for what, size in counts.sizes.items():
         sizes.add_metric([what], size)

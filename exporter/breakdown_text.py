@@ -26,11 +26,12 @@ WITHIN = {
 }
 SOURCES = {
     "trace": "engine's spans",
-    "response": "engine's replies",
+    "response": "engine's replies or records",
     "histogram": "estimate",
     "mixed": "several",
     "client": "client",
 }
+MOST_CLOCKS = 3  # engines named whose clocks are not known
 LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
 
 
@@ -111,7 +112,7 @@ def basis(correlation: Mapping[str, Any]) -> Iterator[str]:
     for merged, count in breakdown["merged"].items():
         yield f"other holds {merged} of {count} requests: not told apart."
     if correlation["clock"]["pairs"]:
-        yield _clock(correlation["clock"])
+        yield from _clocks(correlation["clock"])
     if "missing" not in correlation["attribution"]:
         yield _measured(correlation["attribution"])
 
@@ -120,7 +121,7 @@ def _covered(correlation: Mapping[str, Any]) -> Iterator[str]:
     """Name the sources with how many requests each told of, and how sure the estimates are."""
     requests, coverage = correlation["requests"], correlation["coverage"]
     quality = correlation["quality"]
-    for source, label in (("trace", "by the engine's spans"), ("response", "by the engine's replies")):
+    for source, label in (("trace", "by the engine's spans"), ("response", "by the engine's replies or records")):
         if coverage[source]:
             yield f"{round(requests * coverage[source])} {label}"
     if coverage["histogram"]:
@@ -143,16 +144,36 @@ def _not_joined(correlation: Mapping[str, Any]) -> Iterator[str]:
             yield f"Estimated, not joined: {count} ({reason})."
 
 
+def _clocks(clock: Mapping[str, Any]) -> Iterator[str]:
+    """Say how far off the engine's clock is; of several the range, the largest error, and whose is not known."""
+    engines = clock["engines"]
+    if not engines:
+        yield _clock(clock)
+        return
+    offsets_ms = [one["offset_ms"] for one in engines.values() if one["offset_ms"] is not None]
+    if offsets_ms:
+        yield (
+            f"The clocks of {len(offsets_ms)} engines are from {_beside(min(offsets_ms))} to "
+            f"{_beside(max(offsets_ms))}, give or take {ms(clock['error_ms'])} ms at most; this is allowed for."
+        )
+    unknown = [f"{name}: {one['reason']}" for name, one in engines.items() if one["offset_ms"] is None]
+    for text in unknown[:MOST_CLOCKS]:
+        yield f"The clock of an engine cannot be set beside ours: {text}."
+    if len(unknown) > MOST_CLOCKS:
+        yield f"Nor can those of {len(unknown) - MOST_CLOCKS} more."
+
+
 def _clock(clock: Mapping[str, Any]) -> str:
     offset_ms, error_ms = clock["offset_ms"], clock["error_ms"]
     if offset_ms is None:
         return f"The engine's clock cannot be set beside ours: {clock['reason']}."
     if abs(offset_ms) <= error_ms:
         return f"The engine's clock agrees with ours within {ms(abs(offset_ms) + error_ms)} ms."
-    return (
-        f"The engine's clock is {ms(abs(offset_ms))} ms {'behind' if offset_ms > 0 else 'ahead of'} ours, "
-        f"give or take {ms(error_ms)} ms; this is allowed for."
-    )
+    return f"The engine's clock is {_beside(offset_ms)}, give or take {ms(error_ms)} ms; this is allowed for."
+
+
+def _beside(offset_ms: float) -> str:
+    return f"{ms(abs(offset_ms))} ms {'behind' if offset_ms > 0 else 'ahead of'} ours"
 
 
 def _measured(agreement: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
 # /metrics of trtllm-serve hands out its iterations once, to whoever reads it first: it is asked last.
 PATHS = ("/prometheus/metrics", "/metrics")
+_TIMINGS, _CLOCK = "/perf_metrics", "/steady_clock_offset"
 _JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
 _PROTOBUF = "application/vnd.google.protobuf"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -102,17 +103,19 @@ async def scrape(
     clock_offset_ns: int,
     limits: Limits,
     access: Access | None = None,
+    any_json: bool = False,
 ) -> Scrape:
     """Fetch one page, stamped before sending and when its body is complete or the attempt has failed.
 
-    Never raises for what a server or the network does: the scrape's `error` says it, and its body is then empty.
+    Never raises for what a server or the network does: the scrape's `error` says it, and its body is then empty. A page
+    must be an exposition, but with `any_json`.
     """
     headers = _headers(url, access)
     request_ns = time.monotonic_ns() + clock_offset_ns
     reply, error = await _attempt(session, bare(url), headers, limits)
     response_ns = time.monotonic_ns() + clock_offset_ns
     if reply is not None and not error:
-        error = foreign(reply.status, reply.content_type, reply.body)
+        error = _not_200(reply.status) if any_json else foreign(reply.status, reply.content_type, reply.body)
     return Scrape(
         url=masked(url),
         tick_ns=tick_ns,
@@ -129,7 +132,8 @@ async def discover(base_url: str, *, access: Access | None = None, limits: Limit
     """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
 
     - A URL whose path has `metrics` in it is taken at its word: only that one is tried. Where it is that of
-      TensorRT-LLM's iterations it is not even read: its first reader empties it, and that shall be the one who records.
+      TensorRT-LLM's iterations, or of its `/perf_metrics`, it is not even read: its first reader empties it, and that
+      shall be the one who records.
     - Another path that does not end in `/v1` is tried as it is, first.
     - Then `/prometheus/metrics` (TensorRT-LLM) and `/metrics` are tried, beside the base path (`/v1` taken off) and at
       the root. No address is asked twice.
@@ -146,6 +150,8 @@ async def discover(base_url: str, *, access: Access | None = None, limits: Limit
     tried: list[str] = []
     async with open_session(access) as session:
         urls = candidates(parts)
+        if clock_of(urls[0]):
+            return urls[0]
         if len(urls) == 1 and await _hands_out_once(session, urls[0], access, limits or Limits()):
             return urls[0]
         for url in urls:
@@ -174,7 +180,7 @@ def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool
     (llama.cpp, issue 17384); the parser tells.
     """
     if status != 200:
-        return f"HTTP {status}"
+        return _not_200(status)
     kind = content_type.partition(";")[0].strip().lower()
     start = body[:256].lstrip()
     if kind == "text/html" or start.lower().startswith(_WEB_PAGE):
@@ -186,6 +192,22 @@ def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool
     if kind != _PROTOBUF and b"\0" in body[:4096]:
         return "speaks something else: binary data"
     return ""
+
+
+def _not_200(status: int) -> str:
+    return f"HTTP {status}" if status != 200 else ""
+
+
+def clock_of(url: str) -> str:
+    """Return where the clock stands that a `/perf_metrics` of TensorRT-LLM is stamped by; empty for any other page."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    prefix, found, rest = parts.path.rpartition(_TIMINGS)
+    if not found or rest.strip("/"):
+        return ""
+    return urlunsplit(parts._replace(path=prefix + _CLOCK, query="", fragment=""))
 
 
 def _headers(url: str, access: Access | None) -> dict[str, str]:

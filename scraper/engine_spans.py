@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, SpanTime, catalogue
-from scraper.span_log import ExportRecord, SpanLogRecord, fault
+from scraper.span_log import OFF_CLOCK, ExportRecord, SpanLogRecord, fault, off_clock_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,6 +28,9 @@ IMPOSSIBLE = "a time that is negative or no number"
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
 # A Duration of Rust as its {:?} shows it.
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
+_INSTANCE = "service.instance.id"  # OpenTelemetry's SDKs of late make one up for each process
+_PLACE = ("k8s.pod.name", "container.id", "host.name", "process.pid", "vllm.process_id")
+_LONGEST_NAME = 80
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 Key = tuple[bytes, bytes]
@@ -38,19 +42,23 @@ class EngineSpans:
 
     trace_id, span_id, parent_span_id  hex; the parent is "" of a span that the engine began by itself
     request_id              the engine's id of the request, "" for none
+    clock                   whose clock stamped it: what the sender's resource tells of its process, "" for nothing
     engine                  its name in ENGINES
     is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
     received_ns             int64 ns Unix by ours: when the span came
     queue_s, prefill_s, decode_s  float64, NaN where it does not tell; ttft_s, e2e_s: from arrival to the first and last
                             token. As the engine states them, to the bit, where it states them itself
-    refused                 spans left out, by reason; `repeated` of them were the same span sent again
+    off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
+                            stand here, so that its request is told why, but none of its times, and -1 for its stamps
+    refused                 spans not used, by reason; `repeated` of them were the same span sent again
     """
 
     trace_id: Texts
     span_id: Texts
     parent_span_id: Texts
     request_id: Texts
+    clock: Texts
     engine: Texts
     is_gateway: npt.NDArray[np.bool_]
     arrival_ns: Ints
@@ -61,6 +69,7 @@ class EngineSpans:
     prefill_s: Floats
     e2e_s: Floats
     decode_s: Floats
+    off_clock_s: Floats
     refused: Mapping[str, int]
 
     def __len__(self) -> int:
@@ -73,45 +82,68 @@ class _Request:
     engine: str
     spans: Spans
     attributes: Mapping[str, str | float]
+    clock: str
     received_ns: int
+    off_clock_s: float
 
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
-    """Read the spans of requests out of a span log's records, as `request_spans` does."""
-    return request_spans(span for record in records if isinstance(record, ExportRecord) for span in record.spans())
+    """Read the spans of requests out of a span log's records, as `request_spans` does, and whose clocks they bear."""
+    exports = (record for record in records if isinstance(record, ExportRecord))
+    return _read((one.received_ns, scope, span, resource) for one in exports for resource, scope, span in one.sent())
 
 
 def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
     """Read the spans of requests, each with when it came and its scope; spans that tell none are passed over.
 
-    - a span that came twice counts once; one that breaks OTLP's rules or tells an impossible time is refused
+    - a span that came twice counts once; one with a `fault` or that tells an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
     """
+    return _read((*one, Resource()) for one in spans)
+
+
+def _read(spans: Iterable[tuple[int, str, Span, Resource]]) -> EngineSpans:
     requests: dict[Key, _Request] = {}
     stages: dict[Key, Span] = {}
     parents: dict[Key, bytes] = {}
     refused: Counter[str] = Counter()
-    for received_ns, scope, span in spans:
-        reason = fault(span)
+    for received_ns, scope, span, resource in spans:
         key = (span.trace_id, span.span_id)
-        if reason or key in parents:
-            refused[reason or "repeated"] += 1
+        reason = fault(span, received_ns) or ("repeated" if key in parents else "")
+        if reason:
+            refused[reason] += 1
+        if reason not in ("", OFF_CLOCK):
             continue
         parents[key] = span.parent_span_id
         known = _told_by(span, scope)
         if known is not None:
-            engine, told = known
-            wanted = {told.request_id, *(way.attribute for ways in told.times.values() for way in ways)}
-            attributes = {one.key: plain(one.value) for one in span.attributes if one.key in wanted}
-            requests[key] = _Request(
-                span=span, engine=engine, spans=told, attributes=attributes, received_ns=received_ns
-            )
-        elif span.name in _stage_names():
+            requests[key] = _request(span, *known, received_ns=received_ns, resource=resource, is_off=bool(reason))
+        elif not reason and span.name in _stage_names():
             stages[key] = span
     under = _under(requests, stages, parents)
     rows = [(request, _times(request, under.get(key, ()))) for key, request in requests.items()]
     refused[IMPOSSIBLE] += sum(times is None for _, times in rows)
     return _columns([(request, times) for request, times in rows if times is not None], +refused)
+
+
+def _request(span: Span, engine: str, spans: Spans, *, received_ns: int, resource: Resource, is_off: bool) -> _Request:
+    wanted = {spans.request_id, *(way.attribute for ways in spans.times.values() for way in ways)}
+    return _Request(
+        span=span,
+        engine=engine,
+        spans=spans,
+        attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
+        clock=_clock(resource),
+        received_ns=received_ns,
+        off_clock_s=off_clock_s(span, received_ns) if is_off else math.nan,
+    )
+
+
+def _clock(resource: Resource) -> str:
+    """Return what tells a process, or at least its machine, from others: its clock may be its own."""
+    told = {one.key: _text(plain(one.value)) for one in resource.attributes if one.key in (_INSTANCE, *_PLACE)}
+    place = "/".join(told[key] for key in _PLACE if told.get(key))
+    return (told.get(_INSTANCE) or place)[:_LONGEST_NAME]
 
 
 def whole_request(span: Span, scope: str) -> bool:
@@ -201,6 +233,8 @@ def _under(
 
 def _times(request: _Request, stages: Sequence[Span]) -> dict[str, float] | None:
     """Return a request's times in s, NaN where its spans do not tell one; nothing where they tell the impossible."""
+    if not math.isnan(request.off_clock_s):
+        return dict.fromkeys(TIMES, math.nan)
     known: dict[str, float] = {}
     for name in TIMES:
         known[name] = math.nan
@@ -237,23 +271,26 @@ def _staged(stages: Sequence[Span], way: SpanTime) -> float | None:
 
 def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
     spans = [request.span for request, _ in rows]
+    off_clock_s = np.fromiter((request.off_clock_s for request, _ in rows), np.float64)
+    used = np.isnan(off_clock_s)
     return EngineSpans(
         trace_id=_texts(span.trace_id.hex() for span in spans),
         span_id=_texts(span.span_id.hex() for span in spans),
         parent_span_id=_texts(span.parent_span_id.hex() for span in spans),
-        request_id=_texts(_request_id(request) for request, _ in rows),
+        request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
+        clock=_texts(request.clock for request, _ in rows),
         engine=_texts(request.engine for request, _ in rows),
         is_gateway=np.fromiter((request.spans.is_gateway for request, _ in rows), np.bool_),
-        arrival_ns=np.fromiter((span.start_time_unix_nano for span in spans), np.int64),
-        end_ns=np.fromiter((span.end_time_unix_nano for span in spans), np.int64),
+        arrival_ns=np.where(used, np.fromiter((span.start_time_unix_nano for span in spans), np.int64), -1),
+        end_ns=np.where(used, np.fromiter((span.end_time_unix_nano for span in spans), np.int64), -1),
         received_ns=np.fromiter((request.received_ns for request, _ in rows), np.int64),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
+        off_clock_s=off_clock_s,
         refused=dict(refused),
     )
 
 
-def _request_id(request: _Request) -> str:
-    told = request.attributes.get(request.spans.request_id, "")
+def _text(told: str | float) -> str:
     return f"{told:.0f}" if isinstance(told, float) else told
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import aiohttp
 
 from scraper.access import Access, bare
-from scraper.endpoint import Limits
+from scraper.endpoint import Limits, clock_of, scrape
 from scraper.target import Log, Say, Schedule, Target
+
+_CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 
 
 class Pages:
-    """Owns the targets that are scraped now and the tasks that do it, which `turn_to` exchanges for others."""
+    """Owns the targets that are scraped now and the tasks that do it, which `turn_to` exchanges for others.
+
+    What a `/perf_metrics` of TensorRT-LLM says, and its clock whenever all are scraped, goes to `timings`.
+    """
 
     def __init__(
         self,
@@ -24,13 +30,16 @@ class Pages:
         seed: int,
         session: aiohttp.ClientSession,
         log: Log,
+        timings: Log | None = None,
         group: asyncio.TaskGroup,
         say: Say,
     ) -> None:
         self._access, self._limits = access, limits
         self._clock_offset_ns, self._seed = clock_offset_ns, seed
         self._session, self._log, self._group, self._say = session, log, group, say
+        self._timings = timings or log
         self._targets: list[Target] = []
+        self._clocks: list[str] = []
         self._ticking: list[asyncio.Task[None]] = []
 
     def turn_to(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
@@ -48,10 +57,11 @@ class Pages:
                 schedule=self._schedule,
                 limits=self._limits,
                 session=self._session,
-                log=self._log,
+                log=self._timings if clock_of(url) else self._log,
             )
             for url in {bare(url): url for url in urls}.values()
         ]
+        self._clocks = [clock for url in urls if (clock := clock_of(url))]
         first = self._group.create_task(self.scrape_all(within_s=within_s))
         # Whoever has answered goes on: a target that hangs delays only our word that all are ready.
         self._ticking = [self._group.create_task(target.tick(self._say)) for target in self._targets]
@@ -65,11 +75,29 @@ class Pages:
     async def scrape_all(self, *, within_s: float) -> None:
         """Scrape each now, at a tick that none of them has answered: the first such one, also if it is to come."""
         interval_ns = self._schedule.interval_ns
-        this_ns = self._schedule.now_ns() // interval_ns * interval_ns
+        begun_ns = self._schedule.now_ns()
+        this_ns = begun_ns // interval_ns * interval_ns
         tick_ns = max([this_ns, *(target.last_tick_ns + interval_ns for target in self._targets)])
         async with asyncio.TaskGroup() as group:
             for target in self._targets:
                 group.create_task(target.scrape(tick_ns, within_s=within_s))
+        # Not beside the others: what the reply waits for them is error of the clock.
+        left_s = max(_CLOCK_S, within_s - (self._schedule.now_ns() - begun_ns) / 1e9)
+        for url in self._clocks:
+            await self._read_clock(url, tick_ns, left_s / len(self._clocks))
+
+    async def _read_clock(self, url: str, tick_ns: int, within_s: float) -> None:
+        limits = replace(self._limits, timeout_s=min(self._limits.timeout_s, within_s))
+        found = await scrape(
+            self._session,
+            url,
+            tick_ns=tick_ns,
+            clock_offset_ns=self._clock_offset_ns,
+            limits=limits,
+            access=self._access,
+            any_json=True,
+        )
+        self._timings.append(found)
 
     def counts(self) -> dict[str, int]:
         """Return how their scrapes ended, and how many of them do not answer."""

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.frames import FrameLog, Rotation
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
+OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
+OFF_CLOCK = "stamped by another clock than ours"
 _COMPRESSION_LEVEL = 1
 _NO_TRACE = bytes(16)
 _NO_SPAN = bytes(8)
@@ -26,11 +29,11 @@ _NO_SPAN = bytes(8)
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What a receiver has done since it began.
 
-    exports, spans  taken in and logged; `bad_spans` of them break the rules (`fault`) and are read by nobody
+    exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
+                    when they came that another clock has stamped them (`fault`): both are read by nobody
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
     turned_away     exports that had to come again: too many at a time, or the log could not be written
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
-    off_clock       spans whose end lies so far from when they came that another clock has stamped them; they are used
     """
 
     exports: int = 0
@@ -64,10 +67,14 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
     def spans(self) -> Iterator[tuple[int, str, Span]]:
         """Give each span with when it came and the name of its scope. Raises ValueError as `request` does."""
-        for resource in self.request().resource_spans:
-            for scope in resource.scope_spans:
+        return ((self.received_ns, scope, span) for _, scope, span in self.sent())
+
+    def sent(self) -> Iterator[tuple[Resource, str, Span]]:
+        """Give each span with who sent it and the name of its scope. Raises ValueError as `request` does."""
+        for one in self.request().resource_spans:
+            for scope in one.scope_spans:
                 for span in scope.spans:
-                    yield self.received_ns, scope.scope.name, span
+                    yield one.resource, scope.scope.name, span
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):
@@ -115,12 +122,13 @@ def decode(payload: bytes) -> SpanLogRecord:
     return _decoder.decode(payload)
 
 
-def fault(span: Span) -> str:
-    """Say which rule of OTLP a span breaks, empty if none: a bad span is counted and not used.
+def fault(span: Span, received_ns: int) -> str:
+    """Say why a span that came at `received_ns` is not used, empty if it is: a bad span is counted and read by nobody.
 
     - ids that are not 16 and 8 bytes, or all zero
     - an end before the start, or no stamps at all
     - more than MAX_ATTRIBUTES attributes
+    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came
     """
     if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
         return "no valid trace id"
@@ -133,7 +141,12 @@ def fault(span: Span) -> str:
         return "an end before its start"
     if len(span.attributes) > MAX_ATTRIBUTES:
         return f"more than {MAX_ATTRIBUTES} attributes"
-    return ""
+    return OFF_CLOCK if abs(off_clock_s(span, received_ns)) > OFF_CLOCK_S else ""
+
+
+def off_clock_s(span: Span, received_ns: int) -> float:
+    """Return how far ahead of ours a span's clock is, s, as far as an end and when it came tell: within seconds."""
+    return (span.end_time_unix_nano - received_ns) / 1e9
 
 
 def last_counts(records: Iterable[SpanLogRecord]) -> tuple[Counts, int]:

@@ -16,7 +16,6 @@ from scraper.access import Access, masked
 LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
-OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
 GRPC_PORT = 4317
 
 

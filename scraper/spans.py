@@ -24,13 +24,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.engine_spans import ends_prefill, part_told, whole_request
 from scraper.span_body import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.span_forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
-from scraper.span_log import Counts, SpanLog, StateRecord, fault, packed
-from scraper.span_spec import OFF_CLOCK_S, SETTLE_S, CannotListen, ReceiverSpec, host_and_port
+from scraper.span_log import OFF_CLOCK, Counts, SpanLog, StateRecord, fault, off_clock_s, packed
+from scraper.span_spec import SETTLE_S, CannotListen, ReceiverSpec, host_and_port
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
@@ -220,7 +221,7 @@ class Receiver:
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    if reason := self._look(via, scope.scope.name, span, received_ns):
+                    if reason := self._look(via, resource.resource, scope.scope.name, span, received_ns):
                         reply.partial_success.rejected_spans += 1
                         reply.partial_success.error_message = reason
         for kept in (self._traces, self._halves):
@@ -233,19 +234,22 @@ class Receiver:
         self._news.set()
         return reply.SerializeToString()
 
-    def _look(self, via: str, scope: str, span: Span, received_ns: int) -> str:
+    def _look(self, via: str, resource: Resource, scope: str, span: Span, received_ns: int) -> str:
         """Count a span, and note whose request it tells; return what is wrong with it, empty if nothing."""
         self._totals["spans"] += 1
-        if reason := fault(span):
+        reason = fault(span, received_ns)
+        if reason == OFF_CLOCK:
+            self._totals["off_clock"] += 1
+            off_s = off_clock_s(span, received_ns)
+            names = [one.value.string_value[:60] for one in resource.attributes if one.key == "service.name"]
+            text = f"spans{f' of {names[0]!r}' if names else ''} that came over {via} are not used: their clock is"
+            where = "ahead of" if off_s > 0 else "behind"
+            self._say_once(reason, f"{text} {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)")
+        elif reason:
             self._totals["bad_spans"] += 1
             self._say_once(reason, f"spans that came over {via} are not used: {reason}")
+        if reason:
             return reason
-        off_ns = span.end_time_unix_nano - received_ns
-        if abs(off_ns) > OFF_CLOCK_S * 1e9:
-            self._totals["off_clock"] += 1
-            where = "ahead of" if off_ns > 0 else "behind"
-            text = f"spans that came over {via} are {abs(off_ns) / 1e9:.0f} s {where} our clock"
-            self._say_once("off clock", f"{text}: another clock has stamped them; they are used")
         if whole_request(span, scope) or self._completes(span, scope):
             self._traces[span.trace_id] = None
         return ""

@@ -18,19 +18,20 @@ import select
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from scraper.access import Access, UnusableFile
-from scraper.endpoint import LIMIT_BYTES, Limits, open_session
+from scraper.endpoint import LIMIT_BYTES, Limits, clock_of, open_session
 from scraper.frames import Rotation
 from scraper.hardware import record
 from scraper.log import ScrapeLog
 from scraper.pages import Pages
 from scraper.span_spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
+from scraper.timing_log import TimingLog
 
 if TYPE_CHECKING:
     from scraper.spans import Receiver
@@ -47,7 +48,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to.
 
     A URL that stands there twice is scraped once. `seed` is that of the jitter after failures. `hardware_out` is the
-    log of what this machine's hardware uses; empty: it is not read. `spans` says where spans are received, into the log
+    log of what this machine's hardware uses; empty: it is not read. `timings_out` is the log of what `/perf_metrics` of
+    TensorRT-LLM says, made only where a target is one. `spans` says where spans are received, into the log
     `spans_out`; None: nowhere. `stderr` is the file that standard error goes to; empty: where it goes already. Logs go
     on in other files by `rotation`; None: never.
     """
@@ -61,6 +63,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     access: Access = Access()
     seed: int = 0
     hardware_out: str = ""
+    timings_out: str = ""
     spans: ReceiverSpec | None = None
     spans_out: str = ""
     stderr: str = ""
@@ -101,8 +104,12 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
     """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written,
     of CannotListen or of UnusableFile (a certificate).
     """
-    log = ScrapeLog(spec.out, spec.rotation)
-    try:
+    with ExitStack() as logs:
+        log = ScrapeLog(spec.out, spec.rotation)
+        logs.callback(log.close)
+        timings = TimingLog(spec.timings_out) if any(map(clock_of, spec.targets)) else None
+        if timings is not None:
+            logs.callback(timings.close)
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
                 pages = Pages(
@@ -112,6 +119,7 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
                     seed=spec.seed,
                     session=session,
                     log=log,
+                    timings=timings,
                     group=group,
                     say=_say_if_read,
                 )
@@ -127,8 +135,6 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
                 pages.rest()
             if not settled:
                 await pages.scrape_all(within_s=END_WITHIN_S)
-    finally:
-        log.close()
 
 
 @asynccontextmanager
@@ -210,6 +216,8 @@ def _check(line: bytes) -> Spec:
         raise ValueError(f"interval_s must be {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}, not {spec.interval_s:g}")
     if not spec.timeout_s > 0:
         raise ValueError("timeout_s must be above 0")
+    if not spec.timings_out and any(map(clock_of, spec.targets)):
+        raise ValueError("a target /perf_metrics needs a log, timings_out")
     if spec.spans is not None:
         for address in filter(None, (spec.spans.grpc, spec.spans.http)):
             host_and_port(address)

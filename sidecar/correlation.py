@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from correlator.associate import associations
 from correlator.attribute import attribute
 from correlator.attribution import Attribution
 from correlator.blame import blame
-from correlator.clock_offset import ClockOffset, clock_offset
+from correlator.by_time import Matched, matched
+from correlator.clock_offset import ClockOffset, clock_offsets
 from correlator.decompose import NO_SERVER, FinishSums, decompose
 from correlator.decompose import Breakdown as Means
 from correlator.finish import finish_sums
@@ -25,6 +27,7 @@ from correlator.server_load import waiting_at
 from correlator.server_percentiles import ServerPercentiles, server_percentiles
 from exporter import breakdown
 from exporter.association import association_objects, blame_object
+from exporter.matched import matched_object
 from loadgen.log import RequestLog, select
 from loadgen.metrics import QUANTILES, request_metrics
 from scraper.missing import Missing
@@ -41,16 +44,18 @@ class Correlated:
 
     parts: Parts
     attribution: Attribution
-    offset: ClockOffset
+    clocks: Mapping[str, ClockOffset]
+    records: Matched | None = None
 
 
 def correlated(run: Run) -> Correlated:
     """Find every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
-    joined = join(run.requests, run.spans)
+    records = matched(run.requests, run.timings) if run.timings.clocks else None
+    joined = join(run.requests, run.spans, records)
     attribution = attribute(run.requests, run.endpoints)
-    offset = clock_offset(run.requests, joined)
-    parts = decomposed(run.requests, joined, attribution, offset, gateway_ms=_gateway_ms(run, joined))
-    return Correlated(parts=parts, attribution=attribution, offset=offset)
+    clocks = clock_offsets(run.requests, joined)
+    parts = decomposed(run.requests, joined, attribution, clocks, gateway_ms=_gateway_ms(run, joined))
+    return Correlated(parts=parts, attribution=attribution, clocks=clocks.by_engine, records=records)
 
 
 def _gateway_ms(run: Run, joined: Joined) -> Floats:
@@ -75,7 +80,7 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
     findings = breakdown.Findings(
         parts=parts,
         attribution=attributions.select(found.attribution, rows),
-        offset=found.offset,
+        clocks=found.clocks,
         means=_means(run, measured, window),
         ok=measured.status == "ok",
         submit_ns=measured.submit_ns,
@@ -88,6 +93,7 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
         **breakdown.correlation(findings),
         "server_percentiles": breakdown.server_percentiles_object(_percentiles(run, found, window)),
         "spans": _spans(run),
+        "perf_metrics": matched_object(found.records),
         "association": association_objects(associations(measured, measures, run.endpoints)),
         "blame": blame_object(blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints))),
     }
@@ -126,7 +132,7 @@ def _spans(run: Run) -> dict[str, int] | None:
         return None
     return {
         **msgspec.structs.asdict(run.span_counts),
-        "requests_told": len(run.spans),
+        "requests_told": int(np.isnan(run.spans.off_clock_s).sum()),
         "receiver_deaths": run.receiver_deaths,
     }
 

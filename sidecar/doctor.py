@@ -17,10 +17,12 @@ from rich.text import Text
 from loadgen.protocols import PROTOCOLS
 from scraper import engines
 from scraper.access import Access, masked
-from scraper.endpoint import Limits, Scrape, discover, open_session, scrape
+from scraper.endpoint import Limits, Scrape, clock_of, discover, open_session, scrape
 from scraper.engines import CanonicalSource, Catalogue
 from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.missing import Missing
+from scraper.perf_metrics import SteadyClock, timings
+from scraper.timing_log import record_of
 from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.load_options import DoctorOptions
@@ -56,10 +58,11 @@ async def examine(options: DoctorOptions) -> int:
             usable = False
             if isinstance(error, TargetUnreachable):
                 continue
-        if not options.metrics:
+        if all(map(clock_of, options.metrics)):
             pages += pages_of((url,), contact)
     for page in pages:
-        await _see(console, page, pages_access(options), Limits(timeout_s=options.scrape_timeout))
+        see = _see_timings if clock_of(page) else _see
+        await see(console, page, pages_access(options), Limits(timeout_s=options.scrape_timeout))
     return 0 if usable else 3
 
 
@@ -87,6 +90,41 @@ async def _see(console: Console, target: str, access: Access, limits: Limits) ->
     look = await _look(found, access, limits, clock)
     for mark, text in [(BAD, look)] if isinstance(look, str) else describe(look, clock):
         _say(console, mark, text)
+
+
+async def _see_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
+    """Read TensorRT-LLM's records of requests and its clock, once, and say what they tell."""
+    clock = anchor()
+    async with open_session(access) as session:
+        replies = [
+            await scrape(
+                session,
+                page,
+                tick_ns=clock.now_ns(),
+                clock_offset_ns=clock.offset_ns,
+                limits=limits,
+                access=access,
+                any_json=page != url,
+            )
+            for page in (url, clock_of(url))
+        ]
+    read = timings(map(record_of, replies))
+    for reason in (*read.failures, *read.refused):
+        _say(console, BAD, f"{masked(url)}: {reason}")
+    if not read.failures:
+        count = len(read) + sum(read.refused.values())
+        _say(console, GOOD, f"{masked(url)}: {count} records of requests; no other reader gets them")
+        if not count:
+            _say(console, NOTE, f"none ended since the last reading, or it is off: {_switch_of_timings()}")
+    (known,) = read.clocks.values()
+    if isinstance(known, SteadyClock):
+        _say(console, GOOD, f"the clock of its stamps is known to {known.error_ns / 1e6:.2f} ms")
+    elif not read.refused:
+        _say(console, BAD, f"its records cannot be joined: {known.reason}")
+
+
+def _switch_of_timings() -> str:
+    return next(one.enable for one in engines.catalogue("trtllm").timing if clock_of(one.name.partition(" ")[0]))
 
 
 def advice(reason: str) -> Iterator[str]:

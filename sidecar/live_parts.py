@@ -17,7 +17,6 @@ import numpy.typing as npt
 from correlator.attribute import attribute
 from correlator.attribution import Attribution, nothing
 from correlator.attribution import select as select_estimates
-from correlator.clock_offset import ClockOffset
 from correlator.join import join, unjoined
 from correlator.parts import decomposed
 from correlator.parts import select as select_parts
@@ -34,7 +33,6 @@ from scraper.span_spec import SETTLE_S
 WINDOW_S = 60.0
 STEP_S = 15.0  # an estimate costs a fifth of a millisecond a request of the window
 MOST_REQUESTS = 2000
-_NO_OFFSET = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="clocks are compared when the run has ended")
 
 Bools = npt.NDArray[np.bool_]
 
@@ -108,7 +106,7 @@ class LiveParts:
             telling = select(log, may)
             joined = join(telling, request_spans(chain.from_iterable(traces)))
             told[may] = joined.source != "none"
-            exact = decomposed(telling, joined, nothing(len(telling), ""), _NO_OFFSET)
+            exact = decomposed(telling, joined, nothing(len(telling), ""))
             self.counts = counted(self.counts, select_parts(exact, told[may]))
         waits = np.asarray(~told & (log.status == "ok"), dtype=np.bool_)
         rest = select(log, ~told & ~waits)
@@ -133,7 +131,7 @@ class LiveParts:
 
     def _count(self, log: RequestLog, estimates: Attribution) -> None:
         if len(log):
-            self.counts = counted(self.counts, decomposed(log, unjoined(len(log)), estimates, _NO_OFFSET))
+            self.counts = counted(self.counts, decomposed(log, unjoined(len(log)), estimates))
 
 
 def _stacked(logs: Sequence[RequestLog]) -> RequestLog:

@@ -37,7 +37,8 @@ Metrics = Annotated[
         group=SCRAPING,
         negative="",
         show_default=False,
-        help="Prometheus URL (repeatable). Default: discovered from --url.",
+        help="Prometheus URL (repeatable). Default: discovered from --url. That of TensorRT-LLM's /perf_metrics comes "
+        "on top: it tells the times of each request, and is empty for others once read.",
     ),
 ]
 ScrapeInterval = Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")]

@@ -160,6 +160,9 @@ def _told_of_spans(counts: Mapping[str, int], listening: Listening | None, found
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
         yield f"{bad} break the rules of OTLP and are not used; raw/scraper.stderr says which"
+    if counts["off_clock"]:
+        off = f"{counts['off_clock']} of {counts['spans']} spans"
+        yield f"{off} were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose"
 
 
 @asynccontextmanager

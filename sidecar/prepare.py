@@ -25,7 +25,7 @@ from loadgen.tokenizers import (
     probe_server,
 )
 from scraper.access import Access, masked
-from scraper.endpoint import Limits, discover
+from scraper.endpoint import Limits, clock_of, discover
 from scraper.missing import Missing
 from sidecar.access import metrics_access, require_headers
 from sidecar.errors import ConfigurationError, TargetUnreachable
@@ -148,7 +148,7 @@ async def _looked(
     The first failure ends the others, and is raised as it is.
     """
     urls = [one.url for one in served]
-    pages = options.metrics or pages_of(urls, contact)
+    pages = with_pages(options.metrics, pages_of(urls, contact))
     try:
         async with asyncio.TaskGroup() as group:
             for one in served:
@@ -164,6 +164,11 @@ async def _looked(
 def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:
     """Return where metrics pages are looked for: beside the API, but for gRPC, whose port speaks no HTTP/1."""
     return tuple(urls) if contact.endpoint != "grpc" else ()
+
+
+def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
+    """Return where metrics are read: the pages that were named, else the usual ones, which a `/perf_metrics` is not."""
+    return (*(() if any(not clock_of(url) for url in named) else usual), *named)
 
 
 def _shortage(options: RunOptions) -> str | None:
@@ -188,7 +193,7 @@ class PreparedScrape:
 
 async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     """Find the pages of a scrape. Raises TargetUnreachable when there is none at all, and no spans are received."""
-    configured = options.metrics or ((options.url,) if options.url else ())
+    configured = with_pages(options.metrics, (options.url,) if options.url else ())
     metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
     targets, notes = _scraped(metrics)
     if not targets and options.otlp_listen is None:
@@ -244,16 +249,19 @@ async def _reference() -> ReferenceTokenizer:
 
 
 def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
-    reasons = [found.reason for _, found in metrics if isinstance(found, Missing)]
+    pages = [(configured, found) for configured, found in metrics if not clock_of(configured)]
+    timings = [masked(configured) for configured, _ in metrics if clock_of(configured)]
+    reasons = [found.reason for _, found in pages if isinstance(found, Missing)]
     return {
         "metrics_targets": [
             {
                 "configured": masked(configured),
                 **({"reason": found.reason} if isinstance(found, Missing) else {"url": masked(found)}),
             }
-            for configured, found in metrics
+            for configured, found in pages
         ],
-        **({"server_missing": "; ".join(reasons)} if len(reasons) == len(metrics) else {}),
+        **({"timing_targets": timings} if timings else {}),
+        **({"server_missing": "; ".join(reasons)} if len(reasons) == len(pages) else {}),
     }
 
 
@@ -263,7 +271,7 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
     Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
     show it, and scrapes that fail are told. What speaks something else is left alone.
     """
-    answers = any(isinstance(found, str) for _, found in metrics)
+    answers = any(isinstance(found, str) and not clock_of(found) for _, found in metrics)
     targets, notes = [], []
     for configured, found in metrics:
         if isinstance(found, str):

@@ -18,7 +18,7 @@ import msgspec
 from loadgen.frames import append_frame, open_log, read_frames, read_log, read_plan
 from loadgen.log import RequestLog, assemble
 from loadgen.records import RequestPart, WorkerStat
-from scraper import readings, series
+from scraper import perf_metrics, readings, series, timing_log
 from scraper.log import FailureRecord, LogReader, Row
 from sidecar.errors import CannotWrite, ConfigurationError
 
@@ -51,9 +51,10 @@ class Phase:
 class Run:
     """The logs of a run directory as columnar tables.
 
-    `gateway_first_s` has seconds from a gateway's start of a request to its first output, by trace id in hex.
-    `span_counts` is what the receivers of spans have counted, all together, None where none was; `receiver_deaths` are
-    those that ended without a word, and whose counts since their start are lost but for the spans in the log.
+    `timings` are what `/perf_metrics` of TensorRT-LLM told of requests. `gateway_first_s` has seconds from a gateway's
+    start of a request to its first output, by trace id in hex. `span_counts` is what the receivers of spans have
+    counted, all together, None where none was; `receiver_deaths` are those that ended without a word, and whose counts
+    since their start are lost but for the spans in the log.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class Run:
     endpoints: tuple[series.EndpointSeries, ...]
     spans: EngineSpans
     gateway_first_s: Mapping[str, float] = field(default_factory=dict)
+    timings: perf_metrics.Timings = field(default_factory=perf_metrics.none)
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
     span_counts: Counts | None = None
@@ -142,6 +144,7 @@ def open_run(path: Path) -> Run:
         endpoints=series.build(_scrapes(path)),
         hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
         events=tuple(_events(path)),
+        timings=perf_metrics.timings(_replies(path)),
         **_spans(path),
     )
 
@@ -201,6 +204,11 @@ def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
             scrape = reader.take(payload)
             if scrape is not None:
                 yield scrape
+
+
+def _replies(path: Path) -> Iterator[timing_log.ReplyRecord]:
+    for name in _logs(path, "timings-*.log"):
+        yield from map(timing_log.decode, read_frames(name))
 
 
 def _spans(path: Path) -> dict[str, Any]:

@@ -197,6 +197,7 @@ def scraper_spec(
         "access": asdict(access),
         "seed": options.seed if isinstance(options, RunOptions) else 0,
         "hardware_out": str(path / run_directory.RAW / "hardware.log"),
+        "timings_out": str(path / run_directory.RAW / "timings-0.log"),
         **(
             {"spans": msgspec.to_builtins(spans), "spans_out": str(path / run_directory.RAW / "spans-0.log")}
             if spans

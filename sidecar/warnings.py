@@ -29,6 +29,7 @@ def warnings(
     yield from _failures(client)
     yield from run.notes
     yield from _scrapes(server)
+    yield from _records(correlation["perf_metrics"])
     yield from (
         f"the pages at {endpoint.url} come from several processes in turn (their start time goes back): its numbers "
         "mean nothing; scrape each process itself"
@@ -76,6 +77,19 @@ def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes["failures"].items())
             whole = scrapes["ok"] + scrapes["failed"]
             yield f"{scrapes['failed']} of {whole} scrapes of {endpoint['url']} failed: {reasons}"
+
+
+def _records(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say what was lost of the records of `/perf_metrics`, and how many requests none of them could be given to."""
+    if found is None:
+        return
+    lost = [f"{count} readings failed ({why})" for why, count in found["failed_readings"].items()]
+    lost += [f"{count} records were refused ({why})" for why, count in found["refused"].items()]
+    without = [(found["ambiguous_requests"], "fits several"), (found["unmatched_requests"], "fits none")]
+    lost += [f"{count} requests have none, since the time {why}" for count, why in without if count]
+    if lost or not found["records"]:
+        told = f"of {found['records']} records of /perf_metrics {found['matched']} are of our requests"
+        yield "; ".join([told, *lost])
 
 
 def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:

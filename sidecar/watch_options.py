@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
+from scraper.access import masked
 from sidecar import config
 from sidecar.access import check_access, flag_of
 from sidecar.errors import ConfigurationError
@@ -90,11 +91,23 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     config.require_bounds(options, {**config.ACCESS_BOUNDS, "scrape_interval": (0.01, 3600.0)})
     if config.listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: the page is what a watch is for; give HOST:PORT")
+    _require_pages(options.metrics)
     if not 1 <= options.keep_s <= config.LONGEST_S:
         raise ConfigurationError(f"--keep {options.keep}: must be 1s to {config.LONGEST_S:g}s")
     if options.kept_bytes < LEAST_BYTES:
         raise ConfigurationError(f"--keep-bytes {options.keep_bytes}: must be at least 1MB")
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
+
+
+def _require_pages(urls: Sequence[str]) -> None:
+    """Refuse what would be lost to everybody else."""
+    from scraper.endpoint import clock_of  # noqa: PLC0415  aiohttp takes a tenth of a second to import
+
+    for url in filter(clock_of, urls):
+        raise ConfigurationError(
+            f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading takes the records from "
+            "everybody else; `sidelight run` and `scrape` do, and a watch takes the engine's spans"
+        )
 
 
 def _page(url: str) -> str:

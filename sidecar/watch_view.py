@@ -19,6 +19,7 @@ from correlator.rolling import REASONS, broken_down
 from correlator.rolling_estimate import RollingEstimate
 from correlator.trace_window import TraceWindow
 from correlator.traced_requests import TracedRequest
+from exporter.breakdown_page import REFUSED
 from exporter.part_counts import counted, nothing_counted
 from exporter.snapshot import (
     LATENCY_BOUNDS_S,
@@ -169,7 +170,7 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
     """Say in one line what was watched."""
     counts, received = view.parts.requests, view.receiver_counts()
     by_source = ", ".join(f"{counts[name]} by {name}" for name in SOURCES[:-1] if counts.get(name))
-    refused = sum(received.get(name, 0) for name in ("bad_spans", "malformed", "too_large", "turned_away"))
+    refused = sum(received.get(name, 0) for name in REFUSED)
     return (
         f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source or 'none broken down'}, "
         f"{counts[SOURCES[-1]]} not); {received['spans']} spans in {received['exports']} exports, {refused} refused; "

@@ -59,6 +59,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--grpc-port", type=int, default=None, help="port for KServe v2 over gRPC; 0 takes any; none without")
     add("--per-request-metrics", action="store_true", help="say a request's own times in its usage, as vLLM can")
     add(
+        "--perf-metrics",
+        type=int,
+        default=server.perf_metrics_max_requests,
+        help="records of requests that /perf_metrics of trtllm keeps until it is read; 0: none",
+    )
+    add(
         "--otlp-endpoint",
         default="",
         help="http://HOST:PORT of a collector for the spans of requests, by gRPC; none without",
@@ -87,6 +93,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         tokenize=not options.no_tokenize,
         grpc_port=options.grpc_port,
         per_request_metrics=options.per_request_metrics,
+        perf_metrics_max_requests=options.perf_metrics,
         otlp_endpoint=options.otlp_endpoint,
         engine_settings=EngineSettings(
             max_num_seqs=options.max_num_seqs,

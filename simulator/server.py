@@ -23,6 +23,7 @@ from simulator.driver import EngineDriver, EngineStoppedError, anchored_clock
 from simulator.engine import Engine
 from simulator.history import RequestRecord, StepOutcome, TokenOutput
 from simulator.pages import page_of, sglang, trtllm, vllm
+from simulator.perf_metrics import PerfMetrics
 from simulator.requests import (
     DetokenizeRequest,
     RefusedError,
@@ -71,7 +72,7 @@ async def running(
     OSError as `serve`.
     """
     clock = anchored_clock()
-    page = page_of(settings, clock)
+    page, perf_metrics = page_of(settings, clock), PerfMetrics(settings.perf_metrics_max_requests, clock)
     async with AsyncExitStack() as logs:
         log = logs.enter_context(TruthLog(settings.truth) if truth is None else truth)
         spans = None
@@ -84,6 +85,7 @@ async def running(
             page.observe(outcome)
             for record in outcome.finished:
                 log.add(record)
+                perf_metrics.add(record)
                 if spans is not None:
                     spans.add(record)
 
@@ -93,7 +95,9 @@ async def running(
 
         driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=on_abort)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        service = app[SERVICE] = Service(settings=settings, driver=driver, page=page, clock=clock)
+        service = app[SERVICE] = Service(
+            settings=settings, driver=driver, page=page, perf_metrics=perf_metrics, clock=clock
+        )
         app.add_routes(_routes(settings))
         # A client that goes away cancels its handler, and so aborts its request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
@@ -140,6 +144,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     elif settings.engine == "trtllm":
         routes += [web.get("/version", _version)]
         routes += [web.get("/metrics", _iterations), web.get("/prometheus/metrics", _metrics)]
+        routes += [web.get("/perf_metrics", _perf_metrics), web.get("/steady_clock_offset", _steady_clock)]
     else:
         routes += [web.get("/version", _version), web.get("/metrics", _metrics)]
     if settings.tokenize and settings.engine != "trtllm":
@@ -256,6 +261,14 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _iterations(request: web.Request) -> web.Response:
     page = request.app[SERVICE].page
     return said(msgspec.Raw(page.take_iterations()) if isinstance(page, trtllm.TrtllmPage) else [])
+
+
+async def _perf_metrics(request: web.Request) -> web.Response:
+    return said(msgspec.Raw(request.app[SERVICE].perf_metrics.take()))
+
+
+async def _steady_clock(request: web.Request) -> web.Response:
+    return said(request.app[SERVICE].perf_metrics.exchange())
 
 
 async def _tokenize(request: web.Request) -> web.Response:

@@ -13,17 +13,19 @@ from simulator.dialects import Told
 from simulator.driver import EngineDriver, EngineStoppedError, TokenStream
 from simulator.history import EngineRequest, RequestRecord, TokenOutput
 from simulator.pages import EnginePage
+from simulator.perf_metrics import PerfMetrics
 from simulator.requests import Generation
 from simulator.settings import SimulatorSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The engine in real time, its page, its settings and its clock (ns Unix)."""
+    """The engine in real time, its page, its records of requests, its settings and its clock (ns Unix)."""
 
     settings: SimulatorSettings
     driver: EngineDriver
     page: EnginePage
+    perf_metrics: PerfMetrics
     clock: Callable[[], int]
 
 

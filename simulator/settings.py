@@ -107,8 +107,9 @@ class SimulatorSettings:
     `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, or None.
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
-    does with --enable-per-request-metrics and --enable-prompt-tokens-details. `otlp_endpoint` is the URL of the
-    collector that gets the spans of requests, by gRPC without TLS; empty: nobody does.
+    does with --enable-per-request-metrics and --enable-prompt-tokens-details. `perf_metrics_max_requests` is how many
+    records TensorRT-LLM's /perf_metrics keeps, 0 for none, as by default. `otlp_endpoint` is the URL of the collector
+    that gets the spans of requests, by gRPC without TLS; empty: nobody does.
     """
 
     engine: str = "vllm"
@@ -119,6 +120,7 @@ class SimulatorSettings:
     tokenize: bool = True
     grpc_port: int | None = None
     per_request_metrics: bool = False
+    perf_metrics_max_requests: int = 0
     otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
 
@@ -130,6 +132,8 @@ class SimulatorSettings:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise SettingsError(f"{name}: must be from 0 to 65535, not {port}")
+        if self.perf_metrics_max_requests < 0:
+            raise SettingsError(f"perf_metrics_max_requests: must be 0 or more, not {self.perf_metrics_max_requests}")
         if not self.model:
             raise SettingsError("model: must not be empty")
         if self.otlp_endpoint and not self.otlp_target:

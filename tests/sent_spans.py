@@ -93,15 +93,17 @@ def engine(
     return span("llm_request", own, parent, kind=SERVER, told=told, **whole)  # type: ignore[arg-type]
 
 
-def export(spans: Iterable[Span], *, at_s: float = 1.0) -> ExportRecord:
+def export(spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "") -> ExportRecord:
     """Return an export that came so many seconds after NOON."""
-    return packed(NOON + round(at_s * S), "grpc", body(spans))
+    return packed(NOON + round(at_s * S), "grpc", body(spans, instance=instance))
 
 
-def body(spans: Iterable[Span]) -> bytes:
-    """Return the bytes of an export."""
+def body(spans: Iterable[Span], *, instance: str = "") -> bytes:
+    """Return the bytes of an export, by a sender that names itself or does not."""
     request = ExportTraceServiceRequest()
     scopes = request.resource_spans.add()
+    if instance:
+        scopes.resource.attributes.add(key="service.instance.id").value.string_value = instance
     for one in spans:
         scope = scopes.scope_spans.add()
         scope.scope.name = SCOPES.get(one.name, "test")

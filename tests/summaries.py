@@ -49,7 +49,7 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
     """100 requests, 10 a second, of 200 ms: 5 network (2 in, 3 out), 150 queue, 30 prefill, 13 front end, 2 blank."""
     told = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "admission_ms": 13.0, "other_ms": 15.0}
     if source == "trace":
-        told |= {"way_in_ms": 2.0, "way_out_ms": 3.0, "decode_ms": 1000.0, "e2e_other_ms": 15.0}
+        told |= {"way_in_ms": 2.0, "way_out_ms": 3.0, "ways_error_ms": 0.5, "decode_ms": 1000.0, "e2e_other_ms": 15.0}
     if merged:
         told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
     if source == "none":
@@ -92,13 +92,13 @@ def means(*, server_requests: int = SIZE, missing: str | None = None) -> Breakdo
 
 
 def findings(
-    of: Parts | None = None, *, whole: Breakdown | None = None, offset: ClockOffset = CLOCK, why: str = "no cell"
+    of: Parts | None = None, *, whole: Breakdown | None = None, clock: ClockOffset = CLOCK, why: str = "no cell"
 ) -> Findings:
     """Requests of one class at one URL, in five slices of 2 s."""
     return Findings(
         parts=of or parts(),
         attribution=estimates(why),
-        offset=offset,
+        clocks={"http://127.0.0.1:8000": clock},
         means=whole or means(),
         ok=np.ones(SIZE, dtype=np.bool_),
         submit_ns=np.arange(SIZE) * (SECOND // 10),
@@ -115,6 +115,7 @@ def correlated(found: Findings | None = None) -> dict[str, Any]:
         **correlation(found),
         "server_percentiles": server_percentiles_object({"queue_ms": PERCENTILES, "prefill_ms": Missing("no buckets")}),
         "spans": None,
+        "perf_metrics": None,
         "association": association_objects([ASSOCIATION]),
         "blame": blame_object(blame(found.parts, found.submit_ns, Missing("no gauge"))),
     }
@@ -122,7 +123,7 @@ def correlated(found: Findings | None = None) -> dict[str, Any]:
 
 def uncorrelated(reason: str) -> dict[str, Any]:
     """The client's TTFT is known, nothing of the server's part in it."""
-    found = findings(parts("none", reason=reason), whole=means(missing=reason), offset=NO_CLOCK, why=reason)
+    found = findings(parts("none", reason=reason), whole=means(missing=reason), clock=NO_CLOCK, why=reason)
     return correlated(found) | {"association": association_objects([UNKNOWN])}
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import refused, sidelight
 from prometheus_client.parser import text_string_to_metric_families
-from sent_spans import body, call, engine, gateway
+from sent_spans import MS, NOON, body, call, engine, gateway
 
 from scraper.access import Access
 from scraper.span_forward import Away, Wire
@@ -30,6 +31,7 @@ from sidecar.derive import derive
 from sidecar.run import open_run
 
 BOUND_S = 60.0
+NOW_MS = (time.time_ns() - NOON) / MS
 TRACE = 'sidelight_requests_total{source="trace"}'
 RESTARTS = "sidelight_receiver_restarts_total"
 
@@ -129,9 +131,9 @@ def request(number: int) -> list[Span]:
     """The spans of a request: 40 ms of network, 60 in the gateway, 50 of admission, 50 of queue, 100 of prefill."""
     trace = number.to_bytes(16)
     return [
-        call(first_ms=300, trace=trace),
-        gateway("gate", "client", first_ms=260, trace=trace, clock_ms=5000),
-        engine(parent="gate", trace=trace, clock_ms=-300_000),
+        call(first_ms=300, trace=trace, clock_ms=NOW_MS),
+        gateway("gate", "client", first_ms=260, trace=trace, clock_ms=NOW_MS + 5000),
+        engine(parent="gate", trace=trace, clock_ms=NOW_MS - 300_000),
     ]
 
 
@@ -144,7 +146,7 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
             await one.send(request(number)[:2], over="grpc")
             await one.send(request(number)[2:], over="http")
         counts = await one.until(lambda page: page[TRACE] == 10)
-        await one.send([call(trace=b"nobody but this.")])
+        await one.send([call(trace=b"nobody but this.", clock_ms=NOW_MS)])
         result = await one.end()
     sums = {
         part: counts[f'sidelight_ttft_part_seconds_sum{{part="{part}",source="trace"}}']

@@ -286,6 +286,44 @@ def test_a_cancelled_request_is_not_in_the_histograms():
     assert max(off_s(table, made, table.quality == "exact")) < 1e-6
 
 
+def cancelled(requests: RequestLog, chosen: Bools, prompt: Ints) -> RequestLog:
+    """The client gave some up after their first token, before usage came; of their tokens it knows `prompt`."""
+    unknown = {name: np.where(chosen, -1, getattr(requests, name)) for name in ("output_tokens", "cached_tokens")}
+    status = np.where(chosen, "cancelled", requests.status)
+    return replace(requests, status=status, input_tokens=np.where(chosen, prompt, requests.input_tokens), **unknown)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_intervals_cover_the_times_of_cancelled_requests(known: bool):
+    """A fifth of 4 x 300 requests: 90 % intervals hold the truth of 85 in 100, with and without a count of tokens."""
+    inside: dict[str, list[bool]] = {"queue": [], "prefill": []}
+    for seed in range(4):
+        made = world(300, seed)
+        gone = np.arange(300) % 5 == 0
+        requests = cancelled(seen(made), gone, made.prompt if known else np.full(300, -1))
+
+        table = attribute(requests, [scraped(made, 0.5, rows=~gone)])
+
+        assert {"prior"} == set(table.quality[gone])
+        for part, covered in inside.items():
+            error_s = np.abs(getattr(table, f"{part}_s") - getattr(made, f"{part}_s"))[gone]
+            covered.extend((error_s <= 1.645 * getattr(table, f"{part}_sd_s")[gone]).tolist())
+
+    assert min(np.mean(covered) for covered in inside.values()) >= 0.85
+
+
+def test_an_unknown_number_of_tokens_is_not_none():
+    """What is expected of a cancelled request without a count is the mean of the others, and less sure."""
+    made = world(300, 3)
+    gone = np.arange(300) % 5 == 0
+    pages = [scraped(made, 0.5, rows=~gone)]
+
+    told, untold = (attribute(cancelled(seen(made), gone, prompt), pages) for prompt in (made.prompt, np.full(300, -1)))
+
+    assert made.prefill_s[gone].mean() == pytest.approx(untold.prefill_s[gone].mean(), rel=0.25)
+    assert untold.prefill_sd_s[gone].mean() > 2 * told.prefill_sd_s[gone].mean()
+
+
 def test_strangers_are_flagged():
     """An interval in which the engine ended more requests than ours is foreign; ours alone in another stays exact."""
     made = world(150, 6, per_s=4.0)

@@ -12,7 +12,7 @@ import recordings
 from correlator.associate import Association, associations
 from correlator.attribute import attribute
 from correlator.blame import Blame, blame
-from correlator.clock_offset import clock_offset
+from correlator.clock_offset import clock_offsets
 from correlator.join import join
 from correlator.parts import decomposed
 from correlator.server_load import waiting_at
@@ -28,7 +28,9 @@ def main() -> Any:
 
 def blamed(run: Any) -> Blame:
     joined = join(run.requests, run.spans)
-    parts = decomposed(run.requests, joined, attribute(run.requests, run.endpoints), clock_offset(run.requests, joined))
+    parts = decomposed(
+        run.requests, joined, attribute(run.requests, run.endpoints), clock_offsets(run.requests, joined)
+    )
     found = blame(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))
     assert isinstance(found, Blame)
     return found

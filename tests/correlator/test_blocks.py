@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from correlator.blocks import block_count, block_length, interval95, resampled_sums
+from correlator.blocks import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 
 
 def autoregressive(seed: int, size: int, phi: float) -> np.ndarray:
@@ -89,3 +89,25 @@ def test_an_interval_is_wider_the_fewer_blocks_there_are():
 def test_one_block_has_no_interval():
     assert interval95(0.0, np.arange(1000.0), 1) is None
     assert 1 == block_count(9, 5)
+
+
+def test_normal_blocks_have_a_degree_of_freedom_each_but_one():
+    found = degrees_of_freedom(np.random.default_rng(6).normal(size=(40_000, 1)), 4)
+
+    assert 9999 == pytest.approx(found[0], rel=0.1)
+
+
+def test_one_block_that_outweighs_the_others_has_one_degree_of_freedom():
+    """However many there are; a part that never varies has them all."""
+    influence = np.zeros((1000, 2))
+    influence[500, 0] = 1.0
+
+    assert [1.0, 199.0] == pytest.approx(degrees_of_freedom(influence, 5).tolist(), abs=1.1)
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 50), st.just(2)), elements=st.floats(-1e6, 1e6)), st.integers(1, 10))
+def test_degrees_of_freedom_are_never_none_nor_more_than_the_blocks(influence: np.ndarray, block: int):
+    found = degrees_of_freedom(influence, min(block, len(influence)))
+
+    assert (found >= 1).all()
+    assert (found <= max(block_count(len(influence), min(block, len(influence))) - 1, 1)).all()

@@ -28,3 +28,9 @@ def test_of_several_the_outermost_counts():
 )
 def test_what_tells_no_gateways_first_output_is_passed_over(sent: object):
     assert {} == first_output_s([export([sent])])  # type: ignore[list-item]
+
+
+def test_a_gateway_off_our_clock_is_refused():
+    """By an hour; minutes are no fault, because durations are all that is read."""
+    assert {} == first_output_s([export([call("g", first_ms=250.0, clock_ms=3_600_000.0)])])
+    assert {TRACE.hex(): 0.25} == first_output_s([export([call("g", first_ms=250.0, clock_ms=500_000.0)])])

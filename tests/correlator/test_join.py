@@ -32,7 +32,7 @@ def requests(*rows: Mapping[str, Any]) -> RequestLog:
 
 def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     """Spans of vLLM told by what is special about each; times in ms."""
-    texts = {"trace_id": "", "span_id": "", "parent_span_id": "", "request_id": "", "engine": "vllm"}
+    texts = {"trace_id": "", "span_id": "", "parent_span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
     stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS, "received_ns": 4000 * MS}
     times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode")}
     columns: dict[str, Any] = {
@@ -40,6 +40,7 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     }
     columns |= {name: np.array([row.get(name, stamp) for row in rows], np.int64) for name, stamp in stamps.items()}
     columns |= {name: np.array([row.get(f"{name[:-2]}_ms", np.nan) / 1e3 for row in rows]) for name in times}
+    columns["off_clock_s"] = np.array([row.get("off_clock_s", np.nan) for row in rows])
     return EngineSpans(
         is_gateway=np.array([row.get("is_gateway", False) for row in rows], np.bool_), refused={}, **columns
     )
@@ -274,3 +275,23 @@ def test_nothing_is_joined_with_nothing():
     assert isinstance(joined, Joined)
     assert 0 == len(joined)
     assert ("trace", "request id", "response", "none") == SOURCES
+
+
+@pytest.mark.parametrize("told", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
+def test_a_request_whose_span_was_refused_for_its_clock_is_told_so(told: dict[str, str]):
+    """Whichever way it would have been joined; another span of it that was not refused joins it all the same."""
+    off = {**told, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
+    request = requests({"trace_id": "a", "request_id": "r"})
+    joined = join(request, engine(off))
+    assert "none" == joined.source[0]
+    assert joined.reason[0].startswith("its span was stamped by a clock 60 min off ours: refused;")
+    assert "none" != join(request, engine(off, {**told, "queue_ms": 5.0, "prefill_ms": 7.0})).source[0]
+
+
+def test_stamps_of_a_request_are_all_by_one_clock():
+    """Where engines shared it, by that of the one whose token came first."""
+    both = {"trace_id": "a", "queue_ms": 1.0, "prefill_ms": 2.0}
+    first = {**both, "clock": "p", "end_ns": 1500 * MS}
+    later = {**both, "clock": "d", "arrival_ns": 9000 * MS, "end_ns": 9900 * MS}
+    joined = join(requests({"trace_id": "a"}), engine(first, later))
+    assert ("p", 1010 * MS, 1500 * MS) == (joined.clock[0], joined.arrival_ns[0], joined.end_ns[0])

@@ -9,22 +9,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import recordings
+import sent_spans
 from hypothesis import given
 from hypothesis import strategies as st
 
 from correlator.agreement import PartError, agreement
 from correlator.attribute import attribute
 from correlator.attribution import Attribution, nothing
-from correlator.clock_offset import ClockOffset, clock_offset
+from correlator.clock_offset import ClockOffsets, clock_offsets
 from correlator.join import Joined, join
 from correlator.parts import SOURCES, Parts, decomposed, select
-from scraper.engine_spans import EngineSpans
+from scraper.engine_spans import EngineSpans, engine_spans
 from scraper.missing import Missing
 
 Floats = npt.NDArray[np.float64]
 MS = 10**6
 SUBMIT_NS = 1000 * MS
-UNKNOWN = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="not told")
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
 
 
@@ -41,8 +41,8 @@ def edges() -> Any:
 def broken_down(run: Any, *, spans: EngineSpans | None = None) -> Parts:
     """Put a recorded run's times together; other spans than its own stand in for them."""
     joined = join(run.requests, run.spans if spans is None else spans)
-    offset = clock_offset(run.requests, joined)
-    return decomposed(run.requests, joined, attribute(run.requests, run.endpoints), offset)
+    clocks = clock_offsets(run.requests, joined)
+    return decomposed(run.requests, joined, attribute(run.requests, run.endpoints), clocks)
 
 
 def withheld(spans: EngineSpans) -> EngineSpans:
@@ -70,7 +70,7 @@ def requests(*rows: dict[str, float]) -> Any:
 
 def joined(*rows: dict[str, Any]) -> Joined:
     """What was joined: nothing, but for what is said."""
-    texts = {"source": "none", "reason": "no spans came", "span_id": ""}
+    texts = {"source": "none", "reason": "no spans came", "span_id": "", "clock": ""}
     stamps = {"arrival_ns": -1, "end_ns": -1}
     columns: dict[str, Any] = {}
     for one in fields(Joined):
@@ -185,7 +185,7 @@ def test_without_its_spans_a_recording_is_estimated_within_the_figures(main: Any
     )
     attribution = attribute(mute, main.endpoints)
     spans = withheld(main.spans)
-    parts = decomposed(mute, join(mute, spans), attribution, UNKNOWN)
+    parts = decomposed(mute, join(mute, spans), attribution)
     measured = agreement(broken_down(main), attribution)
 
     assert ["histogram"] * 397 == parts.source.tolist()
@@ -206,7 +206,7 @@ def test_spans_go_before_estimates_request_by_request(main: Any):
     silent = np.full(397, np.nan)
     mute = replace(main.requests, server_queue_ms=silent, server_prefill_ms=silent, server_decode_ms=silent)
     joined_ = join(mute, EngineSpans(**columns, refused={}))
-    parts = decomposed(mute, joined_, attribute(mute, main.endpoints), UNKNOWN)
+    parts = decomposed(mute, joined_, attribute(mute, main.endpoints))
 
     assert {"trace"} == set(parts.source[::2])
     assert {"histogram"} == set(parts.source[1::2])
@@ -215,26 +215,27 @@ def test_spans_go_before_estimates_request_by_request(main: Any):
 
 def test_a_span_tells_every_part():
     """100 ms of which the engine knows 90: 10 outside, 20 queue, 50 prefill, 20 in the engine and neither."""
-    offset = ClockOffset(offset_ns=0, error_ns=0, pairs=1)
+    clocks = ClockOffsets(by_engine={}, offset_ns=np.zeros(1), error_ns=np.full(1, MS / 2))
     arrived = joined({**SPAN, "arrival_ns": SUBMIT_NS + 4 * MS})
-    parts = decomposed(requests({}), arrived, nothing(1, "no scrapes"), offset)
+    parts = decomposed(requests({}), arrived, nothing(1, "no scrapes"), clocks)
 
     shown = ("send_ms", "way_in_ms", "way_out_ms", "network_ms", "admission_ms", "other_ms", "e2e_ms", "e2e_other_ms")
     assert [5.0, 4.0, 6.0, 10.0, 20.0, 20.0, 500.0, 25.0] == [getattr(parts, name)[0] for name in shown]
     assert np.isnan(parts.gateway_ms[0])
     assert (SUBMIT_NS + 4 * MS, SUBMIT_NS + 94 * MS) == (parts.arrival_ns[0], parts.engine_first_token_ns[0])
+    assert 0.5 == parts.ways_error_ms[0]
 
 
 def test_blank_output_is_a_part_of_other():
     """The engine spoke at 100 ms, but nothing that shows before 130."""
-    parts = decomposed(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""), UNKNOWN)
+    parts = decomposed(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))
 
     assert (30.0, 20.0, 50.0) == (parts.blank_output_ms[0], parts.admission_ms[0], parts.other_ms[0])
     assert np.isnan([parts.way_in_ms[0], parts.way_out_ms[0]]).all()
 
 
 def test_a_gateways_time_is_taken_out_of_the_networks():
-    parts = decomposed(requests({}), joined(SPAN), nothing(1, ""), UNKNOWN, gateway_ms=np.array([3.0]))
+    parts = decomposed(requests({}), joined(SPAN), nothing(1, ""), gateway_ms=np.array([3.0]))
 
     assert (7.0, 3.0, 20.0) == (parts.network_ms[0], parts.gateway_ms[0], parts.other_ms[0])
 
@@ -252,7 +253,7 @@ def test_a_gateways_time_is_taken_out_of_the_networks():
 )
 def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_ms: float):
     """Also where the engine's TTFT is longer than the client's, or shorter than its own parts, by over 10 ms."""
-    parts = decomposed(requests({}), joined(told), nothing(1, ""), UNKNOWN)
+    parts = decomposed(requests({}), joined(told), nothing(1, ""))
 
     assert (merged, other_ms) == (parts.merged[0], parts.other_ms[0])
     assert off_by_ms(parts) == 0.0
@@ -260,7 +261,7 @@ def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str,
 
 def test_a_late_stamp_shows_as_a_network_below_zero():
     """By how much, and the sum holds."""
-    parts = decomposed(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""), UNKNOWN)
+    parts = decomposed(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""))
 
     assert pytest.approx(-0.4) == parts.network_ms[0]
     assert off_by_ms(parts) < 1e-9
@@ -268,7 +269,7 @@ def test_a_late_stamp_shows_as_a_network_below_zero():
 
 def test_no_source_has_both_reasons():
     """Why the scrapes do not tell, and why nothing was joined; of what had no first token the latter alone."""
-    parts = decomposed(requests({}), joined({}), nothing(1, "no scrape succeeded"), UNKNOWN)
+    parts = decomposed(requests({}), joined({}), nothing(1, "no scrape succeeded"))
 
     assert ("none", "no scrape succeeded; no spans came") == (parts.source[0], parts.reason[0])
     assert np.isnan([parts.other_ms[0], parts.network_ms[0], parts.error_ms[0]]).all()
@@ -286,7 +287,7 @@ def test_estimates_that_do_not_tell_the_network_apart_merge_it():
         rest_sd_s=np.array([0.003]),
         quality=np.array(["shared"], dtype=np.object_),
     )
-    parts = decomposed(requests({}), joined({}), guess, UNKNOWN)
+    parts = decomposed(requests({}), joined({}), guess)
 
     assert ("histogram", "network and engine front end", "shared") == (
         parts.source[0],
@@ -294,6 +295,42 @@ def test_estimates_that_do_not_tell_the_network_apart_merge_it():
         parts.quality[0],
     )
     assert (pytest.approx(30.0), pytest.approx(3.0)) == (parts.other_ms[0], parts.error_ms[0])
+
+
+@pytest.mark.parametrize("told_by", ["URL", "resource"])
+def test_two_engines_whose_clocks_are_5_s_apart_tell_both_ways(told_by: str):
+    """Each by its own clock, within the error that is stated, whether or not one gateway stands before both."""
+    rng = np.random.default_rng(np.random.SeedSequence(1))
+    size, clocks_ms = 60, {"a": 0.0, "b": 5000.0}
+    in_ms, out_ms = 0.5 + rng.exponential(2.0, size), 0.5 + rng.exponential(4.0, size)
+    names = ["ab"[number % 2] for number in range(size)]
+    exports, told = [], []
+    for number, (name, go_ms, back_ms) in enumerate(zip(names, in_ms, out_ms, strict=True)):
+        trace, at_ms = bytes([number + 1]) * 16, 100.0 * number
+        whole_ms = {"start_ms": at_ms + go_ms, "end_ms": at_ms + go_ms + 710.0}
+        one = sent_spans.engine(trace=trace, ttft_ms=200.0, clock_ms=clocks_ms[name], **whole_ms)
+        exports.append(sent_spans.export([one], at_s=60.0, instance=name if told_by == "resource" else ""))
+        first_ms = at_ms + go_ms + 200.0 + back_ms
+        stamps_ms = {"submit": at_ms, "first_output": first_ms, "first_token": first_ms, "end": at_ms + 760.0}
+        told.append(
+            {f"{stamp}_ns": sent_spans.NOON + round(ms * MS) for stamp, ms in stamps_ms.items()}
+            | {"trace_id": trace.hex(), "endpoint_url": "http://one" if told_by == "resource" else f"http://{name}"}
+        )
+    log = recordings.request_log(told)
+    found = join(log, engine_spans(exports))
+
+    offsets = clock_offsets(log, found)
+    parts = decomposed(log, found, nothing(size, "no scrapes"), offsets)
+
+    off_ns = {name: one.offset_ns for name, one in offsets.by_engine.items()}
+    assert (
+        ["a at http://one", "b at http://one"] if told_by == "resource" else ["http://a", "http://b"] == sorted(off_ns)
+    )
+    assert [0.0, -5000.0] == pytest.approx([(ns or 0) / MS for _, ns in sorted(off_ns.items())], abs=2)
+    assert (np.abs(parts.way_in_ms - in_ms) <= parts.ways_error_ms + 1e-5).all()
+    assert (np.abs(parts.way_out_ms - out_ms) <= parts.ways_error_ms + 1e-5).all()
+    assert float(parts.ways_error_ms.max()) < 2.0
+    assert off_by_ms(parts) < 1e-6
 
 
 MAYBE_MS = st.one_of(st.just(float("nan")), st.floats(0, 1e6))
@@ -328,7 +365,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, Joined, Attribution]:
 def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]):
     """Whatever is told and whatever not; nothing is told of a request without a source."""
     log, found, guess = made
-    parts = decomposed(log, found, guess, UNKNOWN)
+    parts = decomposed(log, found, guess)
 
     assert off_by_ms(parts) < 1e-6
     assert set(parts.source) <= set(SOURCES)
@@ -340,7 +377,7 @@ def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]
 
 def test_the_method_measures_itself_where_there_is_both():
     """Two requests, of which the estimate of one is off by 10 ms of 20 + 20 of truth, beyond its interval."""
-    exact = decomposed(requests({}, {}), joined(SPAN, SPAN), nothing(2, "no scrapes"), UNKNOWN)
+    exact = decomposed(requests({}, {}), joined(SPAN, SPAN), nothing(2, "no scrapes"))
     guess = replace(
         nothing(2, ""),
         queue_s=np.array([0.02, 0.03]),
@@ -357,7 +394,7 @@ def test_the_method_measures_itself_where_there_is_both():
         )
     } == found
     assert Missing("no scrapes") == agreement(exact, nothing(2, "no scrapes"))
-    neither = decomposed(requests({}), joined({}), nothing(1, "no scrapes"), UNKNOWN)
+    neither = decomposed(requests({}), joined({}), nothing(1, "no scrapes"))
     assert Missing("no request has exact times to measure the estimates by") == agreement(
         neither, nothing(1, "no scrapes")
     )

@@ -141,8 +141,9 @@ def test_the_window_is_bounded(traffic: Traffic):
 def test_without_pages_nobody_waits_for_an_estimate(traffic: Traffic):
     """There will be none."""
     estimate, window = RollingEstimate(), TraceWindow()
-    window.take(packed(S, "grpc", body(traffic.spans)))
-    assert 161 == len(estimate.hold(window.finished(10 * S)))
+    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
+    window.take(packed(now_ns, "grpc", body(traffic.spans)))
+    assert 161 == len(estimate.hold(window.finished(now_ns + 10 * S)))
 
 
 def test_pages_that_are_not_scraped_any_more_are_forgotten(traffic: Traffic):
@@ -150,5 +151,6 @@ def test_pages_that_are_not_scraped_any_more_are_forgotten(traffic: Traffic):
     estimate, window = RollingEstimate(), TraceWindow()
     estimate.scraped(traffic.pages[0])
     estimate.forget_pages([])
-    window.take(packed(S, "grpc", body(traffic.spans)))
-    assert 161 == len(estimate.hold(window.finished(10 * S)))
+    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
+    window.take(packed(now_ns, "grpc", body(traffic.spans)))
+    assert 161 == len(estimate.hold(window.finished(now_ns + 10 * S)))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from correlator.attribution import QUALITIES
 from correlator.parts import Parts
-from exporter.breakdown import correlation
+from exporter.breakdown import SEVERAL_CLOCKS, correlation
 from exporter.breakdown_text import answer, basis, breakdown_table, group_tables
 from exporter.tables import PARTS
 from sidecar import schema
@@ -120,8 +120,8 @@ def test_sources_are_put_together_request_by_request():
     assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown["queue_ms"]["error_ms"]
     assert [
         (
-            "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies, 20 estimated from scrapes (20 "
-            "shared), 5 not known (it was cancelled)."
+            "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies or records, 20 estimated from "
+            "scrapes (20 shared), 5 not known (it was cancelled)."
         ),
         "Estimated, not joined: 20 (no span of it came).",
         f"other holds {MERGED} of 25 requests: not told apart.",
@@ -195,14 +195,53 @@ def test_end_to_end_has_its_parts_too():
 )
 def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
     offset = replace(summaries.CLOCK, offset_ns=int(offset_ms * 1e6), error_ns=int(error_ms * 1e6))
-    assert said in list(basis(summaries.correlated(summaries.findings(offset=offset))))
+    assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
 
 
 def test_a_clock_that_contradicts_itself_is_stated():
     """Whoever reads the report need not look in the summary for why there is no way in."""
     offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
     said = "The engine's clock cannot be set beside ours: several engines' clocks differ."
-    assert said in list(basis(summaries.correlated(summaries.findings(offset=offset))))
+    assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
+
+
+def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
+    """Those that are not known are named, three of them; the rest is counted."""
+    near, far = summaries.CLOCK, replace(summaries.CLOCK, offset_ns=5 * 10**9, error_ns=2_000_000)
+    known = {"http://a": near, "pod at http://b": far}
+    shown = summaries.correlated(replace(summaries.findings(), clocks=known))
+
+    assert {
+        "offset_ms": None,
+        "error_ms": 2.0,
+        "pairs": 200,
+        "left_out": 0,
+        "reason": SEVERAL_CLOCKS,
+        "engines": {
+            "http://a": {"offset_ms": -30.0, "error_ms": 0.5, "pairs": 100, "left_out": 0, "reason": None},
+            "pod at http://b": {"offset_ms": 5000.0, "error_ms": 2.0, "pairs": 100, "left_out": 0, "reason": None},
+        },
+    } == shown["clock"]
+    said = (
+        "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, give or take 2.00 ms at most"
+    )
+    assert [f"{said}; this is allowed for."] == [line for line in basis(shown) if "clock" in line]
+
+    unknown = replace(summaries.NO_CLOCK, pairs=7, reason="one side only")
+    mixed_up = known | {f"http://{name}": unknown for name in "wxyz"}
+    lines = list(basis(summaries.correlated(replace(summaries.findings(), clocks=mixed_up))))
+    cannot = [f"The clock of an engine cannot be set beside ours: http://{name}: one side only." for name in "wxy"]
+    assert [f"{said}; this is allowed for.", *cannot, "Nor can those of 1 more."] == lines[-5:]
+
+
+def test_of_several_engines_one_contradicts_itself():
+    """Why its requests have no ways is said of the part that nobody tells."""
+    clocks = {
+        "a": replace(summaries.NO_CLOCK, reason="one side only"),
+        "b": replace(summaries.NO_CLOCK, reason="was set"),
+    }
+    found = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
+    assert "in network_ms: one side only; was set" == correlation(found)["breakdown"]["way_in_ms"]["missing"]
 
 
 @pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])

@@ -111,7 +111,15 @@ def test_a_run_breaks_down_both_by_the_same_table():
 def test_what_a_watch_says_of_itself_is_on_the_page():
     """Refusals by kind, restarts, and how much is kept."""
     watch = WatchCounts(
-        receiver={"exports": 5, "spans": 50, "bad_spans": 2, "malformed": 1, "too_large": 0, "turned_away": 3},
+        receiver={
+            "exports": 5,
+            "spans": 50,
+            "bad_spans": 2,
+            "off_clock": 4,
+            "malformed": 1,
+            "too_large": 0,
+            "turned_away": 3,
+        },
         restarts=1,
         errors=0,
         cpu_s=1.5,
@@ -122,10 +130,8 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
     found = samples(None, watch)
     assert 50 == found["sidelight_receiver_spans_total", ()]
     assert 1 == found["sidelight_receiver_restarts_total", ()]
-    kinds = {
-        kind: found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in ("malformed", "turned_away")
-    }
-    assert {"malformed": 1, "turned_away": 3} == kinds
+    kinds = ("off_clock", "malformed", "turned_away")
+    assert [4, 1, 3] == [found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
     assert 2 == found["sidelight_window_size", (("what", "pending"),)]
 
 

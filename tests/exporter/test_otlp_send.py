@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,7 +118,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_collector_gets_every_span(wire: str):
     """Over either wire, in order, and counted."""
     given: list[ExportTraceServiceRequest] = []
-    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
+    # By its clock the year is 1970, as it is by these spans.
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
     async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
         assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), say=print)

@@ -373,7 +373,7 @@ def test_phases_fill_ttft_and_break_no_rule(ms: list[float], is_stamped: bool, i
         parts |= {**unsaid, "other_ms": way_in + way_out + admission + blank}
     request = {**REQUEST, "first_output_ns": output_ns, "first_token_ns": token_ns, "last": -1, "end": 1e6}
     found = spans(told((request, parts)), 0)
-    assert [] == [span.name for span in found if fault(span)]
+    assert [] == [span.name for span in found if fault(span, span.end_time_unix_nano)]
     at_ns = 110 * MS
     for span in found[2:]:
         if span.name != "decode":

@@ -93,7 +93,6 @@ CONTRACT = {
     "sidelight_breakdown_missing_total": {"reason"},
     "sidelight_receiver_exports_total": set(),
     "sidelight_receiver_spans_total": set(),
-    "sidelight_receiver_off_clock_spans_total": set(),
     "sidelight_receiver_forwarded_total": set(),
     "sidelight_receiver_forward_dropped_total": set(),
     "sidelight_receiver_restarts_total": set(),

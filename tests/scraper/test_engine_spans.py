@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from scraper.engine_spans import IMPOSSIBLE, EngineSpans, engine_spans, whole_request
-from scraper.span_log import Counts, ExportRecord, StateRecord, decode, last_counts, packed
+from scraper.span_log import OFF_CLOCK, Counts, ExportRecord, StateRecord, decode, last_counts, packed
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
@@ -29,10 +29,19 @@ QUEUE, PREFILL, DECODE, TTFT, E2E = (
 )
 
 
-def record(*spans: dict[str, Any], scope: str = "", received_ns: int = START_NS) -> ExportRecord:
+def record(
+    *spans: dict[str, Any],
+    scope: str = "",
+    received_ns: int = START_NS,
+    resource: Mapping[str, str | int] | None = None,
+) -> ExportRecord:
     """One export of spans, each told by what is special about it; `from_ms`, `to_ms` count from one start."""
     request = ExportTraceServiceRequest()
-    under = request.resource_spans.add().scope_spans.add()
+    sent = request.resource_spans.add()
+    for key, value in (resource or {}).items():
+        told = sent.resource.attributes.add(key=key).value
+        setattr(told, "string_value" if isinstance(value, str) else "int_value", value)
+    under = sent.scope_spans.add()
     under.scope.name = scope
     for told in spans:
         one = {"trace_id": TRACE, "span_id": ROOT, "from_ms": 0, "to_ms": 1000, "attributes": {}, **told}
@@ -65,12 +74,13 @@ def edges() -> list[ExportRecord]:
 
 
 def test_vllms_requests_are_found_among_its_start_up(edges: Sequence[ExportRecord]):
-    """57 of 69 spans tell requests; each came after it ended, and its parts fit into it."""
+    """57 of 69 spans tell requests; each came after it ended, and its parts fit into it. One process sent them."""
     spans = engine_spans(edges)
     assert (57, {}, {"vllm"}, False) == (len(spans), spans.refused, set(spans.engine), spans.is_gateway.any())
     assert (spans.received_ns > spans.end_ns).all()
     assert (spans.queue_s + spans.prefill_s + spans.decode_s <= (spans.end_ns - spans.arrival_ns) / 1e9).all()
     assert (spans.queue_s + spans.prefill_s <= spans.ttft_s).all()
+    assert {"68133369-4d70-41c9-8ebd-4345a951c037"} == set(spans.clock)
     assert 3 == (spans.request_id == "cmpl-req-b423297a918a7115-0").sum()
 
 
@@ -91,6 +101,43 @@ def test_the_same_export_twice_is_one_request(edges: Sequence[ExportRecord]):
     once, twice = engine_spans(edges), engine_spans([*edges, *edges])
     assert list(once.span_id) == list(twice.span_id)
     assert {"repeated": 69} == twice.refused
+
+
+@pytest.mark.parametrize(
+    ("resource", "clock"),
+    [
+        ({}, ""),
+        ({"service.name": "vllm", "telemetry.sdk.language": "python"}, ""),
+        ({"service.instance.id": "a1", "host.name": "h"}, "a1"),
+        ({"process.pid": 4711, "host.name": "h"}, "h/4711"),
+        ({"k8s.pod.name": "vllm-0", "host.name": ""}, "vllm-0"),
+        ({"service.instance.id": "x" * 1000}, "x" * 80),
+    ],
+)
+def test_whose_clock_a_span_bears_is_told_by_its_resource(resource: Mapping[str, str | int], clock: str):
+    """By the sender's own id, else by its place: machine and process. What all engines alike say tells nothing."""
+    spans = engine_spans([record({"name": "llm_request"}, scope="vllm.x", resource=resource)])
+    assert [clock] == list(spans.clock)
+
+
+def test_a_span_off_our_clock_tells_no_more_than_whose_it_is():
+    """Nor do its stages; a span that came well is read as ever."""
+    hour_ns = 3600 * 10**9
+    stages = (("prefill_waiting", 0, 100), ("prefill_forward", 100, 300))
+    off = engine_spans([record(*sglang(stages), received_ns=START_NS + hour_ns)])
+    assert ([(-1.0,) * 4], ["rid-1"], [-3599.0], [-1], [-1]) == (
+        times(off),
+        list(off.request_id),
+        [round(one) for one in off.off_clock_s.tolist()],
+        off.arrival_ns.tolist(),
+        off.end_ns.tolist(),
+    )
+    assert {OFF_CLOCK: len([*sglang(stages)])} == off.refused
+    gone = {
+        "name": "http-request",
+        "attributes": {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": "1"},
+    }
+    assert {OFF_CLOCK: 1} == engine_spans([record(gone, received_ns=START_NS + hour_ns)]).refused
 
 
 def sglang(stages: Sequence[tuple[str, int, int]], *, parent: bytes = b"thread00") -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 import grpc
+import numpy as np
 import pytest
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -26,7 +28,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from loadgen.frames import read_frames
 from scraper.engine_spans import engine_spans
-from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+from scraper.span_log import (
+    OFF_CLOCK,
+    Counts,
+    ExportRecord,
+    SpanLog,
+    SpanLogRecord,
+    StateRecord,
+    decode,
+    last_counts,
+    packed,
+)
 from scraper.span_spec import CannotListen, ReceiverSpec
 from scraper.spans import Receiver
 
@@ -96,10 +108,13 @@ def exports() -> list[bytes]:
     return [base64.b64decode(line["export"]["body_b64"]) for line in lines if "export" in line]
 
 
-def export(*, attributes: int = 0, module: str = "", **changes: object) -> bytes:
+def export(*, attributes: int = 0, module: str = "", service: str = "", **changes: object) -> bytes:
     """One export of one span of vLLM, with what is to be wrong about it."""
     request = ExportTraceServiceRequest()
-    scope = request.resource_spans.add().scope_spans.add()
+    sent = request.resource_spans.add()
+    if service:
+        sent.resource.attributes.add(key="service.name").value.string_value = service
+    scope = sent.scope_spans.add()
     scope.scope.name = "vllm.tracing.otel"
     whole = {
         "trace_id": b"t" * 16,
@@ -119,8 +134,8 @@ def export(*, attributes: int = 0, module: str = "", **changes: object) -> bytes
 @pytest.mark.parametrize("via", ["grpc", "grpc gzip", "http", "http gzip"])
 async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Sequence[bytes], via: str):
     """Byte for byte, over either wire, packed or not; each export is acknowledged when it is logged, and counted."""
-    recorded_ns = engine_spans(packed(0, via, body) for body in exports).end_ns[-1]
-    async with listening(tmp_path, now_ns=int(recorded_ns)) as one:
+    recorded_ns = max(span.end_time_unix_nano for body in exports for _, _, span in packed(0, via, body).spans())
+    async with listening(tmp_path, now_ns=recorded_ns) as one:
         for number, body in enumerate(exports):
             assert b"" == await one.send(via, body)
             assert number + 1 == len(one.bodies())
@@ -288,17 +303,36 @@ async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, r
     assert (1, {reason: 2}) == (len(spans), spans.refused)
 
 
-async def test_a_span_by_another_clock_is_used(tmp_path: Path):
-    """An engine whose clock is an hour off tells its durations right: it is counted, said once, and not refused."""
-    hour_ns = 3600 * 10**9
+@pytest.mark.parametrize(("off_s", "where"), [(3600, "ahead of"), (-3600, "behind"), (-610, "behind")])
+async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, off_s: int, where: str):
+    """Its sender is told; it is counted, and said once with whose it is and the cure. All that it tells is its ids."""
+    stamp_ns = 10**18 + off_s * 10**9
+    bad = export(service="vllm\n", start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1, trace_id=b"o" * 16)
     async with listening(tmp_path) as one:
-        for off_ns in (hour_ns, -hour_ns):
-            assert b"" == await one.send(
-                "grpc", export(start_time_unix_nano=10**18 + off_ns, end_time_unix_nano=10**18 + off_ns + 1)
-            )
-    assert one.receiver.counts() == Counts(exports=2, spans=2, off_clock=2)
-    assert 1 == len(one.said)
-    assert "s ahead of our clock: another clock has stamped them; they are used" in one.said[0]
+        for _ in range(2):
+            told = ExportTraceServiceResponse.FromString(await one.send("grpc", bad))
+            assert (1, OFF_CLOCK) == (told.partial_success.rejected_spans, told.partial_success.error_message)
+        assert b"" == await one.send("http", export())
+    assert one.receiver.counts() == Counts(exports=3, spans=3, off_clock=2)
+    (said,) = one.said
+    assert (
+        f"spans of 'vllm\\n' that came over grpc are not used: their clock is SOME s {where} ours; set it right on "
+        "that machine (NTP) (said once; the counts tell how often)"
+    ) == re.sub(r"\d+ s", "SOME s", said)
+    assert pytest.approx(abs(off_s), abs=60) == int(re.findall(r"(\d+) s", said)[0])
+    spans = engine_spans(one.records())
+    assert ([(b"o" * 16).hex(), (b"t" * 16).hex()], {OFF_CLOCK: 2}) == (list(spans.trace_id), spans.refused)
+    assert (pytest.approx(off_s, abs=60), True) == (spans.off_clock_s[0], bool(np.isnan(spans.off_clock_s[1])))
+    assert (-1, -1, True) == (spans.arrival_ns[0], spans.end_ns[0], bool(np.isnan(spans.queue_s[0])))
+
+
+async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):
+    """Where stamps are compared its offset is estimated; what an exporter keeps back for minutes is no fault either."""
+    stamp_ns = 10**18 - 500 * 10**9
+    async with listening(tmp_path) as one:
+        assert b"" == await one.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
+    assert (one.receiver.counts(), one.said) == (Counts(exports=1, spans=1), [])
+    assert [stamp_ns] == engine_spans(one.records()).arrival_ns.tolist()
 
 
 async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 from grpc import aio
@@ -60,7 +61,9 @@ async def over_http(ports: dict[str, int], body: bytes, **headers: str) -> int:
 def export(number: int, *, attributes: int = 0, late_ns: int = 0, **changes: object) -> bytes:
     """One export of one span of vLLM, with what is to be wrong about it."""
     request = ExportTraceServiceRequest()
-    scope = request.resource_spans.add().scope_spans.add()
+    sent = request.resource_spans.add()
+    sent.resource.attributes.add(key="service.name").value.string_value = "vllm"
+    scope = sent.scope_spans.add()
     scope.scope.name = "vllm.llm_engine"
     end_ns = time.time_ns() - late_ns
     whole = {
@@ -122,14 +125,20 @@ async def test_hostile_spans_do_not_disturb_scraping(serve: Serve, tmp_path: Pat
     assert served == len(scrapes)
     assert all(isinstance(one, Row) for one in scrapes)
     kinds = ("no valid trace id", "no valid span id", "an end before its start", "more than 1024 attributes")
-    kinds += ("behind our clock", "no ExportTraceServiceRequest", "more than 4194304 bytes")
+    kinds += (
+        "spans of 'vllm' that came over grpc are not used: their clock is 36",
+        "no ExportTraceServiceRequest",
+        "more than 4194304 bytes",
+    )
     said = (tmp_path / "scraper.stderr").read_text().splitlines()
     assert [1] * len(kinds) == [sum(kind in line for line in said) for kind in kinds]
     assert len(kinds) == len(said)
     records = [decode(payload) for payload in read_frames(tmp_path / "spans-0.log")]
     assert (Counts(**expected), 0) == last_counts(records)
     spans = engine_spans(records)
-    assert {trace(1), trace(2), trace(8)} == set(spans.trace_id)
+    used = np.isnan(spans.off_clock_s)
+    assert ({trace(1), trace(2)}, {trace(8)}) == (set(spans.trace_id[used]), set(spans.trace_id[~used]))
+    assert {-1} == {*spans.arrival_ns[~used].tolist(), *spans.end_ns[~used].tolist()}
 
 
 async def test_a_settle_waits_for_the_spans_of_the_last_requests(tmp_path: Path):

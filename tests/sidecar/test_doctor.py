@@ -193,6 +193,32 @@ async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.Capt
     assert "note each reading empties this page: it was read once, and no other reader gets what it held" in lines
 
 
+@pytest.mark.parametrize("kept", [0, 10])
+async def test_records_of_requests_are_looked_at_where_they_are_named(capsys: pytest.CaptureFixture[str], kept: int):
+    """How many there were, that they are gone, and how well the clock is known; the usual page is found beside them."""
+    engine = EngineSettings(speed=PROFILES["fast"])
+    settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=kept, engine_settings=engine)
+    async with running(settings) as url:
+        code = await doctor.examine(DoctorOptions(url=(url,), metrics=(f"{url}/perf_metrics",)))
+        said = capsys.readouterr().out.replace(url, "URL")
+    assert 0 == code
+    assert "ok    engine trtllm" in said
+    records = 1 if kept else 0  # of doctor's own request
+    assert f"ok    URL/perf_metrics: {records} records of requests; no other reader gets them" in said
+    assert (kept == 0) == ("or it is off: return_perf_metrics: true" in said)
+    assert "ok    the clock of its stamps is known to " in said
+
+
+async def test_records_without_a_clock(examine: Examine):
+    """Nothing joins them: that is lacking."""
+    pages = {"/perf_metrics": (200, "application/json", "[{}]"), "/metrics": (200, TEXT, "a 1\n")}
+    code, said = await examine(pages, metrics=("/perf_metrics",))
+    assert 0 == code
+    assert "lack  URL/perf_metrics: its clock is not known (/steady_clock_offset): HTTP 404" in said
+    code, said = await examine({"/metrics": (200, TEXT, "a 1\n")}, metrics=("/perf_metrics",))
+    assert "lack  URL/perf_metrics: HTTP 404" in said
+
+
 def test_a_counter_that_is_not_created_yet_is_none_so_far():
     """SGLang shows retractions from the first one on."""
     text = (

@@ -88,6 +88,7 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
             queue_ms=1e3 * float(times["queue"]),
             prefill_ms=1e3 * float(times["prefill"]),
             ttft_ms=1e3 * float(times["queue"] + times["prefill"]),
+            clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
         )
         spans[row] = msgspec.msgpack.encode(export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9))
     first = min(spans)

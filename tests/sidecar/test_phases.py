@@ -40,4 +40,5 @@ def test_spans_that_were_refused_are_told():
     assert [
         "exports of spans were refused (3 malformed, 1 too large); raw/scraper.stderr says why",
         "4 of 9 spans break the rules of OTLP and are not used; raw/scraper.stderr says which",
-    ] == told(Counts(exports=2, spans=9, bad_spans=4, malformed=3, too_large=1), {"vllm"})
+        "2 of 9 spans were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose",
+    ] == told(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.planning import planned_requests
-from sidecar.prepare import prepare_scrape
+from sidecar.prepare import prepare_scrape, with_pages
 
 URL = "http://127.0.0.1:8000"
 
@@ -48,3 +48,37 @@ async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
         found = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
     assert (urls["good"], urls["starting"]) == found.targets
     assert [urls["html"] in note for note in found.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ((), (URL,)),
+        ((f"{URL}/perf_metrics",), (URL, f"{URL}/perf_metrics")),
+        ((f"{URL}/metrics",), (f"{URL}/metrics",)),
+        ((f"{URL}/perf_metrics", "http://h/m"), (f"{URL}/perf_metrics", "http://h/m")),
+    ],
+)
+def test_records_of_requests_are_no_page(named: tuple[str, ...], expected: tuple[str, ...]):
+    """A `/perf_metrics` that is named leaves the usual page to be found; any other page that is named is instead."""
+    assert expected == with_pages(named, (URL,))
+
+
+async def test_records_of_requests_are_not_read_in_advance():
+    """They go to whoever records them; without a page there is a reason, and they are a target all the same."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        found = await prepare_scrape(ScrapeOptions(url=url, metrics=(f"{url}/perf_metrics",)))
+    assert (f"{url}/perf_metrics",) == found.targets
+    assert "/perf_metrics" not in asked
+    assert "HTTP 404" in found.about["server_missing"]
+    assert [f"{url}/perf_metrics"] == found.about["timing_targets"]
+    assert [url] == [one["configured"] for one in found.about["metrics_targets"]]

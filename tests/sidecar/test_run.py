@@ -22,6 +22,7 @@ from loadgen.records import WorkerStat, plan_end
 from scraper.endpoint import Scrape
 from scraper.log import ScrapeLog
 from scraper.span_log import Counts, SpanLog, StateRecord
+from scraper.timing_log import TimingLog
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.run import (
     Event,
@@ -233,6 +234,28 @@ def test_what_receivers_counted_is_added_up(tmp_path: Path):
     run = open_run(tmp_path / "run")
     assert (Counts(exports=3, spans=8, malformed=4), 1) == (run.span_counts, run.receiver_deaths)
     assert 0 == len(run.spans)
+
+
+def test_records_of_requests_are_read(tmp_path: Path):
+    """From the log of their replies, up to the tear; without one nothing was asked."""
+    write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
+    assert (0, {}) == (len(open_run(tmp_path / "run").timings), open_run(tmp_path / "run").timings.clocks)
+    times = {"arrival_time": 1.0, "first_scheduled_time": 2.0, "first_token_time": 3.0, "last_token_time": 4.0}
+    log = TimingLog(tmp_path / "run/raw/timings-0.log")
+    for path, told in (
+        ("steady_clock_offset", {"receive_ts": 5.0, "transmit_ts": 5.0}),
+        ("perf_metrics", [{"perf_metrics": {"timing_metrics": times}}]),
+        ("perf_metrics", [{}]),
+    ):
+        body = msgspec.json.encode(told)
+        url = f"http://e/{path}"
+        log.append(Scrape(url=url, tick_ns=0, request_ns=9 * 10**9, response_ns=9 * 10**9, status=200, body=body))
+    log.close()
+    whole = open_run(tmp_path / "run").timings
+    assert ([5 * 10**9], 1) == (whole.arrival_ns.tolist(), sum(whole.refused.values()))
+    raw = tmp_path / "run/raw/timings-0.log"
+    raw.write_bytes(raw.read_bytes()[:-1])
+    assert (1, {}) == (len(open_run(tmp_path / "run").timings), open_run(tmp_path / "run").timings.refused)
 
 
 def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):

@@ -28,6 +28,7 @@ FINE: dict[str, Any] = {
         "server_requests": 50,
         "comparable": True,
         "breakdown": {"blank_output_ms": {"mean": 0.0, "share_of_ttft": 0.0}},
+        "perf_metrics": None,
     },
     "check": {"trusted": True, "verdict": "kept up", "reasons": []},
 }
@@ -124,3 +125,24 @@ def test_clipped_lengths_are_said():
     assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
         {}, planned=planned, target={"max_model_len": 512}
     )
+
+
+def test_what_became_of_records_of_requests():
+    """One line of what is lost of them, and none where each request has its own."""
+    found = {
+        "records": 60,
+        "matched": 50,
+        "ambiguous_requests": 0,
+        "unmatched_requests": 0,
+        "refused": {},
+        "failed_readings": {},
+    }
+    at = ("correlation", "perf_metrics")
+    assert [] == said({at: found})
+    odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
+    (line,) = said({at: found | odd})
+    assert line == (
+        "of 60 records of /perf_metrics 50 are of our requests; 3 readings failed (HTTP 500); 2 records were refused "
+        "(odd); 4 requests have none, since the time fits several; 5 requests have none, since the time fits none"
+    )
+    assert ["of 0 records of /perf_metrics 0 are of our requests"] == said({at: found | {"records": 0, "matched": 0}})

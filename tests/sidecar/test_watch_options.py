@@ -44,6 +44,7 @@ def test_how_much_is_kept_is_said_in_units(text: str, size: int):
         ({"otlp_listen": "4317"}, "--otlp-listen 4317"),
         ({"scrape_interval": 0.0}, "--scrape-interval 0"),
         ({"metrics": ("engine",)}, "--metrics engine"),
+        ({"metrics": (PAGE, "http://u:p@e:1/perf_metrics")}, r"--metrics http://\*\*\*@e:1/perf_metrics"),
     ],
 )
 def test_what_cannot_be_used_is_named(changes: dict[str, object], named: str):

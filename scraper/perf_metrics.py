@@ -1,0 +1,237 @@
+"""TensorRT-LLM's `/perf_metrics`: the engine's own times of each request that ended, without any id that a reply has.
+
+Its stamps are seconds of the engine's steady clock, which `/steady_clock_offset` beside it tells: its two stamps of an
+exchange, with ours around them, bound how far that clock is from ours (as in NTP). Whose request a record is, the
+correlator finds by time.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from scraper.endpoint import clock_of
+from scraper.missing import Missing
+from scraper.timing_log import ReplyRecord
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+
+NO_CLOCK = "its clock was never read"
+SHARED = "two engines shared the request (disaggregated serving), and a record tells of each alone"
+MALFORMED = "not of the form of TensorRT-LLM's"
+DISORDER = "stamps out of order, or not set"
+_MOST_S = 9e9  # beyond it there is no int64 of ns
+_STAMPS = ("arrival_ns", "first_token_ns", "last_token_ns", "error_ns")
+_DURATIONS = ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s")
+
+
+class _Times(msgspec.Struct, frozen=True):
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    last_token_time: float
+    server_arrival_time: float | None = None
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    timing_metrics: _Times
+
+
+class _Item(msgspec.Struct, frozen=True):
+    perf_metrics: _Metrics | None = None
+    ctx_request_id: Any = None
+    ctx_perf_metrics: Any = None
+    gen_perf_metrics: Any = None
+
+
+class _Exchange(msgspec.Struct, frozen=True):
+    receive_ts: float
+    transmit_ts: float
+
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_item = msgspec.json.Decoder(_Item)
+_exchange = msgspec.json.Decoder(_Exchange)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyClock:
+    """What to add to a steady clock for ours, and by how much that may be off, ns."""
+
+    offset_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Columns of n requests that an engine told of, whoever sent them, in the order they were read.
+
+    url                                  of the page, masked
+    arrival_ns, first_token_ns, last_token_ns  int64 ns Unix by our clock, each off by up to error_ns; arrival is that
+                                         at the HTTP server where told, else at the engine behind it
+    queue_s, prefill_s, decode_s         float64 s by the engine's clock: from its arrival to its first scheduling, to
+                                         the first token, to the last. ttft_s and e2e_s begin at arrival_ns
+    refused                              how many more records could not be used, by why
+    failures                             how many readings failed, by why: what they would have brought is lost
+    clocks                               by their URLs, or why one is not known; empty where nothing was asked
+    """
+
+    url: Texts
+    arrival_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+    error_ns: Ints
+    queue_s: Floats
+    prefill_s: Floats
+    decode_s: Floats
+    ttft_s: Floats
+    e2e_s: Floats
+    refused: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    clocks: Mapping[str, SteadyClock | Missing] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.url)
+
+
+def timings(records: Iterable[ReplyRecord]) -> Timings:
+    """Read what a log of timings holds.
+
+    - a page whose clock was never told, or not sensibly: its records are refused, since nothing joins them
+    - a record of disaggregated serving, or one that was never scheduled or has no token: refused
+    """
+    replies = list(records)
+    pages = [one for one in replies if clock_of(one.url)]
+    asked = dict.fromkeys(clock_of(one.url) or one.url for one in replies)
+    clocks = {url: _clock([one for one in replies if one.url == url]) for url in asked}
+    refused: Counter[str] = Counter()
+    failures: Counter[str] = Counter(one.error for one in pages if one.error)
+    urls: list[str] = []
+    rows: list[tuple[float, ...]] = []
+    for one in pages:
+        if one.error:
+            continue
+        items = _list(one)
+        if isinstance(items, Missing):
+            failures[items.reason] += 1
+            continue
+        clock = clocks[clock_of(one.url)]
+        for item in items:
+            found = clock if isinstance(clock, Missing) else _row(item, clock)
+            if isinstance(found, Missing):
+                refused[found.reason] += 1
+            else:
+                rows.append(found)
+                urls.append(one.url)
+    return _table(urls, rows, refused=dict(refused), failures=dict(failures), clocks=clocks)
+
+
+def none() -> Timings:
+    """Return a table of nothing."""
+    return _table([], [], refused={}, failures={}, clocks={})
+
+
+def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
+    """Return what one reply of `/steady_clock_offset` tells, the error being half of what the way there and back took.
+
+    Missing: no reply, not of its form, or an exchange that took longer by their clock than by ours.
+    """
+    if reply.error:
+        return Missing(reply.error)
+    try:
+        told = _exchange.decode(reply.body())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error):
+        return Missing(MALFORMED)
+    if not all(math.isfinite(one) and abs(one) < _MOST_S for one in (told.receive_ts, told.transmit_ts)):
+        return Missing(MALFORMED)
+    receive_ns, transmit_ns = _ns(told.receive_ts), _ns(told.transmit_ts)
+    on_way_ns = reply.response_ns - reply.request_ns - (transmit_ns - receive_ns)
+    if transmit_ns < receive_ns or on_way_ns < 0:
+        return Missing("its stamps are further apart than the reply took")
+    offset_ns = ((reply.request_ns - receive_ns) + (reply.response_ns - transmit_ns)) // 2
+    return SteadyClock(offset_ns=offset_ns, error_ns=(on_way_ns + 1) // 2)
+
+
+def _clock(readings: list[ReplyRecord]) -> SteadyClock | Missing:
+    """Return what the reading of the shortest way tells, its error widened to where it agrees with the others: between
+    the beginning and the end of a run clocks drift.
+    """
+    found = [clock_reading(one) for one in readings]
+    told = [one for one in found if isinstance(one, SteadyClock)]
+    if not told:
+        reasons = dict.fromkeys(one.reason for one in found if isinstance(one, Missing))
+        return Missing(f"its clock is not known (/steady_clock_offset): {'; '.join(reasons)}" if reasons else NO_CLOCK)
+    best = min(told, key=lambda one: one.error_ns)
+    apart_ns = max(abs(one.offset_ns - best.offset_ns) - one.error_ns for one in told)
+    return SteadyClock(offset_ns=best.offset_ns, error_ns=max(best.error_ns, apart_ns))
+
+
+def _list(reply: ReplyRecord) -> list[msgspec.Raw] | Missing:
+    try:
+        return _items.decode(reply.body())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error):
+        return Missing("not a list of records, or cut off")
+
+
+def _row(raw: msgspec.Raw, clock: SteadyClock) -> tuple[float, ...] | Missing:
+    """Return the numbers of one record in the order of _STAMPS and _DURATIONS."""
+    try:
+        item = _item.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Missing(MALFORMED)
+    if any(part is not None for part in (item.ctx_request_id, item.ctx_perf_metrics, item.gen_perf_metrics)):
+        return Missing(SHARED)
+    if item.perf_metrics is None:
+        return Missing(MALFORMED)
+    told = item.perf_metrics.timing_metrics
+    # What the server noted after the engine did is no arrival.
+    server_s = told.arrival_time if told.server_arrival_time is None else told.server_arrival_time
+    arrival_s = server_s if 0 < server_s < told.arrival_time else told.arrival_time
+    stamps = (arrival_s, told.arrival_time, told.first_scheduled_time, told.first_token_time, told.last_token_time)
+    if not arrival_s > 0 or not all(before <= after for before, after in pairwise(stamps)):
+        return Missing(DISORDER)
+    if not told.last_token_time < _MOST_S:
+        return Missing(MALFORMED)
+    return (
+        _ns(arrival_s) + clock.offset_ns,
+        _ns(told.first_token_time) + clock.offset_ns,
+        _ns(told.last_token_time) + clock.offset_ns,
+        clock.error_ns,
+        told.first_scheduled_time - told.arrival_time,
+        told.first_token_time - told.first_scheduled_time,
+        told.last_token_time - told.first_token_time,
+        told.first_token_time - arrival_s,
+        told.last_token_time - arrival_s,
+    )
+
+
+def _table(
+    urls: list[str],
+    rows: list[tuple[float, ...]],
+    *,
+    refused: Mapping[str, int],
+    failures: Mapping[str, int],
+    clocks: Mapping[str, SteadyClock | Missing],
+) -> Timings:
+    columns = list(zip(*rows, strict=True)) or [()] * len((*_STAMPS, *_DURATIONS))
+    kinds: list[Any] = [np.int64] * len(_STAMPS) + [np.float64] * len(_DURATIONS)
+    table: dict[str, Any] = {
+        name: np.array(column, dtype=kind)
+        for name, column, kind in zip((*_STAMPS, *_DURATIONS), columns, kinds, strict=True)
+    }
+    return Timings(url=np.array(urls, dtype=np.object_), **table, refused=refused, failures=failures, clocks=clocks)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,94 @@
+"""The scraping process at TensorRT-LLM's `/perf_metrics`, which each reading empties, and the clock beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from scraper_process import started
+
+from loadgen.frames import read_frames
+from scraper.perf_metrics import SteadyClock, timings
+from scraper.timing_log import ReplyRecord, decode
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+TIMES = {"arrival_time": 1.0, "first_scheduled_time": 2.0, "first_token_time": 3.0, "last_token_time": 4.0}
+ITEM = {"request_id": 1, "perf_metrics": {"timing_metrics": TIMES}}
+
+
+async def steady_clock(_: web.Request) -> web.Response:
+    now_s = time.monotonic()
+    return web.json_response({"receive_ts": now_s, "transmit_ts": now_s})
+
+
+async def page(_: web.Request) -> web.Response:
+    return web.Response(text="x 1\n")
+
+
+def replies(path: Path) -> list[ReplyRecord]:
+    return [decode(payload) for payload in read_frames(path / "timings-0.log")]
+
+
+async def test_each_record_is_kept_once_and_the_clock_is_read_at_both_ends(serve: Serve, tmp_path: Path):
+    """Records go to a log of their own, raw; a page beside it is scraped as ever; failures are recorded."""
+    held: list[list[object]] = [[ITEM], [], [ITEM, ITEM]]
+    asked = asyncio.Event()
+
+    async def perf_metrics(_: web.Request) -> web.Response:
+        if held:
+            return web.json_response(held.pop(0))
+        asked.set()
+        return web.Response(status=503)
+
+    base = await serve({"/perf_metrics": perf_metrics, "/steady_clock_offset": steady_clock, "/metrics": page})
+    targets = [f"{base}/metrics", f"{base}/perf_metrics"]
+    async with started(tmp_path, targets=targets, timings_out=str(tmp_path / "timings-0.log")) as worker:
+        assert {"ok": 2, "failed": 0, "skipped": 0, "stale": 0} == await worker.event("ready")
+        await asyncio.wait_for(asked.wait(), 20)
+        worker.send({"cmd": "settle", "seconds": 0})
+        await worker.event("settled", over=("stale",))
+        assert 0 == await worker.ended()
+    told = replies(tmp_path)
+    clocks = [one for one in told if one.url.endswith("/steady_clock_offset")]
+    assert 2 == len(clocks)
+    read = timings(told)
+    assert 3 == len(read)
+    assert {"HTTP 503"} == set(read.failures)
+    known = read.clocks[f"{base}/steady_clock_offset"]
+    assert isinstance(known, SteadyClock)
+    assert abs(known.offset_ns - 10**18) <= known.error_ns + 1000  # the offset that the worker was told of
+    assert {f"{base}/metrics"} == {record.url for record in worker.records()}
+
+
+@pytest.mark.parametrize("body", ["[[[", '{"detail": "Not Found"}', "<html>", "[]"])
+async def test_a_server_that_speaks_something_else(serve: Serve, tmp_path: Path, body: str):
+    """No clock and no list: nothing is read, and the process goes on."""
+
+    async def odd(_: web.Request) -> web.Response:
+        return web.Response(text=body, content_type="application/json")
+
+    base = await serve({"/perf_metrics": odd, "/steady_clock_offset": odd})
+    spec = {"targets": [f"{base}/perf_metrics"], "timings_out": str(tmp_path / "timings-0.log")}
+    async with started(tmp_path, **spec) as worker:
+        await worker.event("ready")
+        worker.send({"cmd": "settle", "seconds": 0})
+        await worker.event("settled")
+        assert 0 == await worker.ended()
+    read = timings(replies(tmp_path))
+    assert (0, body == "[]") == (len(read), not read.failures)
+    assert not worker.records()
+
+
+async def test_records_need_a_log(tmp_path: Path):
+    """Without one nothing is read, since it would be lost; without such a target there is no log."""
+    async with started(tmp_path, targets=["http://127.0.0.1:9/perf_metrics"]) as worker:
+        assert "timings_out" in (await worker.event("error"))["message"]
+    async with started(tmp_path, targets=[], timings_out=str(tmp_path / "timings-0.log")) as worker:
+        await worker.event("ready")
+        assert 0 == await worker.ended()
+    assert not (tmp_path / "timings-0.log").exists()

@@ -1,0 +1,89 @@
+"""Whole runs with engines whose clocks are off ours: by seconds, which is allowed for, or by an hour: refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import Ended, engine, sidelight
+
+from scraper.span_spec import ReceiverSpec
+from scraper.spans import Receiver
+from sidecar.demo import free_pair
+
+LOAD = ("--rate", "20", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")
+
+
+@asynccontextmanager
+async def shifted(address: str, ahead_s: float) -> AsyncIterator[str]:
+    """Take an engine's spans and pass them on to an address as if its clock were ahead of ours."""
+    host, _, port = address.rpartition(":")
+    url = f"http://{host}:{int(port) + 1}/v1/traces"
+
+    async def post(session: aiohttp.ClientSession, export: ExportTraceServiceRequest) -> None:
+        for resource in export.resource_spans:
+            for span in resource.scope_spans[0].spans:
+                span.start_time_unix_nano += round(ahead_s * 1e9)
+                span.end_time_unix_nano += round(ahead_s * 1e9)
+        # Nobody listens yet when the run first asks for a token.
+        with suppress(aiohttp.ClientConnectionError):
+            headers = {"Content-Type": "application/x-protobuf"}
+            await session.post(url, data=export.SerializeToString(), headers=headers)
+
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as posts:
+        spec = ReceiverSpec(grpc="127.0.0.1:0", http="")
+        said: list[str] = []
+        relay = Receiver(spec, log=None, say=said.append, deliver=lambda _, one: posts.create_task(post(session, one)))
+        async with relay:
+            yield f"http://127.0.0.1:{relay.grpc_port}"
+
+
+async def run(path: Path, ahead_s: tuple[float, float]) -> Ended:
+    """Run against two engines with such clocks."""
+    address = free_pair()
+    async with shifted(address, ahead_s[0]) as first, shifted(address, ahead_s[1]) as second:
+        with engine("--otlp-endpoint", first) as (one, _), engine("--otlp-endpoint", second) as (other, _):
+            urls = ("--url", one, "--url", other)
+            return await asyncio.to_thread(
+                sidelight, "run", *urls, *LOAD, "--otlp-listen", address, "--out", path, path=path
+            )
+
+
+async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path):
+    """Each by its own clock, as of one whose is right; the error that is stated is that of the worse of both."""
+    done = await run(tmp_path / "run", (0.0, 5.0))
+    assert 0 == done.code, done.err
+    clock = done.summary["correlation"]["clock"]
+    near, far = sorted(clock["engines"].values(), key=lambda one: abs(one["offset_ms"]))
+    assert abs(near["offset_ms"]) <= near["error_ms"] < 5
+    assert abs(far["offset_ms"] + 5000) <= far["error_ms"] < 5
+    assert max(near["error_ms"], far["error_ms"]) == clock["error_ms"]
+    table = pq.read_table(done.path / "requests.parquet").to_pydict()
+    ways_ms = np.array([table["way_in_ms"], table["way_out_ms"]], dtype=np.float64)
+    assert ((ways_ms > -1e-6) & (ways_ms < 1000)).all()
+    assert "The clocks of 2 engines are from " in (done.path / "report.txt").read_text()
+
+
+async def test_an_engine_an_hour_off_is_refused_and_the_other_is_not_disturbed(tmp_path: Path):
+    """Its requests are estimated and told why; it is counted, and said in one line."""
+    done = await run(tmp_path / "run", (0.0, -3600.0))
+    assert 0 == done.code, done.err
+    told = done.summary["correlation"]
+    table = pq.read_table(done.path / "requests.parquet").to_pydict()
+    why = "its span was stamped by a clock 60 min off ours: refused"
+    refused = [text for text in table["breakdown_reason"] if text and text.startswith(why)]
+    assert 0 < len(refused) < told["requests"]
+    assert pytest.approx(1 - len(refused) / told["requests"]) == told["coverage"]["trace"]
+    assert len(refused) <= told["spans"]["off_clock"] < told["spans"]["spans"]
+    assert told["spans"]["spans"] == told["spans"]["off_clock"] + told["spans"]["requests_told"]
+    (line,) = (done.path / "raw" / "scraper.stderr").read_text().splitlines()
+    assert line.startswith("spans of 'vllm-simulator' that came over http are not used: their clock is 360")
+    assert {} == told["clock"]["engines"]
+    assert told["clock"]["error_ms"] < 5
