@@ -18,6 +18,7 @@ Bools = npt.NDArray[np.bool_]
 class Waits:
     """Columns of n requests; seconds from one origin, tokens -1 where unknown.
 
+    `prompt_tokens` are as the server counted them, `declared_tokens` as we meant them: without a chat template, say.
     `first_s` is the first output of any kind and `wait_s` the time to it from submission, NaN where there was none;
     `ended`: the engine ended it, so that its histograms of the end hold it. `chunk_s` are the chunks of all streams,
     ascending, `flights_s`[k, 2] submission and end of every request: also of those that are not in the columns.
@@ -27,6 +28,7 @@ class Waits:
     first_s: Floats
     wait_s: Floats
     end_s: Floats
+    declared_tokens: Ints
     prompt_tokens: Ints
     output_tokens: Ints
     cached_tokens: Ints
@@ -52,6 +54,7 @@ def read_waits(requests: Requests, rows: npt.NDArray[np.intp], origin_ns: int) -
         first_s=first_s,
         wait_s=np.maximum(first_s - submit_s, 0.0),
         end_s=end_s,
+        declared_tokens=requests.declared_input_tokens[rows],
         prompt_tokens=requests.input_tokens[rows],
         output_tokens=requests.output_tokens[rows],
         cached_tokens=requests.cached_tokens[rows],

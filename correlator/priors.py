@@ -18,6 +18,7 @@ from correlator.step_clock import nearest_step, prefill_features, rest_features
 from correlator.wait_models import Model, Prior, Sums, learn
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
 LEAST_CELLS = 5
@@ -59,9 +60,8 @@ def prefill_prior(ground: Ground) -> Prior:
     waits, cells, cell = ground.waits, ground.cells, ground.cell
     share = _uncached_share(cells)
     own_share = np.where(cell >= 0, share[cell], share[-1])
-    counted = waits.prompt_tokens >= 0
+    prompt, counted = _prompt_tokens(waits)
     told = counted & (waits.cached_tokens >= 0)
-    prompt = _prompt_tokens(waits)
     uncached = np.where(told, prompt - waits.cached_tokens, prompt * own_share)
     features = prefill_features(waits.first_s, waits.wait_s, waits.chunk_s, uncached)
     # A guess by tokens alone tells which of the last steps the prefill began with; that step's end is the better clock.
@@ -86,13 +86,20 @@ def _learn_prefill(ground: Ground, features: Floats) -> Model:
     return learn(data, features, floor_share=LEAST_SHARE, least_s=LEAST_S)
 
 
-def _prompt_tokens(waits: Waits) -> Floats:
-    """Return the tokens of each prompt [n]; where they are unknown, as of a request cancelled before its usage came,
-    the mean of those known.
+def _prompt_tokens(waits: Waits) -> tuple[Floats, Bools]:
+    """Return the tokens of each prompt [n], and whose are known.
+
+    Of a request cancelled before its usage came they are what it was meant to have, and what a chat template or another
+    tokenizer makes more of others; where that is unknown too, the mean of the others.
     """
-    counted = waits.prompt_tokens >= 0
+    counted, declared = waits.prompt_tokens >= 0, waits.declared_tokens >= 0
     usual = waits.prompt_tokens[counted].mean() if counted.any() else 0.0
-    return np.where(counted, waits.prompt_tokens, usual)
+    tokens = np.where(counted, waits.prompt_tokens, usual)
+    if (counted & declared).any():
+        more = (waits.prompt_tokens - waits.declared_tokens)[counted & declared].mean()
+        tokens = np.where(~counted & declared, waits.declared_tokens + more, tokens)
+        counted = counted | declared
+    return tokens, counted
 
 
 def _uncached_share(cells: Cells) -> Floats:
@@ -108,7 +115,7 @@ def _uncached_share(cells: Cells) -> Floats:
 def rest_prior(ground: Ground, server_s: Floats, network: Network) -> Prior:
     """Learn the rest on cells that are ours alone; else take it from the server's totals."""
     waits, cells, cell = ground.waits, ground.cells, ground.cell
-    tokens = _prompt_tokens(waits)
+    tokens, _ = _prompt_tokens(waits)
     alone = ground.taught[ground.members.strangers[ground.taught] == 0]
     if len(alone) < LEAST_CELLS:
         mean_s = network.rest_s

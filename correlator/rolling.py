@@ -126,6 +126,7 @@ class Columns:
     first_token_ns: Ints
     last_token_ns: Ints
     end_ns: Ints
+    declared_input_tokens: Ints
     input_tokens: Ints
     output_tokens: Ints
     cached_tokens: Ints
@@ -165,6 +166,7 @@ def columns(spans: Sequence[ClientSpan | None]) -> Columns:
         first_token_ns=first_ns,
         last_token_ns=np.full(size, -1, dtype=np.int64),
         end_ns=numbers([one.end_ns if one else -1 for one in spans]),
+        declared_input_tokens=np.full(size, -1, dtype=np.int64),
         input_tokens=numbers([one.input_tokens if one else -1 for one in spans]),
         output_tokens=numbers([one.output_tokens if one else -1 for one in spans]),
         cached_tokens=numbers([one.cached_tokens if one else -1 for one in spans]),

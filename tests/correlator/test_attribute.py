@@ -324,6 +324,20 @@ def test_an_unknown_number_of_tokens_is_not_none():
     assert untold.prefill_sd_s[gone].mean() > 2 * told.prefill_sd_s[gone].mean()
 
 
+def test_what_a_cancelled_request_was_meant_to_have_stands_for_its_count():
+    """Chat templates added 30 tokens to each prompt: what is expected is as with the count itself, but for a few whose
+    count also tells in which interval they began."""
+    made = world(300, 3)
+    gone = np.arange(300) % 5 == 0
+    pages = [scraped(made, 0.5, rows=~gone)]
+
+    told = attribute(cancelled(seen(made), gone, made.prompt), pages)
+    sent = replace(seen(made), declared_input_tokens=made.prompt - 30)
+    meant = attribute(cancelled(sent, gone, np.full(300, -1)), pages)
+
+    assert np.mean(np.isclose(told.prefill_s[gone], meant.prefill_s[gone], rtol=1e-9, atol=0)) > 0.95
+
+
 def test_strangers_are_flagged():
     """An interval in which the engine ended more requests than ours is foreign; ours alone in another stays exact."""
     made = world(150, 6, per_s=4.0)
