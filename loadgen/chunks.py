@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from loadgen.log import RequestLog
 from loadgen.request_metrics import RequestMetrics, counts
-from loadgen.stats import Float64s, describe, finite, stats_json
+from loadgen.stats import Float64s, describe, stats_json
 
 # Above this share of chunks that hold one token, chunk gaps are inter-token latencies.
 SINGLE_TOKEN_RATIO = 0.9
@@ -44,16 +44,6 @@ class SingleTokens:
     chunks: int
     least: int
     most: int
-
-    @property
-    def least_ratio(self) -> float:
-        """The share of single-token chunks that is certain; NaN without chunks."""
-        return self.least / self.chunks if self.chunks else float("nan")
-
-    @property
-    def most_ratio(self) -> float:
-        """The share of single-token chunks that is possible; NaN without chunks."""
-        return self.most / self.chunks if self.chunks else float("nan")
 
 
 def single_token_chunks(log: RequestLog) -> SingleTokens:
@@ -95,7 +85,8 @@ def itl_option(log: RequestLog) -> str:
     """Which of STATEMENTS holds for the replies of a log: direct, C, A, or none."""
     if not len(log.chunk_ns):
         return "none"
-    if single_token_chunks(log).least_ratio > SINGLE_TOKEN_RATIO:
+    single = single_token_chunks(log)
+    if single.least > SINGLE_TOKEN_RATIO * single.chunks:
         return "direct"
     several = np.diff(log.chunk_start) > 0
     timed = ~np.isnan(log.server_decode_ms)
@@ -125,7 +116,10 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
         "chunks": int(sizes.sum()),
         "replies_in_chunks": int((sizes > 0).sum()),
         "replies_whole": int((sizes == 0).sum()),
-        "single_token_chunks_ratio": {"least": finite(single.least_ratio), "most": finite(single.most_ratio)},
+        "single_token_chunks_ratio": {
+            "least": single.least / single.chunks if single.chunks else None,
+            "most": single.most / single.chunks if single.chunks else None,
+        },
         "same_read_ratio": float((gaps == 0).mean()) if len(gaps) else None,
         "tokens_per_chunk": stats_json(describe(per_chunk, "no reply in chunks told its usage")),
         "characters_per_chunk": stats_json(describe(counts(log.chunk_chars), "no reply came in chunks")),

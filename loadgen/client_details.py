@@ -7,15 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.chunks import delivery
-from loadgen.log import STATUSES, RequestLog, select
-from loadgen.metrics import throughput, window_of
+from loadgen.log import RequestLog, select
+from loadgen.metrics import client_summary, window_of
 from loadgen.peers.asiai import asiai
 from loadgen.peers.exo import exo
 from loadgen.peers.siclait import siclait
-from loadgen.request_metrics import RequestMetrics, counts, request_metrics
+from loadgen.request_metrics import RequestMetrics, request_metrics
 from loadgen.slo import Slo, slo_json
 from loadgen.stats import Float64s, Missing, describe, finite, known, stats_json
 
@@ -61,24 +60,11 @@ def client_details(
 
 def by_class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> dict[str, Any]:
     """Counts, latencies and throughput of each workload class, by its name; together they are the whole log."""
+    told = ("requests", "ttft_ms", "tpot_ms", "e2e_ms", "input_tokens", "output_tokens", "throughput")
     result = {}
-    for name in sorted({str(workload_class) for workload_class in log.workload_class}):
-        own = select(log, log.workload_class == name)
-        ok = select(own, own.status == "ok")
-        metrics = request_metrics(ok)
-        why = "no successful reply told it" if len(ok) else "no request succeeded"
-        blocks = {
-            "ttft_ms": metrics.ttft_ms,
-            "tpot_ms": metrics.tpot_ms,
-            "e2e_ms": metrics.e2e_ms,
-            "input_tokens": counts(ok.input_tokens),
-            "output_tokens": counts(ok.output_tokens),
-        }
-        result[name] = {
-            "requests": {"sent": len(own), **{status: int((own.status == status).sum()) for status in STATUSES}},
-            **{key: stats_json(describe(values, why)) for key, values in blocks.items()},
-            "throughput": throughput(ok, metrics, start_ns, end_ns, slo),
-        }
+    for name in sorted(set(log.workload_class.tolist())):
+        own = client_summary(select(log, log.workload_class == name), start_ns=start_ns, end_ns=end_ns, slo=slo)
+        result[name] = {key: own[key] for key in told}
     return result
 
 
@@ -90,20 +76,20 @@ def by_input_tokens(ok: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
     tokens = np.where(ok.input_tokens >= 0, ok.input_tokens, ok.declared_input_tokens)
     place = np.searchsorted(INPUT_TOKEN_EDGES, tokens, side="right") - 1
     ranges = zip(INPUT_TOKEN_EDGES, (*INPUT_TOKEN_EDGES[1:], None), strict=True)
+    bins = [
+        {
+            "from_tokens": first,
+            "below_tokens": below,
+            "requests": int((place == at).sum()),
+            "ttft_ms": stats_json(describe(metrics.ttft_ms[place == at], "no request of this length")),
+        }
+        for at, (first, below) in enumerate(ranges)
+    ]
     return {
         "by_usage": int((ok.input_tokens >= 0).sum()),
         "by_declared": int(((ok.input_tokens < 0) & (tokens >= 0)).sum()),
         "unknown": int((tokens < 0).sum()),
-        "bins": [_bin(place == at, first, below, metrics) for at, (first, below) in enumerate(ranges)],
-    }
-
-
-def _bin(mask: npt.NDArray[np.bool_], first: int, below: int | None, metrics: RequestMetrics) -> dict[str, Any]:
-    return {
-        "from_tokens": first,
-        "below_tokens": below,
-        "requests": int(mask.sum()),
-        "ttft_ms": stats_json(describe(metrics.ttft_ms[mask], "no request of this length")),
+        "bins": bins,
     }
 
 

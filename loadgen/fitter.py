@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.prompt import Prompt, Target, joined
 from loadgen.records import PlannedRequest
-from loadgen.tokenizers import FittedPrompt, ReferenceTokenizer, Tokenizer, TokenizerError, reference
+from loadgen.tokenizers import FittedPrompt, ReferenceTokenizer, Tokenizer, TokenizerError, count_text, fit, reference
 from loadgen.tokenizers.fitting import fit_counted
-from loadgen.workloads.request import Shared, Turn, WorkloadRequest
+from loadgen.workloads.request import WorkloadRequest
 
 # What a chat template and special tokens may add to a prompt.
 TEMPLATE_TOKENS = 64
@@ -28,7 +31,7 @@ class Planned:
 
     clipped_input, clipped_output  the model's length made it shorter
     missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
-    dropped_turns  turns of a session that would not fit the model, or that the protocol cannot carry
+    dropped_turns  turns of a session that would not fit the model
     """
 
     request: PlannedRequest
@@ -36,6 +39,31 @@ class Planned:
     clipped_output: bool = False
     missed_tokens: int = 0
     dropped_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOrder:
+    """What of a workload is planned, and as what.
+
+    first_index    index of the first request; the others follow it
+    offsets_ns     int64[n] of an open loop, one a request or session; None: closed loop
+    count          how many requests or sessions; None: as many as there are offsets, or without end
+    max_model_len  the model's limit on input and output tokens together; None: not known
+    ignore_eos     ask the engine to generate to max_tokens
+    urls           how many URLs the requests go to, one after the other; a session stays at its own
+    sessions       plan later turns too; false for a warm-up, whose indices must not depend on the workload
+    exact          verify input lengths after the chat template, and correct them by bisection
+    """
+
+    phase: str
+    first_index: int = 0
+    offsets_ns: npt.NDArray[np.int64] | None = None
+    count: int | None = None
+    max_model_len: int | None = None
+    ignore_eos: bool = True
+    urls: int = 1
+    sessions: bool = True
+    exact: bool = False
 
 
 def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
@@ -56,12 +84,11 @@ class _Parts:
 
     system: FittedPrompt
     prefix: FittedPrompt
-    suffix: str
-    suffix_tokens: int
+    suffix: FittedPrompt
 
     @property
     def tokens(self) -> int:
-        return self.system.tokens + self.prefix.tokens + self.suffix_tokens
+        return self.system.tokens + self.prefix.tokens + self.suffix.tokens
 
 
 class Fitter:
@@ -77,19 +104,10 @@ class Fitter:
     A later turn declares what it adds; turns that would lead beyond the model's length are dropped.
     """
 
-    def __init__(
-        self,
-        *,
-        target: Target,
-        tokenizer: Tokenizer,
-        max_model_len: int | None,
-        ignore_eos: bool,
-        sessions: bool,
-        exact: bool,
-    ) -> None:
+    def __init__(self, *, target: Target, tokenizer: Tokenizer, order: PlanOrder) -> None:
         """Raises TokenizerError where exact lengths are wanted and the tokenizer has no chat template."""
-        templated = target.endpoint in _TEMPLATED
-        if exact and templated and not tokenizer.template:
+        self._templated = target.endpoint in _TEMPLATED
+        if order.exact and self._templated and not tokenizer.template:
             raise TokenizerError(
                 f"{tokenizer.name} ({tokenizer.source}) has no chat template to count exact prompts with"
             )
@@ -97,82 +115,79 @@ class Fitter:
         self._protocol = PROTOCOLS[target.endpoint]
         self._tokenizer = tokenizer
         self._reference = tokenizer if isinstance(tokenizer, ReferenceTokenizer) else reference()
-        self._max_model_len = max_model_len
-        self._ignore_eos = ignore_eos
-        self._sessions = sessions
-        self._exact = exact
-        self._templated = templated
+        self._order = order
         self._shared: dict[str, FittedPrompt] = {}
-        self._suffix_tokens: dict[str, int] = {}
+        self._suffixes: dict[str, FittedPrompt] = {}
 
     async def prepare(self, request: WorkloadRequest) -> None:
         """Fit what the request shares with others, unless that was done. Raises TokenizerError."""
         for piece in (request.system, request.prefix):
             if piece is not None and piece.name not in self._shared:
-                self._shared[piece.name] = await self._piece(piece)
-        if request.suffix not in self._suffix_tokens:
-            self._suffix_tokens[request.suffix] = await self._tokenizer.count_text(request.suffix)
+                self._shared[piece.name] = await self._fitted(piece.text, piece.token_ids, piece.tokens)
+        if request.suffix not in self._suffixes:
+            self._suffixes[request.suffix] = FittedPrompt(
+                request.suffix, await count_text(self._tokenizer, request.suffix)
+            )
 
     async def fit(self, request: WorkloadRequest) -> Planned:
         """One request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
         parts = _Parts(
             system=self._shared[request.system.name] if request.system else _NOTHING,
             prefix=self._shared[request.prefix.name] if request.prefix else _NOTHING,
-            suffix=request.suffix,
-            suffix_tokens=self._suffix_tokens[request.suffix],
+            suffix=self._suffixes[request.suffix],
         )
         wanted = request.input_tokens
         if request.text is not None:
-            wanted = parts.tokens + await self._tokenizer.count_text(request.text)
-        input_tokens, max_tokens = clip(wanted, request.max_tokens, self._max_model_len)
+            wanted = parts.tokens + await count_text(self._tokenizer, request.text)
+        input_tokens, max_tokens = clip(wanted, request.max_tokens, self._order.max_model_len)
         parts = _within(parts, input_tokens)
         own = await self._own(request, max(1, input_tokens - parts.tokens), whole=input_tokens == wanted)
-        if self._exact:
+        if self._order.exact:
             own, declared = await self._exactly(own, parts, input_tokens)
         else:
             declared = await self._declared(request, own, parts, input_tokens)
-        prompt = Prompt(text=parts.prefix.text + own.text + parts.suffix, system=parts.system.text)
+        prompt = Prompt(text=parts.prefix.text + own.text + parts.suffix.text, system=parts.system.text)
         turns = await self._turns(request, declared + max_tokens)
         return Planned(
             request=msgspec.structs.replace(self._encoded(request, prompt, declared, max_tokens), turns=turns),
             clipped_input=input_tokens < wanted,
             clipped_output=max_tokens < request.max_tokens,
             missed_tokens=declared - input_tokens,
-            dropped_turns=len(request.turns) - len(turns) if self._sessions else 0,
+            dropped_turns=len(request.turns) - len(turns) if self._order.sessions else 0,
         )
 
-    async def _piece(self, piece: Shared) -> FittedPrompt:
-        if piece.text:
-            return FittedPrompt(piece.text, await self._tokenizer.count_text(piece.text))
-        text = self._reference.decode(piece.token_ids)
+    async def _fitted(self, text: str, token_ids: Sequence[int], tokens: int) -> FittedPrompt:
+        """A file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
+        if text:
+            return FittedPrompt(text, await count_text(self._tokenizer, text))
+        drawn = self._reference.text(token_ids)
         if self._tokenizer is self._reference:
-            return FittedPrompt(text, piece.tokens)
-        return await self._tokenizer.fit(text, piece.tokens)
+            return FittedPrompt(drawn, tokens)
+        return await fit(self._tokenizer, drawn, tokens)
 
     async def _own(self, request: WorkloadRequest, tokens: int, *, whole: bool) -> FittedPrompt:
-        if request.text is not None:
-            # A text that is sent whole was counted already; its count is what is left of the input.
-            return FittedPrompt(request.text, tokens) if whole else await self._tokenizer.fit(request.text, tokens)
-        if self._tokenizer is self._reference:
-            return FittedPrompt(self._reference.decode(request.token_ids[:tokens]), tokens)
-        return await self._tokenizer.fit(self._reference.decode(request.token_ids), tokens)
+        if request.text is None:
+            ids = request.token_ids[:tokens] if self._tokenizer is self._reference else request.token_ids
+            return await self._fitted("", ids, tokens)
+        # A text that is sent whole was counted already; its count is what is left of the input.
+        return FittedPrompt(request.text, tokens) if whole else await fit(self._tokenizer, request.text, tokens)
 
     async def _declared(self, request: WorkloadRequest, own: FittedPrompt, parts: _Parts, input_tokens: int) -> int:
         """What is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
         if request.text is None and self._tokenizer is self._reference:
             return input_tokens
-        if not parts.prefix.text and not parts.suffix:
+        if not parts.prefix.text and not parts.suffix.text:
             return parts.system.tokens + own.tokens
         # Tokens may merge where two pieces meet.
-        user = parts.prefix.text + own.text + parts.suffix
-        return parts.system.tokens + await self._tokenizer.count_text(user)
+        user = parts.prefix.text + own.text + parts.suffix.text
+        return parts.system.tokens + await count_text(self._tokenizer, user)
 
     async def _exactly(self, own: FittedPrompt, parts: _Parts, tokens: int) -> tuple[FittedPrompt, int]:
         async def count(piece: str) -> int:
-            prompt = Prompt(text=parts.prefix.text + piece + parts.suffix, system=parts.system.text)
+            prompt = Prompt(text=parts.prefix.text + piece + parts.suffix.text, system=parts.system.text)
             if self._templated:
                 return await self._tokenizer.count_chat(prompt.system, prompt.text)
-            return await self._tokenizer.count_text(joined(prompt))
+            return await count_text(self._tokenizer, joined(prompt))
 
         if not own.text:
             return own, await count("")
@@ -181,39 +196,29 @@ class Fitter:
         return found, found.tokens
 
     async def _turns(self, request: WorkloadRequest, context_tokens: int) -> tuple[PlannedRequest, ...]:
-        if not self._sessions or self._protocol.carry is None:
+        if not self._order.sessions:
             return ()
         made = []
         for turn in request.turns:
-            own = await self._turn_text(turn)
+            own = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
             context_tokens += TEMPLATE_TOKENS + own.tokens + turn.max_tokens
-            if self._max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._max_model_len:
+            if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
                 break
             encoded = self._encoded(request, Prompt(text=own.text), own.tokens, turn.max_tokens)
             made.append(msgspec.structs.replace(encoded, think_ns=round(turn.think_s * 1e9)))
         return tuple(made)
 
-    async def _turn_text(self, turn: Turn) -> FittedPrompt:
-        if turn.text is not None:
-            return FittedPrompt(turn.text, await self._tokenizer.count_text(turn.text))
-        text = self._reference.decode(turn.token_ids)
-        if self._tokenizer is self._reference:
-            return FittedPrompt(text, turn.input_tokens)
-        return await self._tokenizer.fit(text, turn.input_tokens)
-
     def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
         path, body = self._protocol.encode(
-            self._target, prompt, max_tokens, request.temperature, ignore_eos=self._ignore_eos
+            self._target, prompt, max_tokens, request.temperature, ignore_eos=self._order.ignore_eos
         )
         return PlannedRequest(
             index=-1,
-            phase="",
             workload_class=request.workload_class,
             path=path,
             body=body,
             input_tokens=input_tokens,
             max_tokens=max_tokens,
-            offset_ns=-1,
         )
 
 
@@ -224,5 +229,5 @@ def _within(parts: _Parts, input_tokens: int) -> _Parts:
     if parts.tokens >= input_tokens:
         parts = replace(parts, system=_NOTHING)
     if parts.tokens >= input_tokens:
-        parts = replace(parts, suffix="", suffix_tokens=0)
+        parts = replace(parts, suffix=_NOTHING)
     return parts

@@ -104,9 +104,10 @@ class GrpcLink:
         Were the message written to a stream, and refused before it was read, then grpcio might keep its own "Internal
         error from Core" in the place of the server's status, which had come first.
         """
-        body = with_id(planned.body, request_id(self._spec.run_id, planned.index))
+        own, parent = request_id(self._spec.run_id, planned.index), traceparent(self._spec.run_id, planned.index)
         begin: Any = taken.channel.unary_stream(planned.path)
-        return begin(body, metadata=self._metadata(planned.index))
+        metadata = (*self._headers, ("x-request-id", own), ("traceparent", parent))
+        return begin(with_id(planned.body, own), metadata=metadata)
 
     async def _talk(self, call: Any, exchange: Exchange) -> None:
         """Raises AioRpcError unless the call ends well."""
@@ -164,14 +165,6 @@ class GrpcLink:
         if self._credentials is not None and _is_tls(url):
             return aio.secure_channel(address, self._credentials, options=_OPTIONS)
         return aio.insecure_channel(address, options=_OPTIONS)
-
-    def _metadata(self, index: int) -> tuple[tuple[str, str], ...]:
-        run_id = self._spec.run_id
-        return (
-            *self._headers,
-            ("x-request-id", request_id(run_id, index)),
-            ("traceparent", traceparent(run_id, index)),
-        )
 
 
 async def _connected(channel: aio.Channel) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from typing import Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 import msgspec
 
@@ -30,7 +30,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What a worker is told once.
 
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
-    transport  http, websocket or grpc; protocol: the name in protocols.PROTOCOLS that reads the replies
+    protocol   the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
     stderr     file that the worker's standard error goes to; "": where it goes already
     sessions   send the later turns of sessions too; without it, only the first ones
@@ -43,26 +43,18 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     headers: dict[str, str]
     out: str
     request_timeout_s: float
-    urls: list[str] = []
-    transport: str = "http"
+    urls: Annotated[list[str], msgspec.Meta(min_length=1)]
+    transport: Literal["http", "websocket", "grpc"] = "http"
     protocol: str = "chat"
     tls: TlsSpec = TlsSpec()
     reuse: bool = True
     sessions: bool = False
     stderr: str = ""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.worker < self.workers:
-            raise ValueError(f"there is no worker {self.worker} of {self.workers}")
-        if not self.roots:
-            raise ValueError("there is no URL to send requests to")
-        if self.transport not in {"http", "websocket", "grpc"}:
-            raise ValueError(f"transport {self.transport!r} is none of http, websocket, grpc")
-
     @property
     def roots(self) -> list[str]:
         """The URLs with nothing behind their last name, not even /v1: `PlannedRequest.path` begins with it."""
-        return [url.rstrip("/").removesuffix("/v1") for url in self.urls if url]
+        return [url.rstrip("/").removesuffix("/v1") for url in self.urls]
 
 
 class Link(Protocol):

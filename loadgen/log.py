@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -225,73 +227,47 @@ def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
     return max(1, chars // CHARACTERS_A_TOKEN), "estimate"
 
 
+# The columns that are a field of a request's last part, its plan, its reply or its server's timings, by that name.
+_OF_PART = ("index", "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "worker", "reused")
+_OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
+_OF_REPLY = (
+    "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",
+    "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
+)  # fmt: skip
+_OF_TIMINGS = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
+_DTYPES = {"Int64s": np.int64, "Float64s": np.float64, "Texts": np.object_, "npt.NDArray[np.bool_]": np.bool_}
+
+
 def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
     last = [row.last for row in rows]
     replies = [row.reply for row in rows]
-    told = [_status(row) for row in rows]
-    counts = [len(reply.chunk_ns) for reply in replies]
-    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, told, strict=True)]
-    return RequestLog(
-        index=_ints(part.index for part in last),
-        phase=_texts(request.phase for request in planned),
-        workload_class=_texts(request.workload_class for request in planned),
-        endpoint_url=_texts(part.url for part in last),
-        request_id=_texts(request_id(run_id, part.index) for part in last),
-        trace_id=_texts(trace_id(run_id, part.index) for part in last),
-        scheduled_ns=_ints(part.scheduled_ns for part in last),
-        dispatch_ns=_ints(part.dispatch_ns for part in last),
-        connected_ns=_ints(part.connected_ns for part in last),
-        submit_ns=_ints(part.submit_ns for part in last),
-        first_read_ns=_ints(row.first_read_ns for row in rows),
-        first_output_ns=_ints(reply.first_output_ns for reply in replies),
-        last_output_ns=_ints(reply.last_output_ns for reply in replies),
-        first_token_ns=_ints(reply.first_token_ns for reply in replies),
-        last_token_ns=_ints(reply.last_token_ns for reply in replies),
-        end_ns=_ints(_end_ns(row) for row in rows),
-        declared_input_tokens=_ints(request.input_tokens for request in planned),
-        max_tokens=_ints(request.max_tokens for request in planned),
-        input_tokens=_ints(reply.input_tokens for reply in replies),
-        output_tokens=_ints(count for count, _ in tokens),
-        output_tokens_source=_texts(source for _, source in tokens),
-        status=_texts(status for status, _ in told),
-        http_status=_ints(row.status_code for row in rows),
-        error=_texts(error for _, error in told),
-        finish_reason=_texts(reply.finish_reason for reply in replies),
-        worker=_ints(part.worker for part in last),
-        reused=np.fromiter((part.reused for part in last), np.bool_),
-        role_only_first=np.fromiter((reply.role_only_first for reply in replies), np.bool_),
-        blank_before_first=_ints(reply.blank_before_first for reply in replies),
-        received_bytes=_ints(row.received_bytes for row in rows),
-        chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
-        chunk_start=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
-        chunk_chars=np.concatenate([np.empty(0, np.int64), *(reply.chunk_chars for reply in replies)]),
-        session=_ints(request.session for request in planned),
-        turn=_ints(request.turn for request in planned),
-        **reply_columns(replies),
-    )
-
-
-def reply_columns(replies: Sequence[Reply]) -> dict[str, npt.NDArray[Any]]:
-    """What replies told beside tokens and their times, as columns of a RequestLog."""
     timings = [reply.timings or _UNTIMED for reply in replies]
-    durations = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
-    return {
-        "first_kind": _texts(reply.first_kind for reply in replies),
-        "response_id": _texts(reply.response_id for reply in replies),
-        "cached_tokens": _ints(reply.cached_tokens for reply in replies),
-        "timings_source": _texts(told.source for told in timings),
-        "peak_memory_bytes": _ints(told.peak_memory_bytes for told in timings),
-        **{f"server_{name}": _floats(getattr(told, name) for told in timings) for name in durations},
+    told = [_status(row) for row in rows]
+    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, told, strict=True)]
+    columns: dict[str, Iterable[Any]] = {
+        **{name: map(attrgetter(name), last) for name in _OF_PART},
+        **{name: map(attrgetter(name), planned) for name in _OF_PLAN},
+        **{name: map(attrgetter(name), replies) for name in _OF_REPLY},
+        **{f"server_{name}": map(attrgetter(name), timings) for name in _OF_TIMINGS},
+        "endpoint_url": (part.url for part in last),
+        "request_id": (request_id(run_id, part.index) for part in last),
+        "trace_id": (trace_id(run_id, part.index) for part in last),
+        "first_read_ns": (row.first_read_ns for row in rows),
+        "end_ns": (_end_ns(row) for row in rows),
+        "declared_input_tokens": (request.input_tokens for request in planned),
+        "output_tokens": (count for count, _ in tokens),
+        "output_tokens_source": (source for _, source in tokens),
+        "status": (status for status, _ in told),
+        "http_status": (row.status_code for row in rows),
+        "error": (error for _, error in told),
+        "received_bytes": (row.received_bytes for row in rows),
+        "timings_source": (one.source for one in timings),
+        "peak_memory_bytes": (one.peak_memory_bytes for one in timings),
+        "chunk_start": accumulate((len(reply.chunk_ns) for reply in replies), initial=0),
     }
-
-
-def _ints(values: Iterable[int]) -> Int64s:
-    return np.fromiter(values, np.int64)
-
-
-def _floats(values: Iterable[float]) -> Float64s:
-    return np.fromiter(values, np.float64)
-
-
-def _texts(values: Iterable[str]) -> Texts:
-    return np.fromiter(values, np.object_)
+    dtypes = {column.name: _DTYPES[str(column.type)] for column in fields(RequestLog)}
+    return RequestLog(
+        **{name: np.fromiter(values, dtypes[name]) for name, values in columns.items()},
+        chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
+        chunk_chars=np.concatenate([np.empty(0, np.int64), *(reply.chunk_chars for reply in replies)]),
+    )

@@ -17,7 +17,7 @@ from loadgen.request_metrics import RequestMetrics, counts, request_metrics
 from loadgen.slo import Slo, goodput
 from loadgen.stats import QUANTILES, Missing, describe, finite, stats_json
 
-__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "stats_json", "throughput", "window_of"]
+__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "stats_json", "window_of"]
 
 
 def client_summary(
@@ -53,7 +53,7 @@ def client_summary(
             "role_only_first": int(ok.role_only_first.sum()),
             "blank_before_first": int((ok.blank_before_first > 0).sum()),
         },
-        "throughput": throughput(ok, metrics, start_ns, end_ns, slo),
+        "throughput": _throughput(ok, metrics, start_ns, end_ns, slo),
     }
 
 
@@ -67,7 +67,7 @@ def window_of(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tupl
     return start_ns, end_ns
 
 
-def throughput(
+def _throughput(
     ok: RequestLog, metrics: RequestMetrics, start_ns: int | None, end_ns: int | None, slo: Slo | None
 ) -> dict[str, Any]:
     """Rates over a window, of the requests that ended ok within it; what cannot be told is null, with a reason."""
@@ -78,20 +78,19 @@ def throughput(
         return {"duration_s": None, **result, "missing": dict.fromkeys(names, reason)}
     duration_s = (end_ns - start_ns) / 1e9
     within = (ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)
+    amounts = (_sum(ok.output_tokens[within]), _sum(ok.input_tokens[within]), int(within.sum()))
     missing: dict[str, str] = {}
-    for name, tokens in (("output_tokens_per_s", ok.output_tokens), ("input_tokens_per_s", ok.input_tokens)):
-        silent = int((tokens[within] < 0).sum())
-        if silent:
-            missing[name] = f"{silent} of {int(within.sum())} replies told no usage"
+    for name, amount in zip(names, (*amounts, _good(ok, metrics, within, slo)), strict=True):
+        if isinstance(amount, Missing):
+            missing[name] = amount.reason
         else:
-            result[name] = int(tokens[within].sum()) / duration_s
-    result["requests_per_s"] = int(within.sum()) / duration_s
-    good = _good(ok, metrics, within, slo)
-    if isinstance(good, Missing):
-        missing["goodput_requests_per_s"] = good.reason
-    else:
-        result["goodput_requests_per_s"] = good / duration_s
+            result[name] = amount / duration_s
     return {"duration_s": duration_s, **result, **({"missing": missing} if missing else {})}
+
+
+def _sum(tokens: npt.NDArray[np.int64]) -> int | Missing:
+    silent = int((tokens < 0).sum())
+    return Missing(reason=f"{silent} of {len(tokens)} replies told no usage") if silent else int(tokens.sum())
 
 
 def _good(ok: RequestLog, metrics: RequestMetrics, within: npt.NDArray[np.bool_], slo: Slo | None) -> int | Missing:

@@ -9,44 +9,17 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from loadgen.fitter import Fitter, Planned
+from loadgen.fitter import Fitter, Planned, PlanOrder
 from loadgen.protocols.prompt import Target
 from loadgen.records import PlannedRequest
 from loadgen.tokenizers import Tokenizer
 from loadgen.workloads.request import WorkloadRequest
 
 _FITTED_AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOrder:
-    """What of a workload is planned, and as what.
-
-    first_index    index of the first request; the others follow it
-    offsets_ns     int64[n] of an open loop, one a request or session; None: closed loop
-    count          how many requests or sessions; None: as many as there are offsets, or without end
-    max_model_len  the model's limit on input and output tokens together; None: not known
-    ignore_eos     ask the engine to generate to max_tokens
-    urls           how many URLs the requests go to, one after the other; a session stays at its own
-    sessions       plan later turns too; false for a warm-up, whose indices must not depend on the workload
-    exact          verify input lengths after the chat template, and correct them by bisection
-    """
-
-    phase: str
-    first_index: int = 0
-    offsets_ns: npt.NDArray[np.int64] | None = None
-    count: int | None = None
-    max_model_len: int | None = None
-    ignore_eos: bool = True
-    urls: int = 1
-    sessions: bool = True
-    exact: bool = False
 
 
 async def plan(
@@ -58,14 +31,7 @@ async def plan(
 
     Raises TokenizerError.
     """
-    fitter = Fitter(
-        target=target,
-        tokenizer=tokenizer,
-        max_model_len=order.max_model_len,
-        ignore_eos=order.ignore_eos,
-        sessions=order.sessions,
-        exact=order.exact,
-    )
+    fitter = Fitter(target=target, tokenizer=tokenizer, order=order)
     pending: deque[tuple[int, asyncio.Task[Planned]]] = deque()
     wanted = _wanted(workload, order)
     index = order.first_index

@@ -27,13 +27,13 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     index: int
-    phase: str
-    workload_class: str
-    path: str
-    body: bytes
-    input_tokens: int
-    max_tokens: int
-    offset_ns: int
+    phase: str = ""
+    workload_class: str = ""
+    path: str = ""
+    body: bytes = b""
+    input_tokens: int = -1
+    max_tokens: int = -1
+    offset_ns: int = -1
     url: int = 0
     session: int = -1
     turn: int = 0
@@ -54,22 +54,22 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     """
 
     index: int
-    seq: int
-    last: bool
-    worker: int
-    url: str
-    scheduled_ns: int
-    dispatch_ns: int
-    connected_ns: int
-    submit_ns: int
-    reused: bool
-    status: int
-    head: bytes
-    reads_ns: bytes
-    read_ends: bytes
-    body: bytes
-    end_ns: int
-    error: str
+    seq: int = 0
+    last: bool = False
+    worker: int = 0
+    url: str = ""
+    scheduled_ns: int = -1
+    dispatch_ns: int = -1
+    connected_ns: int = -1
+    submit_ns: int = -1
+    reused: bool = False
+    status: int = 0
+    head: bytes = b""
+    reads_ns: bytes = b""
+    read_ends: bytes = b""
+    body: bytes = b""
+    end_ns: int = -1
+    error: str = ""
     packing: int = 0
 
 
@@ -88,9 +88,9 @@ class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=Fa
     worker: int
     at_ns: int
     cpu_ns: int
-    loop_delay_ns: int
-    in_flight: int
-    started: int
+    loop_delay_ns: int = 0
+    in_flight: int = 0
+    started: int = 0
     read_late_counts: tuple[int, ...] = ()
     read_late_max_ns: int = -1
     gc_pause_max_ns: int = -1
@@ -104,16 +104,7 @@ LogRecord = RequestPart | WorkerStat
 
 def plan_end(phase: str) -> PlannedRequest:
     """The record that says: this plan is complete."""
-    return PlannedRequest(
-        index=PLAN_END,
-        phase=phase,
-        workload_class="",
-        path="",
-        body=b"",
-        input_tokens=-1,
-        max_tokens=-1,
-        offset_ns=-1,
-    )
+    return PlannedRequest(index=PLAN_END, phase=phase)
 
 
 def request_id(run_id: str, index: int) -> str:

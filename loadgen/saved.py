@@ -17,22 +17,23 @@ What is equal in two runs (phase, numbering) is not in it, so equal workloads gi
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from loadgen.fitter import Planned
-from loadgen.plan import PlanOrder, numbered
+from loadgen.fitter import Planned, PlanOrder
+from loadgen.plan import numbered
+from loadgen.protocols.failures import UNREADABLE
 from loadgen.records import PlannedRequest
 
 FORMAT = "sidelight requests 1"
-_MOST = 2**62
+# -1: not known.
+_Known = Annotated[int, Meta(ge=-1, lt=2**62)]
 
 
 class SavedRequestsError(ValueError):
@@ -56,13 +57,13 @@ class _Head(msgspec.Struct, frozen=True):
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     index: int
     workload_class: str = msgspec.field(name="class")
-    path: str
-    tokens: tuple[int, int]
+    path: Annotated[str, Meta(pattern="^/")]
+    tokens: tuple[_Known, _Known]
     body: str = ""
-    body_base64: str = ""
-    offset_ns: int = -1
-    url: int = 0
-    think_ns: int = -1
+    body_base64: bytes = b""
+    offset_ns: _Known = -1
+    url: Annotated[int, Meta(ge=0)] = 0
+    think_ns: _Known = -1
     turns: tuple[_Line, ...] = ()
 
 
@@ -100,9 +101,9 @@ def _lines(requests: Iterable[PlannedRequest], workload: dict[str, Any]) -> Iter
 
 def _to_line(request: PlannedRequest, first: int) -> _Line:
     try:
-        body, encoded = request.body.decode(), ""
+        body, encoded = request.body.decode(), b""
     except UnicodeDecodeError:
-        body, encoded = "", base64.b64encode(request.body).decode()
+        body, encoded = "", request.body
     return _Line(
         index=request.index - first,
         workload_class=request.workload_class,
@@ -146,13 +147,16 @@ def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
             for number, raw in enumerate(file, 2):
                 if not raw.strip():
                     continue
-                line = _line(path, number, raw)
+                try:
+                    line = _decode(raw)
+                except UNREADABLE as error:
+                    raise SavedRequestsError(f"{path}, line {number}: {error}; save the requests again") from error
                 if line.index != index:
                     raise SavedRequestsError(
                         f"{path}, line {number}: index: {line.index} must be {index}; a line was lost"
                     )
                 index += 1 + len(line.turns)
-                yield _planned(line, model, f"{path}, line {number}")
+                yield _planned(line, model)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -180,7 +184,7 @@ async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> A
 def _head(path: Path, raw: bytes) -> _Head:
     try:
         head = msgspec.json.decode(raw, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise SavedRequestsError(
             f"{path}, line 1: {error}; the file must begin with the line that --save-requests writes"
         ) from error
@@ -189,40 +193,14 @@ def _head(path: Path, raw: bytes) -> _Head:
     return head
 
 
-def _line(path: Path, number: int, raw: bytes) -> _Line:
-    place = f"{path}, line {number}"
-    try:
-        line = _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SavedRequestsError(f"{place}: {error}; save the requests again") from error
-    for field, values, least in (
-        ("tokens", line.tokens, -1),
-        ("offset_ns", (line.offset_ns,), -1),
-        ("url", (line.url,), 0),
-        ("think_ns", (line.think_ns,), -1),
-    ):
-        for value in values:
-            if not least <= value < _MOST:
-                raise SavedRequestsError(f"{place}: {field}: {value} must be at least {least}")
-    if not line.path.startswith("/"):
-        raise SavedRequestsError(f"{place}: path: {line.path!r} must begin with /")
-    return line
-
-
-def _planned(line: _Line, model: str | None, place: str) -> PlannedRequest:
-    body = line.body.encode()
-    if line.body_base64:
-        try:
-            body = base64.b64decode(line.body_base64, validate=True)
-        except binascii.Error as error:
-            raise SavedRequestsError(f"{place}: body_base64: {error}; save the requests again") from error
+def _planned(line: _Line, model: str | None) -> PlannedRequest:
+    body = line.body_base64 or line.body.encode()
     turns = tuple(
-        msgspec.structs.replace(_planned(turn, model, place), session=line.index, turn=number)
+        msgspec.structs.replace(_planned(turn, model), session=line.index, turn=number)
         for number, turn in enumerate(line.turns, 1)
     )
     return PlannedRequest(
         index=line.index,
-        phase="",
         workload_class=line.workload_class,
         path=line.path,
         body=body if model is None else with_model(body, model),
@@ -240,11 +218,9 @@ def with_model(body: bytes, model: str) -> bytes:
     """A JSON body with another model in its place; any other body, and one without a model, as it is."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return body
-    if "model" not in fields:
-        return body
-    return msgspec.json.encode({**fields, "model": model})
+    return msgspec.json.encode({**fields, "model": model}) if "model" in fields else body
 
 
 def _unreadable(path: Path, error: OSError) -> SavedRequestsError:

@@ -7,8 +7,8 @@ reported latency may be off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,8 +48,7 @@ def self_check(log: RequestLog, stats: Sequence[WorkerStat], *, open_loop: bool)
     lateness = (log.dispatch_ns - log.scheduled_ns)[(log.dispatch_ns >= 0) & (log.scheduled_ns >= 0)] / 1e6
     delays = np.array([stat.loop_delay_ns for stat in stats], dtype=np.float64) / 1e6
     reads, cpu = _read_lateness(stats), _cpu_ratios(stats)
-    reasons = [*_late(lateness, delays, reads, open_loop=open_loop), *_busy(delays, cpu)]
-    reasons = reasons or _stalled(stats)
+    reasons = list(_reasons(lateness, delays, reads, cpu, open_loop=open_loop)) or _stalled(stats)
     told = bool(len(delays))
     return {
         "verdict": NOT_TRUSTED if reasons else TRUSTED if told else UNKNOWN,
@@ -88,7 +87,7 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> dict[str, Any]
     counts, most_ns = _read_counts(stats)
     if sum(counts) and all(stat.kernel_stamps for stat in _last(stats)):
         away_ms = max(float(delays_ms.max()), most_ns / 1e6)
-        ttft_ms, itl_ms = (_bound_ms(waited_ms) for waited_ms in _waited_ms(log, away_ms))
+        ttft_ms, itl_ms = (_quantile(waited_ms, _EACH, method="higher") for waited_ms in _waited_ms(log, away_ms))
     else:
         ttft_ms = itl_ms = float(np.quantile(delays_ms, _EACH))
     stamp_ms = 2 * STAMP_MS
@@ -124,33 +123,30 @@ def _waited_ms(log: RequestLog, away_ms: float) -> tuple[Float64s, Float64s]:
     return waited_ms[: len(rows)], waited_ms[len(rows) :]
 
 
-def _bound_ms(waited_ms: Float64s) -> float:
-    return float(np.quantile(waited_ms, _EACH, method="higher")) if len(waited_ms) else 0.0
-
-
 def _submit_ms(log: RequestLog) -> float:
     """The 0.995 quantile of how late submissions can have been stamped; 0 where nothing was submitted."""
     began_ns = np.maximum(log.dispatch_ns, log.connected_ns)
     took_ms = (log.submit_ns - began_ns)[(log.submit_ns >= 0) & (began_ns >= 0)] / 1e6
-    return float(np.quantile(took_ms, _EACH)) if len(took_ms) else 0.0
+    return _quantile(took_ms, _EACH)
 
 
-def _late(lateness: Float64s, delays: Float64s, reads: dict[str, Any], *, open_loop: bool) -> list[str]:
-    reasons = []
-    if open_loop and len(lateness) and np.quantile(lateness, 0.99) > LATE_P99_MS:
-        reasons.append(f"submissions were late by p99 {np.quantile(lateness, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
-    if len(delays) and np.quantile(delays, 0.99) > LATE_P99_MS:
-        reasons.append(f"the event loop was late by p99 {np.quantile(delays, 0.99):.1f} ms (limit {LATE_P99_MS:g})")
-    if reads["p99"] is not None and reads["p99"] > LATE_P99_MS:
-        reasons.append(f"replies waited to be read by p99 {reads['p99']:.1f} ms (limit {LATE_P99_MS:g})")
-    return reasons
+def _reasons(
+    lateness: Float64s, delays: Float64s, reads: dict[str, Any], cpu: Sequence[float], *, open_loop: bool
+) -> Iterator[str]:
+    late_ms, delay_ms, read_ms = _quantile(lateness, 0.99), _quantile(delays, 0.99), reads["p99"] or 0.0
+    if open_loop and late_ms > LATE_P99_MS:
+        yield f"submissions were late by p99 {late_ms:.1f} ms (limit {LATE_P99_MS:g})"
+    if delay_ms > LATE_P99_MS:
+        yield f"the event loop was late by p99 {delay_ms:.1f} ms (limit {LATE_P99_MS:g})"
+    if read_ms > LATE_P99_MS:
+        yield f"replies waited to be read by p99 {read_ms:.1f} ms (limit {LATE_P99_MS:g})"
+    if max(cpu, default=0.0) > BUSY_CPU_RATIO and delay_ms > BUSY_DELAY_P99_MS:
+        yield f"a load worker used {100 * max(cpu):.0f} % of a core (limit {100 * BUSY_CPU_RATIO:.0f} %)"
 
 
-def _busy(delays: Float64s, cpu: Sequence[float]) -> list[str]:
-    delay_p99_ms = float(np.quantile(delays, 0.99)) if len(delays) else 0.0
-    if cpu and max(cpu) > BUSY_CPU_RATIO and delay_p99_ms > BUSY_DELAY_P99_MS:
-        return [f"a load worker used {100 * max(cpu):.0f} % of a core (limit {100 * BUSY_CPU_RATIO:.0f} %)"]
-    return []
+def _quantile(values: Float64s, q: float, *, method: Literal["linear", "higher"] = "linear") -> float:
+    """0 where there are no values."""
+    return float(np.quantile(values, q, method=method)) if len(values) else 0.0
 
 
 def _stalled(stats: Sequence[WorkerStat]) -> list[str]:

@@ -14,32 +14,15 @@ A load worker imports this only where there are sessions: reading replies takes 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
 
 import msgspec
-import numpy as np
 
-from loadgen.http1 import ProtocolError, parse_head
-from loadgen.protocols import PROTOCOLS, Protocol
-from loadgen.protocols.body import body_of
+from loadgen.protocols import Protocol
 from loadgen.protocols.stream import Seen, reading
 from loadgen.records import PlannedRequest
 from loadgen.transport import Exchange
 
 _SLICE_EVENTS = 32
-_NONE = np.empty(0, np.int64)
-
-
-def follower(
-    protocol_name: str,
-) -> Callable[[PlannedRequest, Exchange], Coroutine[None, None, tuple[PlannedRequest, int] | None]]:
-    """`next_turn` of one protocol. Raises ValueError where there is none, or none that carries sessions."""
-    protocol = PROTOCOLS.get(protocol_name)
-    if protocol is None or protocol.carry is None:
-        names = ", ".join(name for name, one in PROTOCOLS.items() if one.carry is not None)
-        raise ValueError(f"protocol {protocol_name!r} carries no sessions; these do: {names}")
-    return partial(next_turn, protocol=protocol)
 
 
 async def next_turn(
@@ -50,13 +33,13 @@ async def next_turn(
     planned   the turn that has ended; the first of its `turns` is the next one, which gets the rest of them
     exchange  what came back, with head and body kept (`kept_head`, `kept`)
 
-    None at the session's end: after its last turn, after one that failed (no complete reply, a status other than 200,
-    an error event under 200), and where the protocol carries no sessions. The turns that were not reached are not
-    sent and appear in no log; that they were planned stands in the plan.
+    None at the session's end: after its last turn, and after one that failed (no complete reply, a status other than
+    200, an error event under 200). The turns that were not reached are not sent and appear in no log; that they were
+    planned stands in the plan.
     """
-    if not planned.turns or protocol.carry is None or exchange.error or exchange.status != 200:
+    if not planned.turns or exchange.error or exchange.status != 200:
         return None
-    text = await _text(protocol, exchange.kept_head, bytes(exchange.kept or b""))
+    text = await reply_text(protocol, exchange.kept_head, bytes(exchange.kept or b""))
     if text is None:
         return None
     following = planned.turns[0]
@@ -65,18 +48,10 @@ async def next_turn(
     return msgspec.structs.replace(following, body=body, turns=planned.turns[1:]), due_ns
 
 
-async def _text(protocol: Protocol, head: bytes, wire: bytes) -> str | None:
-    """What Protocol.reply_text gives, but a stream is read in slices."""
-    form, seen = protocol.form, Seen()
-    try:
-        parsed = parse_head(head)
-        if parsed.headers.get("content-type", "").partition(";")[0].strip().lower() not in form.kinds:
-            return protocol.reply_text(200, head, wire)
-        data = body_of(parsed, wire, _NONE, _NONE).data
-    except ProtocolError:
-        return None
-    await asyncio.sleep(0)
-    for _ in reading(seen, form, data):
+async def reply_text(protocol: Protocol, head: bytes, wire: bytes) -> str | None:
+    """All visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
+    seen = Seen()
+    for _ in reading(seen, protocol.form, 200, head, wire):
         if seen.number % _SLICE_EVENTS == 0:
             await asyncio.sleep(0)
-    return "".join(seen.texts) if seen.complete(streamed=True) else None
+    return seen.text

@@ -148,22 +148,22 @@ def _statistic(term: str, statistic: str | None) -> tuple[str, float | None]:
 
 def _of_request(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> tuple[Float64s, Bools]:
     """What an objective bounds of each request, float64[n], and where there is nothing to bound, bool[n]."""
-    nothing = np.zeros(len(log), np.bool_)
-    if objective.metric == "ttft":
-        return metrics.ttft_ms, nothing
-    if objective.metric == "e2e":
-        return metrics.e2e_ms, nothing
-    if objective.metric == "tpot":
-        return metrics.tpot_ms, np.isnan(metrics.tpot_ms) & ((log.output_tokens == 0) | (log.output_tokens == 1))
-    values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
-    return values, np.isnan(values) & (log.first_token_ns >= 0) & (np.diff(log.chunk_start) > 0)
+    if objective.metric == "itl":
+        values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
+        return values, np.isnan(values) & (log.first_token_ns >= 0) & (np.diff(log.chunk_start) > 0)
+    values = _column(objective, metrics)
+    one_token = np.isnan(values) & ((log.output_tokens == 0) | (log.output_tokens == 1))
+    return values, one_token if objective.metric == "tpot" else np.zeros(len(log), np.bool_)
 
 
 def _sample(objective: Objective, metrics: RequestMetrics, ok: Bools) -> Float64s:
     if objective.metric == "itl":
         return metrics.itl_ms[ok[metrics.itl_request]]
-    columns = {"ttft": metrics.ttft_ms, "tpot": metrics.tpot_ms, "e2e": metrics.e2e_ms}
-    return known(columns[objective.metric][ok])
+    return known(_column(objective, metrics)[ok])
+
+
+def _column(objective: Objective, metrics: RequestMetrics) -> Float64s:
+    return {"ttft": metrics.ttft_ms, "tpot": metrics.tpot_ms, "e2e": metrics.e2e_ms}[objective.metric]
 
 
 def _verdict(objective: Objective, sample: Float64s) -> dict[str, Any]:

@@ -17,29 +17,28 @@ import io
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-_T = TypeVar("_T")
+from msgspec import Meta, field
 
 MOONCAKE_BLOCK_TOKENS = 512
-_HASHES = "hash_ids"
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRACTION = re.compile(r":\d\d[.,](\d+)")
-_VALUE_CHARS = 60
+_SHOWN_CHARS = 60
 # Bounds that no trace reaches, so that nothing overflows int64.
-_MOST_S = 4e9
-_MOST_TOKENS = 2**31
+_Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+_Seconds = Annotated[float, Meta(ge=0, le=4e9)]
+_Milliseconds = Annotated[float, Meta(ge=0, le=4e12)]
 
-_decode = msgspec.json.Decoder(dict[str, object]).decode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class TraceError(ValueError):
@@ -68,13 +67,46 @@ class Trace:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Format:
-    name: str
-    time: str
-    inputs: str
-    outputs: str
-    to_ns: Callable[[object], int]
+class _Azure(msgspec.Struct, gc=False):
+    at: str = field(name="TIMESTAMP")
+    inputs: _Tokens = field(name="ContextTokens")
+    outputs: _Tokens = field(name="GeneratedTokens")
+
+    @property
+    def at_ns(self) -> int:
+        try:
+            at = datetime.fromisoformat(self.at)
+        except ValueError:
+            raise msgspec.ValidationError("no date and time - at `$.TIMESTAMP`") from None
+        # Without a zone it is taken as UTC: only differences count. datetime drops what is below a microsecond.
+        fraction = _FRACTION.search(self.at)
+        whole_s = int(at.replace(microsecond=0, tzinfo=at.tzinfo or UTC).timestamp())
+        return whole_s * 10**9 + (int(fraction[1][:9].ljust(9, "0")) if fraction else 0)
+
+
+class _BurstGpt(msgspec.Struct, gc=False):
+    at: _Seconds = field(name="Timestamp")
+    inputs: _Tokens = field(name="Request tokens")
+    outputs: _Tokens = field(name="Response tokens")
+
+    @property
+    def at_ns(self) -> int:
+        return round(self.at * 1e9)
+
+
+class _Mooncake(msgspec.Struct, gc=False):
+    at: _Milliseconds = field(name="timestamp")
+    inputs: _Tokens = field(name="input_length")
+    outputs: _Tokens = field(name="output_length")
+    hash_ids: tuple[int, ...] | None = None
+
+    @property
+    def at_ns(self) -> int:
+        return round(self.at * 1e6)
+
+
+_Line = _Azure | _BurstGpt | _Mooncake
+_FORMATS: dict[str, type[_Line]] = {"azure": _Azure, "burstgpt": _BurstGpt, "mooncake": _Mooncake}
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -89,27 +121,31 @@ def read_trace(path: str | Path) -> Trace:
     OSError when it cannot be opened.
     """
     path = Path(path)
-    form: _Format | None = None
+    name = ""
     at, inputs, outputs = array("q"), array("q"), array("q")
     hashes: list[tuple[int, ...] | None] = []
     try:
         with _opened(path) as text:
             for number, fields in _lines(path, text):
-                form = form or _recognised(path, fields)
-                at.append(_value(path, number, fields, form.time, form.to_ns))
-                inputs.append(_value(path, number, fields, form.inputs, _tokens))
-                outputs.append(_value(path, number, fields, form.outputs, _tokens))
-                hashes.append(_value(path, number, fields, _HASHES, _hashes) if _HASHES in fields else None)
+                name = name or _recognised(path, fields)
+                try:
+                    line = msgspec.convert(fields, _FORMATS[name], strict=False)
+                    at.append(line.at_ns)
+                    hashes.append(line.hash_ids if isinstance(line, _Mooncake) else None)
+                except msgspec.ValidationError as error:
+                    raise TraceError(f"{path}, line {number}: {_told(error, fields)}") from error
+                inputs.append(line.inputs)
+                outputs.append(line.outputs)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read as text: {error}") from error
     at_ns, input_tokens, output_tokens = (np.array(column, np.int64) for column in (at, inputs, outputs))
     sendable = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
-    if form is None or not len(sendable):
+    if not len(sendable):
         raise TraceError(f"{path}: no request with input and output tokens in {len(at)} lines")
     order = sendable[np.argsort(at_ns[sendable], kind="stable")]
     hashed = any(one is not None for one in hashes)
     return Trace(
-        name=form.name,
+        name=name,
         offsets_ns=at_ns[order] - at_ns[order[0]],
         input_tokens=input_tokens[order],
         output_tokens=output_tokens[order],
@@ -138,109 +174,48 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
             yield text
 
 
-def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Each line's number and its fields by name."""
+def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each line's number and its fields by name; of CSV as text, and without those that are empty."""
     first = next((line for line in text if line.strip()), "")
     text.seek(0)
-    if first.lstrip()[:1] == "{":
-        for number, line in enumerate(text, 1):
-            if line.strip():
-                try:
+    number, line = 1, ""
+    try:
+        if first.lstrip()[:1] == "{":
+            for number, line in enumerate(text, 1):
+                if line.strip():
                     yield number, _decode(line)
-                except msgspec.DecodeError as error:
-                    raise TraceError(f"{path}, line {number}: {error}: {_shown(line.strip())}") from error
-        return
-    rows = csv.reader(text)
-    columns: list[str] = []
-    try:
-        for row in rows:
+            return
+        columns: list[str] = []
+        for number, row in enumerate(csv.reader(text), 1):
+            cells = map(str.strip, row)
             if columns and row:
-                yield rows.line_num, dict(zip(columns, row, strict=False))
+                yield number, {name: _cell(cell) for name, cell in zip(columns, cells, strict=False) if cell}
             elif row:
-                columns = [column.strip() for column in row]
+                columns = list(cells)
                 _recognised(path, dict.fromkeys(columns))
-    except csv.Error as error:
-        raise TraceError(f"{path}, line {rows.line_num}: {error}") from error
+    except (msgspec.DecodeError, csv.Error) as error:
+        raise TraceError(f"{path}, line {number}: {error} {_shown(line.strip())}") from error
 
 
-def _recognised(path: Path, fields: Mapping[str, object]) -> _Format:
-    for form in _FORMATS:
-        if form.time in fields and form.inputs in fields:
-            return form
-    known = "; ".join(f"{form.time}, {form.inputs}, {form.outputs} ({form.name})" for form in _FORMATS)
-    raise TraceError(f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {known}")
+def _cell(text: str) -> Any:
+    return msgspec.json.decode(text) if text[:1] == "[" else text
 
 
-def _value(path: Path, number: int, fields: Mapping[str, object], field: str, read: Callable[[object], _T]) -> _T:
-    if field not in fields:
-        raise TraceError(f"{path}, line {number}: no {field}")
-    try:
-        return read(fields[field])
-    except (ValueError, TypeError, OverflowError) as error:
-        raise TraceError(f"{path}, line {number}: {field}: {_shown(repr(fields[field]))} {error}") from error
+def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
+    known = {name: [one.encode_name for one in msgspec.structs.fields(form)[:3]] for name, form in _FORMATS.items()}
+    for name, (at, inputs, _) in known.items():
+        if at in fields and inputs in fields:
+            return name
+    told = "; ".join(f"{', '.join(names)} ({name})" for name, names in known.items())
+    raise TraceError(f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {told}")
 
 
-def _date_ns(value: object) -> int:
-    text = str(value).strip()
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("is no date and time") from None
-    # Without a zone it is taken as UTC: only differences count. datetime drops what is below a microsecond.
-    fraction = _FRACTION.search(text)
-    whole_s = int(at.replace(microsecond=0, tzinfo=at.tzinfo or UTC).timestamp())
-    return whole_s * 10**9 + (int(fraction[1][:9].ljust(9, "0")) if fraction else 0)
-
-
-def _seconds_ns(value: object) -> int:
-    return round(_moment(value, 1.0) * 1e9)
-
-
-def _milliseconds_ns(value: object) -> int:
-    return round(_moment(value, 1e3) * 1e6)
-
-
-def _moment(value: object, a_second: float) -> float:
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise TypeError("is no number")
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError("is no number") from None
-    if not 0 <= number <= _MOST_S * a_second:
-        raise ValueError("is no moment of a trace")
-    return number
-
-
-def _tokens(value: object) -> int:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise TypeError("is no whole number")
-    try:
-        count = int(value)
-    except ValueError:
-        raise ValueError("is no whole number") from None
-    if not 0 <= count <= _MOST_TOKENS:
-        raise ValueError("is no number of tokens")
-    return count
-
-
-def _hashes(value: object) -> tuple[int, ...]:
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value or "[]")
-        except msgspec.DecodeError:
-            raise ValueError("is no list of whole numbers") from None
-    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
-        raise TypeError("is no list of whole numbers")
-    return tuple(value)
+def _told(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
+    """What msgspec found wrong, behind the field and its value."""
+    what, _, place = str(error).partition(" - at `$.")
+    name = place.rstrip("`").partition("[")[0]
+    return f"{name}: {_shown(repr(fields.get(name)))}: {what}" if name else what
 
 
 def _shown(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARS else f"{text[:_VALUE_CHARS]}..."
-
-
-_FORMATS = (
-    _Format(name="azure", time="TIMESTAMP", inputs="ContextTokens", outputs="GeneratedTokens", to_ns=_date_ns),
-    _Format(name="burstgpt", time="Timestamp", inputs="Request tokens", outputs="Response tokens", to_ns=_seconds_ns),
-    _Format(name="mooncake", time="timestamp", inputs="input_length", outputs="output_length", to_ns=_milliseconds_ns),
-)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

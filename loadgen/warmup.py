@@ -1,4 +1,4 @@
-"""Warm-up and steady state by the draft (warmup-requirements, warmup-verification, cold-start, steady-state); all pure.
+"""Warm-up by the draft (warmup-requirements, warmup-verification, cold-start); all pure.
 
 How a warm-up is run belongs to whoever runs it: send `more_requests` until it says none, drain, probe until `stable`.
 """
@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.log import RequestLog
 
@@ -20,7 +19,6 @@ DRAFT_REQUESTS = 100
 DRAFT_OUTPUT_TOKENS = 10_000
 PROBE_VARIATION = 0.10
 PROBES = 3  # two consecutive pairs: one pair alone agrees by luck too often
-RAMP_UP_RATIO = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +119,6 @@ def statement(
         **({} if known or cold else {"missing": _why_untold(after_ms)}),
         "sentence": _sentence(policy, requests, tokens, drained=drained, after_ms=after_ms),
     }
-
-
-def steady_start_ns(start_ns: int, end_ns: int) -> int:
-    """Where the steady state begins: the first 10 % of a duration are its ramp-up (steady-state)."""
-    return start_ns + round((end_ns - start_ns) * RAMP_UP_RATIO)
-
-
-def steady_mask(log: RequestLog, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
-    """Which requests belong to the steady state, bool[n]: submitted after the first 10 % and by the end.
-
-    A request that was never submitted is placed by its dispatch.
-    """
-    at_ns = np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns)
-    steady: npt.NDArray[np.bool_] = (at_ns >= steady_start_ns(start_ns, end_ns)) & (at_ns <= end_ns)
-    return steady
 
 
 def _why_untold(after_ms: Sequence[float]) -> str:

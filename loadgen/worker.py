@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import msgspec
 import uvloop
@@ -152,9 +153,10 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     """What finds a session's next turn; it reads replies, which takes numpy."""
     if not spec.sessions:
         return None
-    from loadgen.session import follower  # noqa: PLC0415
+    from loadgen.protocols import PROTOCOLS  # noqa: PLC0415
+    from loadgen.session import next_turn  # noqa: PLC0415
 
-    return follower(spec.protocol)
+    return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
 
 
 def _innermost(error: BaseException) -> BaseException:

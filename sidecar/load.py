@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from loadgen.plan import PlanOrder
+from loadgen.fitter import PlanOrder
 from sidecar.load_options import RunOptions
 from sidecar.phases import Session, note, record, run_phase, settle, unless_stopped, unless_stopped_for, watching
 from sidecar.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan

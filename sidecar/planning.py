@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from loadgen import saved, workloads
 from loadgen.arrivals import Arrival, schedule
-from loadgen.fitter import Planned
+from loadgen.fitter import Planned, PlanOrder
 from loadgen.frames import append_record, open_log, read_plan
-from loadgen.plan import PlanOrder, plan
+from loadgen.plan import plan
 from loadgen.protocols.prompt import Target
 from loadgen.records import plan_end
 from loadgen.tokenizers import Tokenizer, TokenizerError

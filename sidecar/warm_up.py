@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from loadgen.fitter import PlanOrder
 from loadgen.log import RequestLog, select
-from loadgen.plan import PlanOrder
 from loadgen.request_metrics import request_metrics
 from loadgen.warmup import PROBES, more_requests, parse_warmup, stable, statement
 from sidecar.load_options import RunOptions

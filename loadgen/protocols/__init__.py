@@ -2,62 +2,52 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from loadgen.protocols import carry, exo, kserve, models, ollama, openai, responses, sglang, tgi, websocket
+from loadgen.protocols import carry, kserve, models, ollama, openai, responses, sglang, tgi, websocket
 from loadgen.protocols.body import Int64s
-from loadgen.protocols.prompt import Prompt, Target
+from loadgen.protocols.prompt import Asked, Prompt, Target
 from loadgen.protocols.reply import Reply
-from loadgen.protocols.stream import Form, read_reply, reply_text
+from loadgen.protocols.stream import Form, read_reply
 
 Transport = Literal["http", "websocket", "grpc"]
-
-
-class Encode(typing.Protocol):
-    """Writes one request: its path, from the server's root, and its body; equal arguments give equal bytes."""
-
-    def __call__(
-        self,
-        target: Target,
-        prompt: Prompt,
-        max_tokens: int,
-        temperature: float,
-        *,
-        ignore_eos: bool = True,
-    ) -> tuple[str, bytes]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """One way to ask and to be answered.
 
-    encode   writes a request
-    form     how replies look, for `read_reply` and `reply_text`
-    carry    the next turn's whole body from (previous body, the reply's text, the body of what the turn adds); None
-             where sessions cannot be carried
+    path     where requests go, from the server's root
+    body     writes a request; equal arguments give equal bytes
+    form     how replies look
+    carry    the next turn's whole body from (previous body, the reply's text, the body of what the turn adds)
     models   where the server lists its models, and how that is read; None where it cannot be asked over HTTP
     streams  whether replies come in pieces, so that the client sees a first token
     """
 
     name: str
     transport: Transport = "http"
-    encode: Encode
+    path: str
+    body: Callable[[Asked], bytes]
     form: Form
-    carry: Callable[[bytes, str, bytes], bytes] | None
+    carry: Callable[[bytes, str, bytes], bytes]
     models: models.Listing | None = models.OPENAI
     streams: bool = True
+
+    def encode(
+        self, target: Target, prompt: Prompt, max_tokens: int, temperature: float, *, ignore_eos: bool = True
+    ) -> tuple[str, bytes]:
+        """One request: its path, from the server's root, and its body."""
+        return self.path, self.body(
+            Asked(target=target, prompt=prompt, max_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos)
+        )
 
     def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Int64s, read_ends: Int64s) -> Reply:
         """What a reply said and when; see stream.read_reply."""
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
-
-    def reply_text(self, http_status: int, head: bytes, body: bytes) -> str | None:
-        """All visible content of choice 0, None of a reply that failed; see stream.reply_text."""
-        return reply_text(self.form, http_status, head, body)
 
 
 _messages = partial(carry.messages, "messages")
@@ -65,38 +55,38 @@ _messages = partial(carry.messages, "messages")
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
-        Protocol(name="chat", encode=openai.encode_request, form=openai.FORM, carry=_messages),
         Protocol(
-            name="completions",
-            encode=openai.encode_request,
-            form=openai.FORM,
+            name="chat", path="/v1/chat/completions", body=openai.chat_body, form=openai.FORM, carry=_messages
+        ),
+        Protocol(
+            name="completions", path="/v1/completions", body=openai.completions_body, form=openai.FORM,
             carry=partial(carry.text, "prompt"),
         ),
-        Protocol(name="responses", encode=responses.encode_request, form=responses.FORM, carry=carry.responses),
-        Protocol(name="sglang", encode=sglang.encode_request, form=sglang.FORM, carry=partial(carry.text, "text")),
         Protocol(
-            name="tgi",
-            encode=tgi.encode_request,
-            form=tgi.FORM,
-            carry=partial(carry.text, "inputs"),
+            name="responses", path="/v1/responses", body=responses.body, form=responses.FORM, carry=carry.responses
+        ),
+        Protocol(
+            name="sglang", path="/generate", body=sglang.body, form=sglang.FORM, carry=partial(carry.text, "text")
+        ),
+        Protocol(
+            name="tgi", path="/generate_stream", body=tgi.body, form=tgi.FORM, carry=partial(carry.text, "inputs"),
             models=models.TGI,
         ),
-        Protocol(name="ollama", encode=ollama.encode_request, form=ollama.FORM, carry=_messages, models=models.OLLAMA),
         Protocol(
-            name="websocket",
-            transport="websocket",
-            encode=websocket.encode_request,
-            form=websocket.FORM,
+            name="ollama", path="/api/chat", body=ollama.body, form=ollama.FORM, carry=_messages,
+            models=models.OLLAMA,
+        ),
+        Protocol(
+            name="websocket", transport="websocket", path="/v1/stream", body=websocket.body, form=websocket.FORM,
             carry=_messages,
         ),
         Protocol(
-            name="grpc",
-            transport="grpc",
-            encode=kserve.encode_request,
-            form=kserve.FORM,
-            carry=kserve.carry,
-            models=None,
+            name="grpc", transport="grpc", path=kserve.METHOD, body=kserve.body, form=kserve.FORM,
+            carry=kserve.carry, models=None,
         ),
-        Protocol(name="exo", encode=exo.encode_request, form=openai.FORM, carry=_messages, streams=False),
+        Protocol(
+            name="exo", path="/bench/chat/completions", body=openai.exo_body, form=openai.FORM, carry=_messages,
+            streams=False,
+        ),
     )
-}
+}  # fmt: skip

@@ -12,12 +12,17 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 NULL = msgspec.Raw(b"null")
 
 
-class Failure(msgspec.Struct, gc=False):
-    """The fields that say an error: an object or a text in `error`, or (FastAPI) in `detail`, or `object: error`."""
+class Payload(msgspec.Struct, gc=False):
+    """The fields of a reply or an event that say an error: an object or a text in `error`, or `object: error`."""
 
     error: msgspec.Raw = NULL
     object: str | None = None
     message: str | None = None
+
+
+class _Refusal(Payload, gc=False):
+    """The body of an HTTP error; FastAPI says it in `detail`."""
+
     detail: msgspec.Raw = NULL
 
 
@@ -25,7 +30,7 @@ class _Error(msgspec.Struct, gc=False):
     message: str = ""
 
 
-_decode = msgspec.json.Decoder(Failure).decode
+_decode = msgspec.json.Decoder(_Refusal).decode
 
 
 def failure_of(error: msgspec.Raw, *, said: bool = False, message: str | None = None) -> str | None:
@@ -42,12 +47,12 @@ def failure_of(error: msgspec.Raw, *, said: bool = False, message: str | None = 
 def server_message(data: bytes) -> str:
     """What the body of an HTTP error says, in one line."""
     try:
-        failure = _decode(data)
+        refusal = _decode(data)
     except UNREADABLE:
         return clip(data.decode(errors="replace")) or "no message"
-    detail = bytes(failure.detail)
-    found = failure_of(failure.error, said=failure.object == "error" or detail == b"null", message=failure.message)
-    return found or clip(message_in(detail))
+    detail = bytes(refusal.detail)
+    said = refusal.object == "error" or detail == b"null"
+    return failure_of(refusal.error, said=said, message=refusal.message) or clip(message_in(detail))
 
 
 def message_in(raw: bytes) -> str:

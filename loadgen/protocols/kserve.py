@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from loadgen.protocols.failures import UNREADABLE
-from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
+from loadgen.protocols.prompt import Asked, joined, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
 
@@ -40,22 +40,21 @@ def _messages() -> dict[str, Any]:
     }
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,
-) -> tuple[str, bytes]:
-    """The method's path and a ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
+def body(asked: Asked) -> bytes:
+    """A ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
 
     `ignore_eos` is a parameter of the request: Triton hands it on, and what does not know it does not mind.
     """
-    request = _messages()["ModelInferRequest"](model_name=target.model)
-    tensors: dict[str, object] = {"text_input": joined(prompt), "max_tokens": max_tokens, "stream": True}
-    tensors |= {"temperature": float(temperature), "return_num_input_tokens": True, "return_num_output_tokens": True}
-    for name, value in with_extra(tensors, target).items():
+    request = _messages()["ModelInferRequest"](model_name=asked.target.model)
+    tensors: dict[str, object] = {
+        "text_input": joined(asked.prompt),
+        "max_tokens": asked.max_tokens,
+        "stream": True,
+        "temperature": float(asked.temperature),
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    for name, value in with_extra(tensors, asked.target).items():
         tensor = request.inputs.add(name=name, shape=[1, 1])
         if type(value) in _DATATYPES:
             tensor.datatype, contents = _DATATYPES[type(value)]
@@ -64,9 +63,9 @@ def encode_request(
             tensor.datatype = "BYTES"
             tensor.contents.bytes_contents.append(str(value).encode())
     request.parameters["triton_enable_empty_final_response"].bool_param = True
-    if ignore_eos:
+    if asked.ignore_eos:
         request.parameters["ignore_eos"].bool_param = True
-    return METHOD, request.SerializeToString(deterministic=True)
+    return bytes(request.SerializeToString(deterministic=True))
 
 
 def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
@@ -86,9 +85,7 @@ def _text_input(request: Any) -> bytes:
 
 def with_id(body: bytes, request_id: str) -> bytes:
     """A serialized request with that id: protobuf reads fields appended to a message as part of it."""
-    text = request_id.encode()
-    if len(text) > 127:  # the length takes one byte
-        raise ValueError(f"a request id of {len(text)} bytes")
+    text = request_id.encode()  # far below 128 bytes, so its length takes one
     return body + b"\x1a" + bytes([len(text)]) + text
 
 
@@ -114,7 +111,6 @@ def _split(data: bytes) -> Iterator[SseEvent]:
 
 
 def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one message to what was seen. Raises what UNREADABLE lists."""
     if event.name:
         _ended(seen, event)
         return
@@ -172,9 +168,4 @@ def _ended(seen: Seen, event: SseEvent) -> None:
     seen.done_end = event.end
 
 
-def _whole(seen: Seen, data: bytes) -> None:
-    for event in _split(data):
-        _take(seen, event)
-
-
-FORM = Form(kinds=frozenset({CONTENT_TYPE}), split=_split, take=_take, whole=_whole)
+FORM = Form(kinds=frozenset({CONTENT_TYPE}), split=_split, take=_take)

@@ -1,6 +1,7 @@
 """Ollama's native /api/chat: a JSON object a line, the last of them with counts and durations in ns.
 
-Zero durations and counts are left out by the server, so what is missing in a last line is unknown.
+Zero durations and counts are left out by the server, so what is missing in a last line is unknown. Ollama has no way
+to ignore the end of a sequence.
 """
 
 from __future__ import annotations
@@ -8,30 +9,22 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.protocols.failures import NULL, failure_of
-from loadgen.protocols.lines import lines
-from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
+from loadgen.protocols.prompt import Asked, json_body, messages_of
 from loadgen.protocols.reply import ServerTimings
-from loadgen.protocols.sse import SseEvent
+from loadgen.protocols.sse import SseEvent, lines
 from loadgen.protocols.stream import Form, Seen
 from loadgen.protocols.timings import Count
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,  # noqa: ARG001  # Ollama has no such option: it always stops at the end of a sequence
-) -> tuple[str, bytes]:
-    """Path and JSON body; lengths and sampling stand in `options`."""
-    body = {
-        "model": target.model,
-        "messages": messages_of(prompt),
+def body(asked: Asked) -> bytes:
+    """Lengths and sampling stand in `options`."""
+    fields = {
+        "model": asked.target.model,
+        "messages": messages_of(asked.prompt),
         "stream": True,
-        "options": {"num_predict": max_tokens, "temperature": temperature},
+        "options": {"num_predict": asked.max_tokens, "temperature": asked.temperature},
     }
-    return "/api/chat", msgspec.json.encode(with_extra(body, target))
+    return json_body(fields, asked.target)
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -57,35 +50,20 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one line to what was seen. Raises what UNREADABLE lists."""
     line = _decode(event.data)
-    if not _described(seen, line):
-        return
-    message = line.message or _Message()
-    # The last line's message is empty by design, and nothing was generated for it.
-    if not line.done or message.content:
-        seen.say(event.end, message.content, message.thinking or "", tools=bool(message.tool_calls))
-    if line.done:
-        seen.done_end = event.end
-
-
-def _whole(seen: Seen, data: bytes) -> None:
-    line = _decode(data)
-    if _described(seen, line):
-        seen.texts.append((line.message or _Message()).content)
-
-
-def _described(seen: Seen, line: _Line) -> bool:
-    """Note all but the content; False when the line is an error."""
     if (message := failure_of(line.error)) is not None:
         seen.fail(message)
-        return False
+        return
+    said = line.message or _Message()
+    # The last line's message is empty by design, and nothing was generated for it.
+    if not line.done or said.content:
+        seen.say(event.end, said.content, said.thinking or "", tools=bool(said.tool_calls))
     if line.done:
         # Older servers give no reason.
         seen.finish_reason = line.done_reason or "stop"
         seen.count(line.prompt_eval_count, line.eval_count)
         seen.timings = _timings(line)
-    return True
+        seen.done_end = event.end
 
 
 def _timings(line: _Line) -> ServerTimings:
@@ -110,4 +88,4 @@ def _per_s(tokens: int | None, duration_ms: float) -> float:
     return tokens / duration_ms * 1e3 if tokens is not None and duration_ms > 0 else float("nan")
 
 
-FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take, whole=_whole)
+FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take)

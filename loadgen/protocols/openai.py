@@ -1,4 +1,4 @@
-"""OpenAI's chat and completions endpoints: how a request is written and how its reply is read, over SSE or whole.
+"""OpenAI's chat and completions endpoints, and exo's /bench/chat/completions: writing requests and reading replies.
 
 Beside `content` and `text` it counts `reasoning_content`, `reasoning`, `refusal` and tool calls as content; role-only
 and usage events are none. What vLLM, SGLang, llama.cpp, Dynamo, TGI and exo add of their own times is read as well.
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import msgspec
 
 from loadgen.protocols import timings
-from loadgen.protocols.failures import NULL, failure_of
-from loadgen.protocols.prompt import Prompt, Target, joined, messages_of, with_extra
+from loadgen.protocols.failures import NULL, Payload
+from loadgen.protocols.prompt import Asked, joined, json_body, messages_of
 from loadgen.protocols.sse import SseEvent, events
-from loadgen.protocols.stream import Form, Seen
+from loadgen.protocols.stream import Form, Seen, reader
 from loadgen.protocols.timings import Count
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
@@ -23,27 +23,42 @@ _EXO_STATS = "generation_stats"
 _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,
-) -> tuple[str, bytes]:
-    """The path (from the server's root) and the JSON body of one request; equal arguments give equal bytes.
+def chat_body(asked: Asked) -> bytes:
+    """A chat; `ignore_eos` is an extension of vLLM, SGLang and others, left out when false."""
+    return json_body(
+        {"model": asked.target.model, "messages": messages_of(asked.prompt)} | _streamed(asked), asked.target
+    )
 
-    `ignore_eos` is an extension of vLLM, SGLang and others; left out when false.
+
+def completions_body(asked: Asked) -> bytes:
+    """The same with one text, since the endpoint has no roles."""
+    return json_body({"model": asked.target.model, "prompt": joined(asked.prompt)} | _streamed(asked), asked.target)
+
+
+def _streamed(asked: Asked) -> dict[str, object]:
+    return {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": asked.ignore_eos or None,
+    }
+
+
+def exo_body(asked: Asked) -> bytes:
+    """exo's bench, which empties the prefix cache, bans the end of a sequence and does not stream.
+
+    So there are no token times of the client's: the server's are all there is. exo's streaming chat is the protocol
+    `chat`, which reads the same statistics.
     """
-    chat = target.endpoint != "completions"
-    body: dict[str, object] = {"model": target.model}
-    body |= {"messages": messages_of(prompt)} if chat else {"prompt": joined(prompt)}
-    body |= {"max_tokens": max_tokens, "temperature": temperature}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if ignore_eos:
-        body["ignore_eos"] = True
-    name = "chat/completions" if chat else "completions"
-    return f"/v1/{name}", msgspec.json.encode(with_extra(body, target))
+    fields = {
+        "model": asked.target.model,
+        "messages": messages_of(asked.prompt),
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "stream": False,
+    }
+    return json_body(fields, asked.target)
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -74,107 +89,76 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Payload(msgspec.Struct, gc=False):
+class _Chunk(Payload, gc=False):
     id: str | None = None
-    object: str | None = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw = NULL
-    message: str | None = None
     metrics: msgspec.Raw = NULL
     timings: msgspec.Raw = NULL
     nvext: msgspec.Raw = NULL
     generation_stats: msgspec.Raw = NULL
 
 
-_decode = msgspec.json.Decoder(_Payload).decode
-
-
-def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one event to what was seen. Raises what UNREADABLE lists."""
-    if event.name == _EXO_STATS:
-        seen.timings = timings.of_exo(event.data) or seen.timings
-        return
-    payload = _decode(event.data)
-    if not _described(seen, payload, event.name):
-        return
+def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
+    seen.response_id = seen.response_id or chunk.id or ""
+    if (usage := chunk.usage) is not None:
+        details = usage.prompt_tokens_details or _PromptDetails()
+        seen.count(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens)
+    _extras(seen, chunk)
     text = reasoning = ""
     tools = role = False
-    for choice in payload.choices or ():
+    for choice in chunk.choices or ():
         # A content filter is told whatever else the other choices end with.
         if choice.finish_reason and seen.finish_reason != "content_filter":
             seen.finish_reason = choice.finish_reason
-        delta = choice.delta
+        said = choice.delta or choice.message
         visible = choice.text or ""
-        if delta is not None:
-            visible = (delta.content or "") + (delta.refusal or "")
-            reasoning += delta.reasoning_content or delta.reasoning or ""
-            tools = tools or bool(delta.tool_calls)
-            role = role or delta.role is not None
+        if said is not None:
+            visible = (said.content or "") + (said.refusal or "")
+            reasoning += said.reasoning_content or said.reasoning or ""
+            tools = tools or bool(said.tool_calls)
+            role = role or said.role is not None
         if visible and choice.index == 0:
             seen.texts.append(visible)
         text += visible
     if role and seen.number == 0 and not (text or reasoning or tools):
         seen.role_only_first = True
-    elif payload.choices:
-        seen.content(event.end, text, reasoning, tools=tools)
+    elif chunk.choices:
+        seen.content(end, text, reasoning, tools=tools)
 
 
-def _whole(seen: Seen, data: bytes) -> None:
-    """Add a JSON reply. Raises what UNREADABLE lists."""
-    payload = _decode(data)
-    if not _described(seen, payload, ""):
-        return
-    for choice in payload.choices or ():
-        seen.finish_reason = seen.finish_reason or choice.finish_reason or ""
-        said = choice.message
-        if choice.index == 0:
-            seen.texts.append(choice.text or "" if said is None else (said.content or "") + (said.refusal or ""))
-
-
-def _described(seen: Seen, payload: _Payload, event_name: str) -> bool:
-    """Note all but the content; False when the payload is an error."""
-    said = payload.object == "error" or event_name == "error"
-    if (message := failure_of(payload.error, said=said, message=payload.message)) is not None:
-        seen.fail(message)
-        return False
-    seen.response_id = seen.response_id or payload.id or ""
-    if (usage := payload.usage) is not None:
-        details = usage.prompt_tokens_details or _PromptDetails()
-        seen.count(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens)
-    _extras(seen, payload)
-    return True
-
-
-def _extras(seen: Seen, payload: _Payload) -> None:
+def _extras(seen: Seen, chunk: _Chunk) -> None:
     """Times of the server's own. A later event, which knows more, replaces what an earlier one said."""
-    if payload.metrics is not NULL:
-        seen.timings = timings.of_vllm(payload.metrics) or seen.timings
-    if payload.timings is not NULL:
-        found, told = timings.of_llamacpp(payload.timings)
-        seen.timings = found or seen.timings
-        seen.count(None, None, told.cache_n, told.predicted_n)
-    if payload.nvext is not NULL:
-        seen.timings = timings.of_dynamo(payload.nvext) or seen.timings
-    if payload.generation_stats is not NULL:
-        seen.timings = timings.of_exo(payload.generation_stats) or seen.timings
-    for choice in payload.choices or ():
+    if chunk.metrics is not NULL:
+        seen.timings = timings.of_vllm(chunk.metrics) or seen.timings
+    if chunk.timings is not NULL:
+        seen.llamacpp(chunk.timings)
+    if chunk.nvext is not NULL:
+        seen.timings = timings.of_dynamo(chunk.nvext) or seen.timings
+    if chunk.generation_stats is not NULL:
+        seen.timings = timings.of_exo(chunk.generation_stats) or seen.timings
+    for choice in chunk.choices or ():
         if choice.meta_info is not NULL:
             seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
 
 
+_read = reader(_Chunk, _take)
+
+
+def _take_event(seen: Seen, event: SseEvent) -> None:
+    if event.name == _EXO_STATS:
+        seen.timings = timings.of_exo(event.data) or seen.timings
+    else:
+        _read(seen, event)
+
+
 def _split(data: bytes) -> Iterator[SseEvent]:
     stats = _EXO_COMMENT.search(data) if b": generation_stats " in data else None
-    return events(data) if stats is None else _with_stats(data, stats)
-
-
-def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
-    told = False
     for event in events(data):
-        if not told and event.end > stats.end():
-            told = True
+        if stats is not None and event.end > stats.end():
             yield SseEvent(_EXO_STATS, stats[1], stats.end())
+            stats = None
         yield event
 
 
-FORM = Form(split=_split, take=_take, whole=_whole)
+FORM = Form(split=_split, take=_take_event)

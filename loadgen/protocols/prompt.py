@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 Endpoint = Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"]
 
 
@@ -31,6 +33,17 @@ class Target:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request, before a protocol writes it; `ignore_eos` asks the engine to generate to `max_tokens`."""
+
+    target: Target
+    prompt: Prompt
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+
+
 def root_url(base_url: str) -> str:
     """The server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -47,8 +60,11 @@ def messages_of(prompt: Prompt) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": prompt.text}]
 
 
-def with_extra(body: Mapping[str, object], target: Target) -> dict[str, object]:
-    """A body with the target's extra fields; those that are None are left out."""
-    return {
-        name: value for name, value in {**body, **target.extra}.items() if target.extra.get(name, value) is not None
-    }
+def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object]:
+    """A body's fields with the target's own; those that are None are left out."""
+    return {name: value for name, value in {**fields, **target.extra}.items() if value is not None}
+
+
+def json_body(fields: Mapping[str, object], target: Target) -> bytes:
+    """The same as JSON; equal fields give equal bytes."""
+    return msgspec.json.encode(with_extra(fields, target))

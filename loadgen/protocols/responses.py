@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.failures import NULL, failure_of
-from loadgen.protocols.prompt import Prompt, Target, with_extra
+from loadgen.protocols.failures import NULL, Payload, failure_of
+from loadgen.protocols.prompt import Asked, json_body
 from loadgen.protocols.sse import SseEvent
-from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.timings import Count, of_llamacpp, of_vllm
+from loadgen.protocols.stream import Form, Seen, reader
+from loadgen.protocols.timings import Count, of_vllm
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.
 _REASONS = {"max_output_tokens": "length", "max_tokens": "length"}
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,
-) -> tuple[str, bytes]:
-    """Path and JSON body, the system prompt as `instructions`; `ignore_eos` is an extension, left out when false."""
-    body: dict[str, object] = {"model": target.model, "input": [{"role": "user", "content": prompt.text}]}
-    if prompt.system:
-        body["instructions"] = prompt.system
-    body |= {"max_output_tokens": max_tokens, "temperature": temperature, "stream": True, "store": False}
-    if ignore_eos:
-        body["ignore_eos"] = True
-    return "/v1/responses", msgspec.json.encode(with_extra(body, target))
+def body(asked: Asked) -> bytes:
+    """The system prompt stands in `instructions`; `ignore_eos` is an extension, left out when false."""
+    fields = {
+        "model": asked.target.model,
+        "input": [{"role": "user", "content": asked.prompt.text}],
+        "instructions": asked.prompt.system or None,
+        "max_output_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "stream": True,
+        "store": False,
+        "ignore_eos": asked.ignore_eos or None,
+    }
+    return json_body(fields, asked.target)
 
 
 class _InputDetails(msgspec.Struct, gc=False):
@@ -73,35 +70,24 @@ class _Response(msgspec.Struct, gc=False):
     metrics: msgspec.Raw = NULL
 
 
-class _Event(msgspec.Struct, gc=False):
+class _Event(Payload, gc=False):
     type: str = ""
     delta: msgspec.Raw = NULL
     response: _Response | None = None
-    error: msgspec.Raw = NULL
-    message: str | None = None
     timings: msgspec.Raw = NULL
 
 
-_decode = msgspec.json.Decoder(_Event).decode
-
-
-def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one event to what was seen. Raises what UNREADABLE lists."""
-    payload = _decode(event.data)
-    kind = payload.type or event.name
-    # A failed response says its error in response.error, an error event in its own fields.
-    if kind == "error" or (payload.response is None and bytes(payload.error) != b"null"):
-        seen.fail(failure_of(payload.error, said=True, message=payload.message) or "no message")
-    elif kind.endswith(".delta"):
-        _delta(seen, kind, payload.delta, event.end)
-    if payload.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
-        found, told = of_llamacpp(payload.timings)
-        seen.timings = found or seen.timings
-        seen.count(None, None, told.cache_n, told.predicted_n)
-    if payload.response is not None:
-        _state(seen, payload.response)
-        if kind in {"response.completed", "response.incomplete", "response.failed"}:
-            seen.done_end = event.end
+def _take(seen: Seen, event: _Event, end: int) -> None:
+    if event.type == "error":
+        seen.fail(event.message or "no message")
+    elif event.type.endswith(".delta"):
+        _delta(seen, event.type, event.delta, end)
+    if event.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
+        seen.llamacpp(event.timings)
+    if event.response is not None:
+        _state(seen, event.response)
+        if event.type in {"response.completed", "response.incomplete", "response.failed"}:
+            seen.done_end = end
 
 
 def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
@@ -130,12 +116,19 @@ def _state(seen: Seen, response: _Response) -> None:
         seen.finish_reason = _REASONS.get(reason, reason)
 
 
-def _whole(seen: Seen, data: bytes) -> None:
-    response = msgspec.json.decode(data, type=_Response)
+_read = reader(_Event, _take)
+
+
+def _take_event(seen: Seen, event: SseEvent) -> None:
+    """A reply that is not streamed is the response object itself."""
+    if seen.streamed:
+        _read(seen, event)
+        return
+    response = msgspec.json.decode(event.data, type=_Response)
     _state(seen, response)
     for item in response.output or ():
         if item.type == "message":
             seen.texts += [part.text or part.refusal or "" for part in item.content or ()]
 
 
-FORM = Form(take=_take, whole=_whole)
+FORM = Form(take=_take_event)

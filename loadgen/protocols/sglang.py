@@ -11,27 +11,19 @@ from itertools import pairwise
 
 import msgspec
 
-from loadgen.protocols.failures import NULL, UNREADABLE, failure_of
-from loadgen.protocols.prompt import Prompt, Target, joined, with_extra
+from loadgen.protocols.failures import UNREADABLE, Payload
+from loadgen.protocols.prompt import Asked, joined, json_body
 from loadgen.protocols.sse import SseEvent, events
-from loadgen.protocols.stream import Form, Seen
+from loadgen.protocols.stream import Form, Seen, reader
 from loadgen.protocols.timings import SglangMeta, of_sglang_meta
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,
-) -> tuple[str, bytes]:
-    """Path and JSON body; the endpoint serves one model and takes no name, no roles and no chat template."""
-    sampling: dict[str, object] = {"max_new_tokens": max_tokens, "temperature": temperature}
-    if ignore_eos:
+def body(asked: Asked) -> bytes:
+    """The endpoint serves one model and takes no name, no roles and no chat template."""
+    sampling: dict[str, object] = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
+    if asked.ignore_eos:
         sampling["ignore_eos"] = True
-    body = {"text": joined(prompt), "sampling_params": sampling, "stream": True}
-    return "/generate", msgspec.json.encode(with_extra(body, target))
+    return json_body({"text": joined(asked.prompt), "sampling_params": sampling, "stream": True}, asked.target)
 
 
 class _Finish(msgspec.Struct, gc=False):
@@ -39,10 +31,9 @@ class _Finish(msgspec.Struct, gc=False):
     message: str | None = None
 
 
-class _Chunk(msgspec.Struct, gc=False):
+class _Chunk(Payload, gc=False):
     text: str = ""
     meta_info: SglangMeta | None = None
-    error: msgspec.Raw = NULL
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -72,27 +63,13 @@ def _chunk(data: bytes) -> _Chunk | None:
         return None
 
 
-def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one event to what was seen. Raises what UNREADABLE lists."""
-    chunk = _decode(event.data)
-    if _described(seen, chunk, event.name):
-        seen.say(event.end, chunk.text)
+def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
+    if (meta := chunk.meta_info) is not None:
+        _described(seen, meta)
+    seen.say(end, chunk.text)
 
 
-def _whole(seen: Seen, data: bytes) -> None:
-    chunk = _decode(data)
-    if _described(seen, chunk, ""):
-        seen.texts.append(chunk.text)
-
-
-def _described(seen: Seen, chunk: _Chunk, event_name: str) -> bool:
-    """Note all but the content; False when the event is an error."""
-    if (message := failure_of(chunk.error, said=event_name == "error")) is not None:
-        seen.fail(message)
-        return False
-    meta = chunk.meta_info
-    if meta is None:
-        return True
+def _described(seen: Seen, meta: SglangMeta) -> None:
     seen.response_id = seen.response_id or meta.id or ""
     seen.count(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
     seen.timings = of_sglang_meta(meta) or seen.timings
@@ -104,7 +81,6 @@ def _described(seen: Seen, chunk: _Chunk, event_name: str) -> bool:
             seen.fail(finish.message or "the request was aborted")
         else:
             seen.finish_reason = finish.type
-    return True
 
 
-FORM = Form(split=_split, take=_take, whole=_whole)
+FORM = Form(split=_split, take=reader(_Chunk, _take))

@@ -1,4 +1,4 @@
-"""Server-sent events: from bytes to events, to the letter of the WHATWG standard, and where each was complete.
+"""Events of a stream, and where each was complete: server-sent ones by the WHATWG standard, and JSON lines.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -59,3 +59,16 @@ def events(stream: bytes) -> Iterator[SseEvent]:
             name = value.decode(errors="replace")
     if data:
         yield SseEvent(name, b"\n".join(data), end)
+
+
+def lines(stream: bytes) -> Iterator[SseEvent]:
+    """Give the lines of a stream that may be torn anywhere, as events without a name.
+
+    A line ends with LF, or CRLF; blank ones are left out; one without its end was not received, and is not used.
+    """
+    at = 0
+    while (stop := stream.find(b"\n", at)) >= 0:
+        line = stream[at:stop].strip()
+        at = stop + 1
+        if line:
+            yield SseEvent("", line, at)

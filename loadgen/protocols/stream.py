@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
-from loadgen.http1 import ProtocolError, parse_head
-from loadgen.protocols.body import Body, Int64s, Stamps, body_of
-from loadgen.protocols.failures import UNREADABLE, server_message
+from loadgen.http1 import Dechunked, ProtocolError, parse_head
+from loadgen.protocols.body import NO_BODY, Int64s, body_of, stamps_at
+from loadgen.protocols.failures import UNREADABLE, Payload, failure_of, server_message
 from loadgen.protocols.reply import Reply, ServerTimings
 from loadgen.protocols.sse import SseEvent, events
-from loadgen.protocols.timings import of_headers
+from loadgen.protocols.timings import of_headers, of_llamacpp
+
+_Payload = TypeVar("_Payload", bound=Payload)
 
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
@@ -27,8 +31,14 @@ _RETRY_CHARS = 40
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What the events of one reply have told so far; `texts` is the visible content of choice 0."""
+    """What the events of one reply have told so far; `texts` is the visible content of choice 0.
 
+    streamed  false of a reply that came whole: its content has no times
+    body      without its transfer coding; positions count in it
+    """
+
+    streamed: bool = True
+    body: Dechunked = NO_BODY
     ends: list[int] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -50,6 +60,8 @@ class Seen:
 
     def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
         """An event whose data ends at `end` brought this; one that brought nothing is generated output all the same."""
+        if not self.streamed:
+            return
         if self.output_end < 0:
             self.output_end = end
         self.last_output_end = end
@@ -65,10 +77,6 @@ class Seen:
         self.content(end, text, reasoning, tools=tools)
         if text:
             self.texts.append(text)
-
-    def complete(self, *, streamed: bool) -> bool:
-        """Whether all was said: a stream's last event came, or a finish reason, and no error."""
-        return bool((streamed and self.done_end >= 0) or self.finish_reason) and not self.error
 
     def fail(self, message: str) -> None:
         """The first error counts."""
@@ -87,6 +95,25 @@ class Seen:
         self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
         self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
 
+    def llamacpp(self, raw: bytes) -> None:
+        """llama.cpp's `timings`, which have counts of their own."""
+        found, told = of_llamacpp(raw)
+        self.timings = found or self.timings
+        self.count(None, None, told.cache_n, told.predicted_n)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was said: a stream's last event came, or a finish reason, and no error."""
+        return bool((self.streamed and self.done_end >= 0) or self.finish_reason) and not self.error
+
+    @property
+    def text(self) -> str | None:
+        """All visible content of choice 0, without reasoning and calls of tools; None when the reply failed or is torn.
+
+        It is what a session's next turn carries: models are not shown their own earlier reasoning.
+        """
+        return "".join(self.texts) if self.complete else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -94,14 +121,27 @@ class Form:
 
     kinds  content types of its streams
     split  the events of a stream
-    take   add one event of a stream to what was seen; raises what UNREADABLE lists
-    whole  add a reply that is not streamed, likewise
+    take   add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
     """
 
     kinds: frozenset[str] = frozenset({_SSE})
     split: Callable[[bytes], Iterator[SseEvent]] = events
     take: Callable[[Seen, SseEvent], None]
-    whole: Callable[[Seen, bytes], None]
+
+
+def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) -> Callable[[Seen, SseEvent], None]:
+    """`Form.take` of events in JSON: `take` gets those that are no error, and the position behind them."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(seen: Seen, event: SseEvent) -> None:
+        payload = decode(event.data)
+        said = payload.object == "error" or event.name == "error"
+        if (message := failure_of(payload.error, said=said, message=payload.message)) is not None:
+            seen.fail(message)
+        else:
+            take(seen, payload, event.end)
+
+    return read
 
 
 def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Int64s, read_ends: Int64s) -> Reply:
@@ -118,58 +158,65 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
     if not head:
         return Reply()
     seen = Seen()
-    stamps, streamed = _read(seen, form, http_status, head, body, reads_ns, read_ends)
-    return _reply(seen, stamps, streamed=streamed)
+    for _ in reading(seen, form, http_status, head, body):
+        pass
+    ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
+    *_, first_output_ns, last_output_ns, done_ns = stamps = stamps_at(ends, seen.body, reads_ns, read_ends)
+    told = seen.first >= 0
+    return Reply(
+        first_output_ns=int(first_output_ns),
+        last_output_ns=int(last_output_ns),
+        first_token_ns=int(stamps[seen.first]) if told else -1,
+        last_token_ns=int(stamps[-4]) if told else -1,
+        first_kind=seen.first_kind,
+        chunk_ns=stamps[:-3],
+        chunk_chars=np.asarray(seen.chars, np.int64),
+        output_tokens=seen.output_tokens,
+        input_tokens=seen.input_tokens,
+        cached_tokens=seen.cached_tokens,
+        timed_tokens=seen.timed_tokens,
+        finish_reason=seen.finish_reason,
+        error=seen.error,
+        complete=seen.complete,
+        done=seen.done_end >= 0,
+        done_ns=int(done_ns),
+        role_only_first=seen.role_only_first,
+        blank_before_first=seen.first if told else len(seen.ends),
+        response_id=seen.response_id,
+        timings=seen.timings,
+    )
 
 
-def reply_text(form: Form, http_status: int, head: bytes, body: bytes) -> str | None:
-    """All visible content of choice 0, without reasoning and calls of tools; None when the reply failed or is torn.
-
-    It is what a session's next turn carries: models are not shown their own earlier reasoning.
-    """
-    none = np.empty(0, np.int64)
-    seen = Seen()
-    streamed = False
-    if head:
-        _, streamed = _read(seen, form, http_status, head, body, none, none)
-    return "".join(seen.texts) if seen.complete(streamed=streamed) else None
-
-
-def _read(
-    seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes, reads_ns: Int64s, read_ends: Int64s
-) -> tuple[Stamps, bool]:
-    """Fill `seen`; return the stamps, and whether the reply was a stream."""
-    body = Body(b"", Stamps(reads_ns, read_ends))
+def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) -> Iterator[None]:
+    """Read a reply into `seen`; pauses when the body's framing is off, and behind each event of a stream."""
     try:
         parsed = parse_head(head)
-        body = body_of(parsed, wire, reads_ns, read_ends)
+        seen.body = body_of(parsed, wire)
     except ProtocolError as error:
         seen.error = f"protocol: {error}"
-        return body.stamps, True
-    kind = parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return
+    yield
+    data, kind = seen.body.data, parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if http_status == 200 and (kind in form.kinds or (not kind and data.lstrip()[:1] != b"{")):
+        yield from _events(seen, form, data)
+        return
+    seen.streamed, seen.done_end = False, 0
     if http_status != 200:
         wait = parsed.headers.get("retry-after")
         later = "" if wait is None else f" (Retry-After: {wait[:_RETRY_CHARS]})"
-        seen.error, seen.done_end = f"http_{http_status}: {server_message(body.data)}{later}", 0
-        return body.stamps, False
-    if kind in form.kinds or (not kind and body.data.lstrip()[:1] != b"{"):
-        for _ in reading(seen, form, body.data):
-            pass
-        return body.stamps, True
-    if kind not in {"", "application/json"}:
-        seen.error, seen.done_end = f"protocol: the reply is {kind}, not an event stream", 0
-        return body.stamps, False
-    try:
-        form.whole(seen, body.data)
-        seen.done_end = len(body.data)
-    except UNREADABLE as error:
-        seen.error = f"protocol: not a completion: {error}"
-    seen.timings = seen.timings or of_headers(parsed.headers)
-    return body.stamps, False
+        seen.error = f"http_{http_status}: {server_message(data)}{later}"
+    elif kind not in {"", "application/json"}:
+        seen.error = f"protocol: the reply is {kind}, not an event stream"
+    else:
+        try:
+            form.take(seen, SseEvent("", data, len(data)))
+            seen.done_end = len(data)
+        except UNREADABLE as error:
+            seen.error = f"protocol: not a completion: {error}"
+        seen.timings = seen.timings or of_headers(parsed.headers)
 
 
-def reading(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
-    """Read a stream, and pause behind each of its events."""
+def _events(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
     for event in form.split(data):
         if event.data.strip() == _DONE:
             seen.done_end = event.end
@@ -185,33 +232,6 @@ def reading(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
     # A JSON line that is not whole yet is no other kind of reply.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
         seen.error = "protocol: the reply is not an event stream"
-
-
-def _reply(seen: Seen, stamps: Stamps, *, streamed: bool) -> Reply:
-    chunk_ns = stamps.at(seen.ends)
-    done = seen.done_end >= 0
-    return Reply(
-        first_output_ns=stamps.one(seen.output_end),
-        last_output_ns=stamps.one(seen.last_output_end),
-        first_token_ns=int(chunk_ns[seen.first]) if seen.first >= 0 else -1,
-        last_token_ns=int(chunk_ns[-1]) if seen.first >= 0 else -1,
-        first_kind=seen.first_kind,
-        chunk_ns=chunk_ns,
-        chunk_chars=np.asarray(seen.chars, np.int64),
-        output_tokens=seen.output_tokens,
-        input_tokens=seen.input_tokens,
-        cached_tokens=seen.cached_tokens,
-        timed_tokens=seen.timed_tokens,
-        finish_reason=seen.finish_reason,
-        error=seen.error,
-        complete=seen.complete(streamed=streamed),
-        done=done,
-        done_ns=stamps.one(seen.done_end) if seen.done_end > 0 else -1,
-        role_only_first=seen.role_only_first,
-        blank_before_first=seen.first if seen.first >= 0 else len(seen.ends),
-        response_id=seen.response_id,
-        timings=seen.timings,
-    )
 
 
 def _kind(text: str, reasoning: str, *, tools: bool) -> str:

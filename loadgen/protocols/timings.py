@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import field
 
 from loadgen.protocols.failures import UNREADABLE
 from loadgen.protocols.reply import ServerTimings
@@ -21,22 +22,46 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Extra = TypeVar("_Extra", bound=msgspec.Struct)
 
 
+# Fields bear the names that the times have in ServerTimings.
+
+
 class _Vllm(msgspec.Struct, gc=False):
-    queue_time_ms: float | None = None
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
+    queue_ms: float | None = field(default=None, name="queue_time_ms")
+    # Runs from scheduling: it is the prefill, and no TTFT.
+    prefill_ms: float | None = field(default=None, name="time_to_first_token_ms")
+    decode_ms: float | None = field(default=None, name="generation_time_ms")
 
 
 class LlamaCpp(msgspec.Struct, gc=False):
-    """llama.cpp's `timings`; `prompt_n` is what of the prompt was not found in the slot's cache."""
+    """llama.cpp's `timings`, whose decode holds the first token too; cache_n of the prompt were in the slot's cache."""
 
     cache_n: Count | None = None
-    prompt_n: Count | None = None
     predicted_n: Count | None = None
-    prompt_ms: float | None = None
-    prompt_per_second: float | None = None
-    predicted_ms: float | None = None
-    predicted_per_second: float | None = None
+    prefill_ms: float | None = field(default=None, name="prompt_ms")
+    decode_ms: float | None = field(default=None, name="predicted_ms")
+    prompt_tps: float | None = field(default=None, name="prompt_per_second")
+    generation_tps: float | None = field(default=None, name="predicted_per_second")
+
+
+class WebSocket(msgspec.Struct, gc=False):
+    """The `timings` of our own framing."""
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+class _DynamoTiming(msgspec.Struct, gc=False):
+    queue_ms: float | None = field(default=None, name="prefill_wait_time_ms")
+    prefill_ms: float | None = field(default=None, name="prefill_time_ms")
+    ttft_ms: float | None = None
+    e2e_ms: float | None = field(default=None, name="total_time_ms")
+
+
+class _Dynamo(msgspec.Struct, gc=False):
+    timing: _DynamoTiming | None = None
 
 
 class SglangMeta(msgspec.Struct, gc=False):
@@ -56,20 +81,9 @@ class SglangMeta(msgspec.Struct, gc=False):
     e2e_latency: float | None = None
 
 
-class _DynamoTiming(msgspec.Struct, gc=False):
-    prefill_wait_time_ms: float | None = None
-    prefill_time_ms: float | None = None
-    ttft_ms: float | None = None
-    total_time_ms: float | None = None
-
-
-class _Dynamo(msgspec.Struct, gc=False):
-    timing: _DynamoTiming | None = None
-
-
 class _Memory(msgspec.Struct, gc=False):
     in_bytes: Count | None = None
-    in_bytes_alias: Count | None = msgspec.field(default=None, name="inBytes")
+    in_bytes_alias: Count | None = field(default=None, name="inBytes")
 
 
 class _Exo(msgspec.Struct, gc=False):
@@ -81,32 +95,22 @@ class _Exo(msgspec.Struct, gc=False):
     prefix_cache_hit: str | None = None
 
 
+def told_by(source: str, found: msgspec.Struct | None) -> ServerTimings | None:
+    """The times among a struct's fields; None where there are none."""
+    told = {} if found is None else msgspec.structs.asdict(found)
+    times = {name: value for name, value in told.items() if value is not None and name.endswith(("_ms", "_tps"))}
+    return ServerTimings(source=source, **times) if times else None
+
+
 def of_vllm(raw: bytes) -> ServerTimings | None:
-    """The `metrics` of vLLM; its time_to_first_token_ms runs from scheduling: it is the prefill, and no TTFT."""
-    found = _read(raw, _Vllm)
-    if found is None or found == _Vllm():
-        return None
-    return ServerTimings(
-        source="vllm",
-        queue_ms=_float(found.queue_time_ms),
-        prefill_ms=_float(found.time_to_first_token_ms),
-        decode_ms=_float(found.generation_time_ms),
-    )
+    """The `metrics` of vLLM."""
+    return told_by("vllm", _read(raw, _Vllm))
 
 
 def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
-    """The times of llama.cpp's `timings`, whose decode holds the first token too, and all that it said."""
-    found = _read(raw, LlamaCpp)
-    if found is None or found == LlamaCpp():
-        return None, LlamaCpp()
-    timings = ServerTimings(
-        source="llamacpp",
-        prefill_ms=_float(found.prompt_ms),
-        decode_ms=_float(found.predicted_ms),
-        prompt_tps=_float(found.prompt_per_second),
-        generation_tps=_float(found.predicted_per_second),
-    )
-    return timings, found
+    """The times of llama.cpp's `timings`, and all that it said."""
+    found = _read(raw, LlamaCpp) or LlamaCpp()
+    return told_by("llamacpp", found), found
 
 
 def of_sglang(raw: bytes) -> ServerTimings | None:
@@ -134,15 +138,7 @@ def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
 def of_dynamo(raw: bytes) -> ServerTimings | None:
     """Dynamo's `nvext.timing`, asked for by nvext.extra_fields."""
     found = _read(raw, _Dynamo)
-    if found is None or found.timing is None:
-        return None
-    return ServerTimings(
-        source="dynamo",
-        queue_ms=_float(found.timing.prefill_wait_time_ms),
-        prefill_ms=_float(found.timing.prefill_time_ms),
-        ttft_ms=_float(found.timing.ttft_ms),
-        e2e_ms=_float(found.timing.total_time_ms),
-    )
+    return None if found is None else told_by("dynamo", found.timing)
 
 
 def of_exo(raw: bytes) -> ServerTimings | None:

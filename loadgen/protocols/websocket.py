@@ -9,44 +9,28 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.protocols.failures import NULL
-from loadgen.protocols.lines import lines
-from loadgen.protocols.prompt import Prompt, Target, messages_of, with_extra
-from loadgen.protocols.reply import ServerTimings
-from loadgen.protocols.sse import SseEvent
+from loadgen.protocols.prompt import Asked, json_body, messages_of
+from loadgen.protocols.sse import SseEvent, lines
 from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.timings import Count
-
-PATH = "/v1/stream"
+from loadgen.protocols.timings import Count, WebSocket, told_by
 
 
-def encode_request(
-    target: Target,
-    prompt: Prompt,
-    max_tokens: int,
-    temperature: float,
-    *,
-    ignore_eos: bool = True,
-) -> tuple[str, bytes]:
-    """Path and the one message of a request; the link adds `id` and `traceparent`."""
-    body: dict[str, object] = {"model": target.model, "messages": messages_of(prompt)}
-    body |= {"max_tokens": max_tokens, "temperature": temperature}
-    if ignore_eos:
-        body["ignore_eos"] = True
-    return PATH, msgspec.json.encode(with_extra(body, target))
+def body(asked: Asked) -> bytes:
+    """The one message of a request; the link adds `id` and `traceparent`."""
+    fields = {
+        "model": asked.target.model,
+        "messages": messages_of(asked.prompt),
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "ignore_eos": asked.ignore_eos or None,
+    }
+    return json_body(fields, asked.target)
 
 
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None
-
-
-class _Timings(msgspec.Struct, gc=False):
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    decode_ms: float | None = None
-    ttft_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 class Message(msgspec.Struct, gc=False):
@@ -59,7 +43,7 @@ class Message(msgspec.Struct, gc=False):
     response_id: str = ""
     finish_reason: str = ""
     usage: _Usage | None = None
-    timings: _Timings | None = None
+    timings: WebSocket | None = None
     code: int = 0
     message: str = ""
 
@@ -68,7 +52,6 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def _take(seen: Seen, event: SseEvent) -> None:
-    """Add one message to what was seen. Raises what UNREADABLE lists."""
     message = _decode(event.data)
     if message.type == "delta":
         seen.say(event.end, message.text, message.reasoning, tools=bytes(message.tool_call) != b"null")
@@ -79,15 +62,8 @@ def _take(seen: Seen, event: SseEvent) -> None:
         usage = message.usage or _Usage()
         seen.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         seen.response_id, seen.finish_reason = message.response_id, message.finish_reason
-        if message.timings is not None:
-            told = msgspec.structs.asdict(message.timings)
-            known = {name: value for name, value in told.items() if value is not None}
-            seen.timings = ServerTimings(source="websocket", **known)
+        seen.timings = told_by("websocket", message.timings)
         seen.done_end = event.end
 
 
-def _whole(seen: Seen, data: bytes) -> None:
-    _take(seen, SseEvent("", data, len(data)))
-
-
-FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take, whole=_whole)
+FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 _CORRECTIONS = 4
 _HALF_CHARACTER = "\ufffd"
@@ -25,26 +26,55 @@ class TokenizerError(Exception):
     """A tokenizer cannot be had, or stopped answering as it did when it was probed."""
 
 
-async def fit(
-    text: str,
-    tokens: int,
-    encode: Callable[[str], Awaitable[list[int]]],
-    decode: Callable[[Sequence[int]], Awaitable[str]],
-) -> FittedPrompt:
-    """Cut ids, turn them into text, count again: the text of n ids need not encode to n ids, so correct and recount.
+class Tokenizer(Protocol):
+    """A declared tokenizer, and what the report must state of it.
+
+    option    the draft's: "A, native" or "B, reference"
+    template  whether `count_chat` counts a chat template
+    """
+
+    name: str
+    version: str
+    vocab_size: int | None
+    source: str
+    option: str
+    template: bool
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text alone, without special tokens; text that looks like one is ordinary text."""
+        ...
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; what is not valid UTF-8 becomes U+FFFD, so this loses something for random ids."""
+        ...
+
+    async def count_chat(self, system: str, user: str) -> int:
+        """Tokens of a chat request after the chat template, the header that opens the reply included."""
+        ...
+
+
+async def count_text(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens a text has, without special tokens. Raises TokenizerError."""
+    return len(await tokenizer.encode(text)) if text else 0
+
+
+async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
+    """`text`, cut or repeated until it counts `tokens`, or as near as four corrections come.
+
+    The text of n ids need not encode to n ids, so count again and correct.
 
     Too long: cut again, and drop the half character that a cut leaves. Too short: go on with the text, and if that does
     not do, with a plain word. The nearest count is kept, the shorter of two equally near. Empty text stays empty.
     """
-    source = await encode(text)
+    source = await tokenizer.encode(text)
     if not source:
         return FittedPrompt("", 0)
     while len(source) < 2 * tokens:
         source = source + source
-    candidate = await decode(source[:tokens])
+    candidate = await tokenizer.decode(source[:tokens])
     best: FittedPrompt | None = None
     for correction in range(1 + _CORRECTIONS):
-        counted = await encode(candidate) if candidate else []
+        counted = await tokenizer.encode(candidate) if candidate else []
         fitted = FittedPrompt(candidate, len(counted))
         if best is None or _distance(fitted, tokens) < _distance(best, tokens):
             best = fitted
@@ -52,9 +82,9 @@ async def fit(
         if lacking == 0 or correction == _CORRECTIONS:
             break
         if lacking < 0:
-            candidate = (await decode(counted[:tokens])).rstrip(_HALF_CHARACTER)
+            candidate = (await tokenizer.decode(counted[:tokens])).rstrip(_HALF_CHARACTER)
         elif correction == 0:
-            candidate += await decode(source[tokens : tokens + lacking])
+            candidate += await tokenizer.decode(source[tokens : tokens + lacking])
         else:
             candidate = candidate.rstrip(_HALF_CHARACTER) + _FILLER * lacking
     return best if best is not None else FittedPrompt("", 0)

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.tokenizers.fitting import FittedPrompt, TokenizerError, fit
+from loadgen.protocols.prompt import Prompt, messages_of
+from loadgen.tokenizers.fitting import TokenizerError
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
@@ -57,38 +58,22 @@ class LocalTokenizer:
         self.template = self._render is not None
         self.why_no_template = rendered if isinstance(rendered, str) else ""
 
-    def ids(self, text: str) -> list[int]:
-        """Token ids of a text, without the special tokens that the file would add."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    async def encode(self, text: str) -> list[int]:
+        """Without the special tokens that the file would add."""
+        return self._ids(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included; bytes that are no UTF-8 become U+FFFD."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-    def count(self, text: str) -> int:
-        """How many tokens a text has, without special tokens."""
-        return len(self.ids(text))
-
-    async def count_text(self, text: str) -> int:
-        """As `count`, for what asks a server elsewhere."""
-        return self.count(text)
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     async def count_chat(self, system: str, user: str) -> int:
         """Tokens of a chat request after the chat template. Raises TokenizerError where there is none."""
         if self._render is None:
             raise TokenizerError(f"{self.source}: no chat template: {self.why_no_template}")
-        return self.count(self._render(system, user))
+        return len(self._ids(self._render(system, user)))
 
-    async def fit(self, text: str, tokens: int) -> FittedPrompt:
-        """`text`, cut or repeated until it counts `tokens`, or as near as four corrections come."""
-
-        async def encode(one: str) -> list[int]:
-            return self.ids(one)
-
-        async def decode(ids: Sequence[int]) -> str:
-            return self.decode(ids)
-
-        return await fit(text, tokens, encode, decode)
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def chat_template(directory: Path) -> Render | str:
@@ -145,8 +130,7 @@ def _renderer(template: str, tokens: dict[str, str]) -> Render | str:
         return f"the template: {error}"
 
     def render(system: str, user: str) -> str:
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": user})
+        messages = messages_of(Prompt(text=user, system=system))
         try:
             return compiled.render(messages=messages, add_generation_prompt=True, **tokens)
         except TemplateError as error:

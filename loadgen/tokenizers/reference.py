@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from loadgen.tokenizers.fitting import FittedPrompt, fit
-
 if TYPE_CHECKING:
     import tiktoken
 
@@ -37,32 +35,25 @@ class ReferenceTokenizer:
         """Token ids of a text; text that looks like a special token is ordinary text."""
         return self._encoding.encode_ordinary(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; what is not valid UTF-8 becomes U+FFFD, so this loses something for random ids."""
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; what is not valid UTF-8 becomes U+FFFD."""
         return self._encoding.decode(list(token_ids))
 
     def count(self, text: str) -> int:
-        """How many tokens a text has; text that looks like a special token is ordinary text."""
-        return len(self._encoding.encode_ordinary(text))
+        """How many tokens a text has."""
+        return len(self.ids(text))
 
-    async def count_text(self, text: str) -> int:
-        """As `count`, for what asks a server elsewhere."""
-        return self.count(text)
+    # As a Tokenizer
+
+    async def encode(self, text: str) -> list[int]:
+        return self.ids(text)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return self.text(ids)
 
     async def count_chat(self, system: str, user: str) -> int:
         """Tokens of both texts; there is no template here."""
         return self.count(system) + self.count(user)
-
-    async def fit(self, text: str, tokens: int) -> FittedPrompt:
-        """`text`, cut or repeated until it counts `tokens`, or as near as four corrections come."""
-
-        async def encode(one: str) -> list[int]:
-            return self._encoding.encode_ordinary(one)
-
-        async def decode(ids: Sequence[int]) -> str:
-            return self.decode(ids)
-
-        return await fit(text, tokens, encode, decode)
 
 
 @cache

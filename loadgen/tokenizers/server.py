@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from loadgen.protocols.failures import UNREADABLE
-from loadgen.protocols.prompt import root_url
-from loadgen.tokenizers.fitting import FittedPrompt, TokenizerError, fit
+from loadgen.protocols.prompt import Prompt, messages_of, root_url
+from loadgen.tokenizers.fitting import TokenizerError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -68,26 +68,11 @@ class ServerTokenizer:
         """The text of token ids. Raises TokenizerError."""
         return (await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)).prompt
 
-    async def count_text(self, text: str) -> int:
-        """How many tokens a text has, without special tokens. Raises TokenizerError."""
-        return len(await self.encode(text)) if text else 0
-
     async def count_chat(self, system: str, user: str) -> int:
-        """Tokens of a chat request after the chat template, the header that opens the reply included.
-
-        Raises TokenizerError.
-        """
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": user})
+        """Tokens of a chat request after the chat template. Raises TokenizerError."""
+        messages = messages_of(Prompt(text=user, system=system))
         body = {"model": self._model, "messages": messages, "add_generation_prompt": True}
         return len((await self._ask("/tokenize", body, _Tokenized)).tokens)
-
-    async def fit(self, text: str, tokens: int) -> FittedPrompt:
-        """`text`, cut or repeated until the server counts `tokens`, or as near as four corrections come.
-
-        Raises TokenizerError.
-        """
-        return await fit(text, tokens, self.encode, self.decode)
 
     async def _ask(self, path: str, body: Mapping[str, object], kind: type[_Answer]) -> _Answer:
         import aiohttp  # noqa: PLC0415  # as in probe_server

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgen.workloads import synthetic_uniform
 from loadgen.workloads.fields import WorkloadError, nearest
 from loadgen.workloads.request import Shared, Turn, WorkloadRequest
 
-if TYPE_CHECKING:
-    from loadgen.workloads.mix import RequestClass
-
 __all__ = [
     "NAMES",
     "Shared",
     "Turn",
-    "UnknownWorkload",
     "Workload",
     "WorkloadError",
     "WorkloadRequest",
@@ -43,10 +39,6 @@ READ_A_FILE = ("conversation", "code-completion")
 STAND_IN = "synthetic stand-in"
 _YAML = (".yaml", ".yml")
 _DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
-
-
-class UnknownWorkload(WorkloadError):
-    """No workload has this name; the message gives the names there are, and the nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +64,7 @@ def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) 
 
         custom.read(Path(name))
     elif name not in NAMES:
-        raise UnknownWorkload(
+        raise WorkloadError(
             f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path"
         )
     if dataset is not None and name not in READ_A_FILE:
@@ -129,41 +121,33 @@ def _custom(path: Path, seed: int) -> Workload:
 def _made(name: str, seed: int) -> Workload:
     from loadgen.workloads import mix, reference  # noqa: PLC0415  # as above
 
-    classes: dict[str, RequestClass] = {
-        one.name: one
-        for one in (
-            reference.SYNTHETIC_UNIFORM,
-            reference.SYNTHETIC_SKEWED,
-            reference.CONVERSATION,
-            reference.CODE_COMPLETION,
-            reference.LONG_CONTEXT,
-            reference.SICLAIT,
-        )
-    }
     stand_in = name in READ_A_FILE
     assumed = [text for table in (reference.ASSUMPTIONS, reference.STAND_IN_ASSUMPTIONS) if (text := table.get(name))]
     label = f"{name} ({STAND_IN})" if stand_in else name
-    about = {**mix.about([classes[name]]), "assumptions": assumed, "stand_in": stand_in}
+    about = {**mix.about([reference.CLASSES[name]]), "assumptions": assumed, "stand_in": stand_in}
     source = "inference benchmarking from scratch" if name == "siclait" else _DRAFT
     note = f"{name}: no --dataset, so the requests are a {STAND_IN} with the draft's lengths, not the draft's data set"
     uniform = name == synthetic_uniform.NAME
     return Workload(
         label=label,
-        requests=synthetic_uniform.requests(seed=seed) if uniform else mix.requests([classes[name]], seed=seed),
+        requests=synthetic_uniform.requests(seed=seed)
+        if uniform
+        else mix.requests([reference.CLASSES[name]], seed=seed),
         about=_about(label, seed, about, source=source),
         notes=(note,) if stand_in else (),
     )
 
 
 def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Workload:
-    from loadgen.workloads import code_completion, conversation  # noqa: PLC0415  # as above
-    from loadgen.workloads.distributions import Fixed  # noqa: PLC0415
+    from loadgen.workloads import code_completion, conversation, distributions  # noqa: PLC0415  # as above
     from loadgen.workloads.reference import ASSUMPTIONS, CODE_OUTPUT, REPOSITORIES, SYSTEM_PROMPT  # noqa: PLC0415
 
     about: dict[str, Any] = {"assumptions": [ASSUMPTIONS[name]], "stand_in": False, "temperature": 0.0}
     if name == conversation.NAME:
         conversations, data = conversation.read(path)
-        made = conversation.requests(conversations, seed=seed, think_s=None if think_s is None else Fixed(think_s))
+        made = conversation.requests(
+            conversations, seed=seed, think_s=None if think_s is None else distributions.Fixed(think_s)
+        )
         about |= {
             "data": data,
             "system_prompt": SYSTEM_PROMPT.about(),
@@ -173,7 +157,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
     else:
         corpus, data = code_completion.read(path)
         made = code_completion.requests(corpus, seed=seed)
-        output = {**CODE_OUTPUT.about(), "control": "max_tokens"}
+        output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
         about |= {"data": data, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
     return Workload(label=name, requests=made, about=_about(name, seed, about))
 

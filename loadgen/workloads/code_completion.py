@@ -102,15 +102,7 @@ def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:
         for prefix, max_tokens in zip(choose(REPOSITORIES, contexts, shared), outputs, strict=True):
             lines = corpus.functions[next(order)].splitlines(keepends=True)
             text = "".join(lines[: 1 + int(cut.integers(len(lines) - 1))])
-            yield WorkloadRequest(
-                workload_class=NAME,
-                token_ids=(),
-                text=text,
-                input_tokens=-1,
-                max_tokens=max_tokens,
-                temperature=0.0,
-                prefix=prefix,
-            )
+            yield WorkloadRequest(workload_class=NAME, text=text, max_tokens=max_tokens, prefix=prefix)
 
 
 def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
@@ -126,7 +118,7 @@ def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
         text = "\n".join([f"# context {at}", *texts[first:], *texts[:first]])[: tokens * _CHARACTERS_A_TOKEN]
         ids = reference().ids(text)
         repeats = -(-tokens // len(ids))
-        piece = reference().decode((ids * repeats)[:tokens]).rstrip("\ufffd")
+        piece = reference().text((ids * repeats)[:tokens]).rstrip("\ufffd")
         made.append(Shared(name=f"repository-{at}", text=piece, tokens=tokens))
     return tuple(made)
 

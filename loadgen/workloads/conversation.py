@@ -22,7 +22,7 @@ from loadgen.workloads.distributions import Distribution
 from loadgen.workloads.fields import WorkloadError
 from loadgen.workloads.mix import choose, share, stream_rng
 from loadgen.workloads.reference import SYSTEM_PROMPT
-from loadgen.workloads.request import Shared, Turn, WorkloadRequest
+from loadgen.workloads.request import Turn, WorkloadRequest
 
 NAME = "conversation"
 
@@ -101,27 +101,20 @@ def requests(
             exchanges = conversations[next(order)]
             later = () if think_s is None else exchanges[1:]
             pauses = [] if think_s is None else think_s.draw(think, len(later)).tolist()
-            yield _request(
-                exchanges[0], system, tuple(_turn(one, pause) for one, pause in zip(later, pauses, strict=True))
+            yield WorkloadRequest(
+                workload_class=NAME,
+                text=exchanges[0].user,
+                max_tokens=_reply_tokens(exchanges[0]),
+                system=system,
+                turns=tuple(
+                    Turn(text=one.user, max_tokens=_reply_tokens(one), think_s=max(0.0, pause))
+                    for one, pause in zip(later, pauses, strict=True)
+                ),
             )
 
 
-def _request(first: Exchange, system: Shared | None, turns: tuple[Turn, ...]) -> WorkloadRequest:
-    return WorkloadRequest(
-        workload_class=NAME,
-        token_ids=(),
-        text=first.user,
-        input_tokens=-1,
-        max_tokens=max(1, reference().count(first.assistant)),
-        temperature=0.0,
-        system=system,
-        turns=turns,
-    )
-
-
-def _turn(one: Exchange, think_s: float) -> Turn:
-    max_tokens = max(1, reference().count(one.assistant))
-    return Turn(text=one.user, input_tokens=-1, max_tokens=max_tokens, think_s=max(0.0, think_s))
+def _reply_tokens(one: Exchange) -> int:
+    return max(1, reference().count(one.assistant))
 
 
 def _decoded(raw: bytes) -> list[_Conversation]:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from loadgen.workloads.content import CONTENTS
-from loadgen.workloads.distributions import MOST_TOKENS, Bounds, Distribution, Fixed, read_distribution
-from loadgen.workloads.fields import Fields, WorkloadError
+from loadgen.workloads.distributions import Bounds, read_distribution
+from loadgen.workloads.fields import WorkloadError, convert, nearest, place, refuse_others
 from loadgen.workloads.mix import RequestClass, Sharing
 
-MOST_TURNS = 1000
-MOST_PIECES = 10_000
-MOST_THINK_S = 86_400.0
-
-_CLASS_FIELDS = (
-    "input",
-    "output",
-    "content",
-    "temperature",
-    "system_prompt",
-    "prefixes",
-    "question",
-    "turns",
-    "think_time_s",
-)
 _TOKENS = Bounds(least=1)
-_TURNS = Bounds(least=1, most=MOST_TURNS)
-_THINK = Bounds(least=0, most=MOST_THINK_S, whole=False)
+_TURNS = Bounds(least=1, most=1000)
+_THINK = Bounds(least=0, most=86_400, whole=False)
+_Text = Annotated[str, Meta(pattern=r"\S")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +26,32 @@ class CustomWorkload:
 
     name: str
     classes: tuple[RequestClass, ...]
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: _Text | None = None
+    classes: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+
+
+class _Class(msgspec.Struct, frozen=True, kw_only=True):
+    name: _Text
+    weight: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
+    input: Any
+    output: Any
+    content: str = "random-tokens"
+    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    system_prompt: Any = None
+    prefixes: Any = None
+    question: _Text = ""
+    turns: Any = 1
+    think_time_s: Any = 0
+
+
+class _Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    tokens: Any
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    zipf: Annotated[float, Meta(ge=0, le=100)] = 0.0
 
 
 def read(path: Path) -> CustomWorkload:
@@ -60,67 +76,46 @@ def read(path: Path) -> CustomWorkload:
         raise WorkloadError(f"{path}: {error}") from error
 
 
-def parse(data: dict[str, object], *, name: str) -> CustomWorkload:
+def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
     """A workload from a file's content; `name` where the file has none. Raises WorkloadError."""
-    fields = Fields(data)
-    named = fields.text("name", default=name)
-    if "classes" not in data:
-        fields.refuse_others(("name", *_CLASS_FIELDS))
-        return CustomWorkload(name=named, classes=(_class(fields, fields, named, 1.0),))
-    fields.refuse_others(("name", "classes", *_CLASS_FIELDS))
-    listed = data["classes"]
-    if not isinstance(listed, list) or not listed or not all(isinstance(one, dict) for one in listed):
-        raise WorkloadError(f"classes: {listed!r} must be a list of mappings, each a class of requests")
-    classes = []
-    for at, one in enumerate(listed):
-        inner = Fields(one, f"classes[{at}]")
-        inner.refuse_others(("name", "weight", *_CLASS_FIELDS))
-        weight = inner.number("weight", least=0, most=1e9, default=1.0)
-        if not weight > 0:
-            raise WorkloadError(f"{inner.place('weight')}: {weight:g} must be greater than 0; or leave the class out")
-        classes.append(_class(inner, fields, inner.text("name"), weight))
-    names = [one.name for one in classes]
-    for at, one_name in enumerate(names):
-        if one_name in names[:at]:
-            raise WorkloadError(f"classes[{at}].name: {one_name!r} is another class's already; name them apart")
-    return CustomWorkload(name=named, classes=tuple(classes))
+    file = convert({key: data[key] for key in ("name", "classes") if key in data}, _File, "")
+    above = {key: value for key, value in data.items() if key not in ("name", "classes")}
+    named = file.name or name
+    if file.classes is None:
+        return CustomWorkload(name=named, classes=(_class({**above, "name": named}, ""),))
+    refuse_others(above, _Class, "")
+    # What a class leaves out stands at the top of the file, or has a default.
+    given = [above | {key: value for key, value in one.items() if value is not None} for one in file.classes]
+    classes = tuple(_class(one, f"classes[{at}]") for at, one in enumerate(given))
+    for at, one in enumerate(classes):
+        if any(one.name == other.name for other in classes[:at]):
+            raise WorkloadError(f"classes[{at}].name: {one.name!r} is another class's already; name them apart")
+    return CustomWorkload(name=named, classes=classes)
 
 
-def _class(fields: Fields, outer: Fields, name: str, weight: float) -> RequestClass:
-    """One class; what it leaves out stands at the top of the file, or has a default."""
-
-    def having(key: str) -> Fields:
-        return fields if fields.has(key) else outer
-
-    def drawn(key: str, bounds: Bounds, default: float | None = None) -> Distribution:
-        if default is not None and not having(key).has(key):
-            return Fixed(default)
-        # A field that is nowhere is missed in the class, not at the top.
-        return read_distribution(having(key) if having(key).has(key) else fields, key, bounds)
-
+def _class(given: dict[str, Any], where: str) -> RequestClass:
+    said = convert(given, _Class, where)
+    if said.content not in CONTENTS:
+        hint = f"{nearest(said.content, CONTENTS)}; known: {', '.join(CONTENTS)}"
+        raise WorkloadError(f"{place(where, 'content')}: {said.content!r} is not known{hint}")
     return RequestClass(
-        name=name,
-        weight=weight,
-        input_tokens=drawn("input", _TOKENS),
-        output_tokens=drawn("output", _TOKENS),
-        content=having("content").one_of("content", CONTENTS, default="random-tokens"),
-        temperature=having("temperature").number("temperature", least=0, most=10, default=0.0),
-        system=_sharing(having("system_prompt"), "system_prompt"),
-        prefixes=_sharing(having("prefixes"), "prefixes"),
-        question=having("question").text("question", default=""),
-        turns=drawn("turns", _TURNS, 1),
-        think_s=drawn("think_time_s", _THINK, 0),
+        name=said.name,
+        weight=said.weight,
+        input_tokens=read_distribution(said.input, place(where, "input"), _TOKENS),
+        output_tokens=read_distribution(said.output, place(where, "output"), _TOKENS),
+        content=said.content,
+        temperature=said.temperature,
+        system=_sharing(said.system_prompt, place(where, "system_prompt")),
+        prefixes=_sharing(said.prefixes, place(where, "prefixes")),
+        question=said.question,
+        turns=read_distribution(said.turns, place(where, "turns"), _TURNS),
+        think_s=read_distribution(said.think_time_s, place(where, "think_time_s"), _THINK),
     )
 
 
-def _sharing(fields: Fields, key: str) -> Sharing | None:
-    if not fields.has(key):
+def _sharing(given: object, where: str) -> Sharing | None:
+    if given is None:
         return None
-    inner = fields.within(key)
-    inner.refuse_others(("count", "tokens", "share", "zipf"))
-    return Sharing(
-        count=int(inner.number("count", least=1, most=MOST_PIECES, whole=True, default=1)),
-        tokens=read_distribution(inner, "tokens", Bounds(least=1, most=MOST_TOKENS)),
-        share=inner.number("share", least=0, most=1, default=1.0),
-        zipf=inner.number("zipf", least=0, most=100, default=0.0),
-    )
+    said = convert(given, _Sharing, where)
+    tokens = read_distribution(said.tokens, place(where, "tokens"), _TOKENS)
+    return Sharing(count=said.count, tokens=tokens, share=said.share, zipf=said.zipf)

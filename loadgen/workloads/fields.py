@@ -1,121 +1,51 @@
-"""Reading a workload file field by field, so that an error names the field, its value and the cure."""
+"""Reading a workload file: a mapping becomes a struct, and an error names the field, its value and the cure."""
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class WorkloadError(ValueError):
     """A workload is not as it must be; the message names what, where, and the cure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """A mapping of a workload file, and where in the file it stands ("" for the file itself)."""
+def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
+    """A mapping that stands at `where` in the file ("" is the file itself); empty fields count as left out.
 
-    data: Mapping[Any, Any]
-    where: str = ""
+    Raises WorkloadError.
+    """
+    if not isinstance(given, dict):
+        raise WorkloadError(f"{where}: {given!r} must be a mapping of fields to values")
+    refuse_others(given, kind, where)
+    filled = {key: value for key, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(filled, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        if not path:  # Object missing required field `NAME`
+            raise WorkloadError(f"{place(where, what.split('`')[1])}: is missing; add it") from error
+        path = path.rstrip("`")
+        value = filled[path.partition("[")[0]]
+        raise WorkloadError(f"{place(where, path)}: {value!r}: {what[0].lower()}{what[1:]}") from error
 
-    def place(self, key: object = None) -> str:
-        """Where a field stands, as in classes[1].input.uniform.min."""
-        parts = [part for part in (self.where, "" if key is None else str(key)) if part]
-        return ".".join(parts) or "the file"
 
-    def has(self, key: object) -> bool:
-        """Whether the field is there and not empty."""
-        return self.data.get(key) is not None
+def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: str) -> None:
+    """Raise WorkloadError for the first key that is no field of a struct."""
+    known = [one.encode_name for one in msgspec.structs.fields(kind)]
+    for key in given:
+        if key not in known:
+            raise WorkloadError(f"{place(where, key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}")
 
-    def take(self, key: object) -> Any:
-        """The value of a field that must be there. Raises WorkloadError."""
-        if not self.has(key):
-            raise WorkloadError(f"{self.place(key)}: is missing; add it")
-        return self.data[key]
 
-    def within(self, key: object) -> Fields:
-        """The mapping under a key. Raises WorkloadError when it is none."""
-        value = self.take(key)
-        if not isinstance(value, dict):
-            raise WorkloadError(f"{self.place(key)}: {value!r} must be a mapping of fields to values")
-        return Fields(value, self.place(key))
-
-    def number(
-        self,
-        key: object,
-        *,
-        least: float = -math.inf,
-        most: float = math.inf,
-        whole: bool = False,
-        default: float | None = None,
-    ) -> float:
-        """A finite number within its bounds; `default` where the field is not there, unless that is None.
-
-        Raises WorkloadError.
-        """
-        if default is not None and not self.has(key):
-            return default
-        return self._checked(self.place(key), self.take(key), least, most, whole=whole)
-
-    def numbers(
-        self,
-        key: object,
-        *,
-        least: float = -math.inf,
-        most: float = math.inf,
-        whole: bool = False,
-        default: Sequence[float] | None = None,
-    ) -> tuple[float, ...]:
-        """A list of numbers, at least one, within their bounds. Raises WorkloadError."""
-        if default is not None and not self.has(key):
-            return tuple(default)
-        values = self.take(key)
-        if not isinstance(values, list) or not values:
-            raise WorkloadError(f"{self.place(key)}: {values!r} must be a list of numbers, e.g. [64, 256]")
-        return tuple(
-            self._checked(f"{self.place(key)}[{at}]", value, least, most, whole=whole)
-            for at, value in enumerate(values)
-        )
-
-    def text(self, key: object, *, default: str | None = None) -> str:
-        """A string that is not empty. Raises WorkloadError."""
-        if default is not None and not self.has(key):
-            return default
-        value = self.take(key)
-        if not isinstance(value, str) or not value.strip():
-            raise WorkloadError(f"{self.place(key)}: {value!r} must be a text that is not empty")
-        return value
-
-    def one_of(self, key: object, names: Sequence[str], *, default: str) -> str:
-        """One of some names. Raises WorkloadError with the nearest."""
-        value = self.data[key] if self.has(key) else default
-        if value not in names:
-            raise WorkloadError(
-                f"{self.place(key)}: {value!r} is not known{nearest(value, names)}; known: {', '.join(names)}"
-            )
-        return str(value)
-
-    def refuse_others(self, known: Sequence[str]) -> None:
-        """Raise WorkloadError for the first key that is none of the known ones."""
-        for key in self.data:
-            if known and key not in known:
-                raise WorkloadError(f"{self.place(key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}")
-
-    @staticmethod
-    def _checked(place: str, value: object, least: float, most: float, *, whole: bool) -> float:
-        # A whole number of any length is YAML, but not all of them are finite floats.
-        real = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not real or not math.isfinite(value):
-            raise WorkloadError(f"{place}: {value!r} must be a number")
-        if whole and int(value) != value:
-            raise WorkloadError(f"{place}: {value:g} must be a whole number")
-        if value < least:
-            raise WorkloadError(f"{place}: {value:g} must be at least {least:g}")
-        if value > most:
-            raise WorkloadError(f"{place}: {value:g} must be at most {most:g}")
-        return int(value) if whole else value
+def place(where: str, key: object) -> str:
+    """Where a field stands, as in classes[1].input.uniform.min."""
+    return f"{where}.{key}" if where else str(key)
 
 
 def nearest(name: object, names: Sequence[str]) -> str:

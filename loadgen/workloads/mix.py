@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.tokenizers.reference import reference
+from loadgen.workloads import distributions
 from loadgen.workloads.content import token_ids
 from loadgen.workloads.distributions import Distribution, Fixed, pick, whole, zipf_weights
 from loadgen.workloads.request import Shared, Turn, WorkloadRequest
@@ -38,7 +39,12 @@ class Sharing:
     zipf: float = 0.0
 
     def about(self) -> dict[str, Any]:
-        return {"share": self.share, "count": self.count, "tokens": self.tokens.about(), "zipf_s": self.zipf}
+        return {
+            "share": self.share,
+            "count": self.count,
+            "tokens": distributions.about(self.tokens),
+            "zipf_s": self.zipf,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +159,16 @@ def about(classes: Sequence[RequestClass]) -> dict[str, Any]:
 
 
 def _about(one: RequestClass) -> dict[str, Any]:
-    sessions = {} if one.turns == ONE_TURN else {"turns": one.turns.about(), "think_time_s": one.think_s.about()}
+    sessions = (
+        {}
+        if one.turns == ONE_TURN
+        else {"turns": distributions.about(one.turns), "think_time_s": distributions.about(one.think_s)}
+    )
     return {
         "name": one.name,
         "fraction": one.weight,
-        "input_tokens": one.input_tokens.about(),
-        "output_tokens": {**one.output_tokens.about(), "control": "max_tokens"},
+        "input_tokens": distributions.about(one.input_tokens),
+        "output_tokens": {**distributions.about(one.output_tokens), "control": "max_tokens"},
         "content": one.content,
         "temperature": one.temperature,
         "system_prompt": None if one.system is None else one.system.about(),

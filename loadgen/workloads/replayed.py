@@ -37,7 +37,6 @@ def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
             token_ids=(*shared, *own),
             input_tokens=input_tokens,
             max_tokens=max_tokens,
-            temperature=0.0,
         )
 
 

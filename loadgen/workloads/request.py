@@ -26,7 +26,7 @@ class Turn:
 
     token_ids: tuple[int, ...] = ()
     text: str | None = None
-    input_tokens: int
+    input_tokens: int = -1
     max_tokens: int
     think_s: float = 0.0
 
@@ -46,10 +46,10 @@ class WorkloadRequest:
     """
 
     workload_class: str
-    token_ids: tuple[int, ...]
-    input_tokens: int
+    token_ids: tuple[int, ...] = ()
+    input_tokens: int = -1
     max_tokens: int
-    temperature: float
+    temperature: float = 0.0
     text: str | None = None
     system: Shared | None = None
     prefix: Shared | None = None

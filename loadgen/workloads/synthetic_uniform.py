@@ -30,7 +30,6 @@ def requests(*, seed: int) -> Iterator[WorkloadRequest]:
             token_ids=_draw_ids(rng, input_tokens),
             input_tokens=input_tokens,
             max_tokens=max_tokens,
-            temperature=0.0,
         )
 
 

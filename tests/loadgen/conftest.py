@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from loadgen import clock, frames, log, records
+from loadgen import clock, frames, log, records, tokenizers
 
 BOUND_S = 20.0
 PATH = "/v1/chat/completions"
@@ -152,6 +154,62 @@ def wire() -> type[Wire]:
     return Wire
 
 
+class TokenServer:
+    """A server's /tokenize and /detokenize; `template` is how many tokens a chat has beside its texts, None: no chats.
+
+    `most` is how many requests it had at once.
+    """
+
+    def __init__(
+        self, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str], template: int | None
+    ) -> None:
+        self._encode, self._decode, self._template = encode, decode, template
+        self._here = self.most = 0
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self._here += 1
+        self.most = max(self.most, self._here)
+        await asyncio.sleep(0)
+        self._here -= 1
+        if "messages" in asked and self._template is None:
+            return web.Response(status=400)
+        if "messages" in asked:
+            tokens = self._encode("." * self._template + "".join(one["content"] for one in asked["messages"]))
+        else:
+            assert asked["add_special_tokens"] is False
+            tokens = self._encode(asked["prompt"])
+        return web.json_response({"count": len(tokens), "max_model_len": 2048, "tokens": tokens})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": self._decode((await request.json())["tokens"])})
+
+
+Tokenizing = Callable[..., Awaitable[tuple[TokenServer, tokenizers.ServerTokenizer]]]
+
+
+@pytest.fixture
+async def tokenizing() -> AsyncIterator[Tokenizing]:
+    """What starts such servers, by default with a token a character, and finds their tokenizers."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            encode: Callable[[str], list[int]] = lambda text: [ord(one) for one in text],
+            decode: Callable[[list[int]], str] = lambda tokens: "".join(map(chr, tokens)),
+            template: int | None = 7,
+        ) -> tuple[TokenServer, tokenizers.ServerTokenizer]:
+            vocabulary = TokenServer(encode, decode, template)
+            app = web.Application(client_max_size=1 << 24)
+            app.router.add_post("/tokenize", vocabulary.tokenize)
+            app.router.add_post("/detokenize", vocabulary.detokenize)
+            server = await stack.enter_async_context(TestServer(app))
+            found = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
+            assert isinstance(found, tokenizers.ServerTokenizer)
+            return vocabulary, await stack.enter_async_context(found)
+
+        yield start
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     """Key and certificate of a server at 127.0.0.1."""
@@ -207,14 +265,11 @@ class Worker:
 def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
     fd = frames.open_log(path)
     for index, offset_ns in enumerate(offsets):
-        frames.append_record(
-            fd,
-            records.PlannedRequest(
-                index=index, phase="measure", workload_class="test", path=PATH, body=b'{"n":%d}' % index,
-                input_tokens=10, max_tokens=5, offset_ns=offset_ns,
-                url=index % urls,
-            ),
-        )  # fmt: skip
+        body = b'{"n":%d}' % index
+        one = records.PlannedRequest(
+            index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls
+        )
+        frames.append_record(fd, one)
     if close:
         frames.append_record(fd, records.plan_end("measure"))
     os.close(fd)

@@ -62,7 +62,7 @@ def test_a_chunked_body_ends_with_the_read_that_ends_it(
     body: list[bytes], cuts: list[int], asked: set[int], surplus: bytes
 ):
     """However the reads fell, whatever the chunks look like, and whenever somebody asked for what had come."""
-    framed = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in body) + b"0\r\n\r\n"
+    framed = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(one), one) for one in body) + b"0\r\n\r\n"
     exchange, wire, reads = _read(CHUNKED + framed + surplus, cuts, asked)
     assert ("", framed) == (exchange.error, bytes(exchange.body))
     assert len(framed) == exchange.read_ends[-1]

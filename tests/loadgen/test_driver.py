@@ -13,7 +13,7 @@ from scipy import stats
 
 from loadgen.arrivals import Arrival, schedule
 from loadgen.clock import Clock
-from loadgen.driver import Order, Stop, is_share, run_phase, slots
+from loadgen.driver import Order, Send, Stop, is_share, run_phase, slots
 from loadgen.records import PlannedRequest
 
 MS = 1_000_000
@@ -26,10 +26,7 @@ def _virtual(look_ns: int = 1000) -> Clock:
 
 
 def _request(index: int, offset_ns: int = -1, think_ns: int = -1, *turns: PlannedRequest) -> PlannedRequest:
-    return PlannedRequest(
-        index=index, phase="p", workload_class="", path="/", body=b"", input_tokens=-1, max_tokens=1,
-        offset_ns=offset_ns, think_ns=think_ns, turns=turns,
-    )  # fmt: skip
+    return PlannedRequest(index=index, offset_ns=offset_ns, think_ns=think_ns, turns=turns)
 
 
 async def _planned(*requests: PlannedRequest) -> AsyncGenerator[PlannedRequest, None]:
@@ -40,22 +37,45 @@ async def _planned(*requests: PlannedRequest) -> AsyncGenerator[PlannedRequest, 
 class _Server:
     """Answers each request after a time of its own, and goes on with the session; tells what was sent when."""
 
-    def __init__(self, clock: Clock, *, took_s: Callable[[PlannedRequest], float]) -> None:
-        self._clock, self._took_s = clock, took_s
-        self.start_ns = clock.now_ns()
+    def __init__(self, took_s: Callable[[PlannedRequest], float] = lambda _: 0.0, *, look_ns: int = 1000) -> None:
+        self.clock, self.stop, self._took_s = _virtual(look_ns), Stop(), took_s
+        self.start_ns = self.clock.now_ns()
         self.sent: list[tuple[int, int, int]] = []
+        self.cut: list[tuple[int, str, int]] = []
+
+    @property
+    def indices(self) -> list[int]:
+        return [index for index, _, _ in self.sent]
 
     def at_ms(self, moment_ns: int) -> int:
         """Milliseconds of virtual time; looking at it costs microseconds, and waiting for it a thousand looks."""
         return moment_ns if moment_ns < 0 else round((moment_ns - self.start_ns) / MS)
 
     async def send(self, planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
-        self.sent.append((planned.index, self.at_ms(due_ns), self.at_ms(self._clock.now_ns())))
-        await asyncio.sleep(self._took_s(planned))
+        self.sent.append((planned.index, self.at_ms(due_ns), self.at_ms(self.clock.now_ns())))
+        try:
+            await asyncio.sleep(self._took_s(planned))
+        except asyncio.CancelledError:
+            self.cut.append((planned.index, self.stop.reason, self.at_ms(self.clock.now_ns())))
+            raise
         if not planned.turns:
             return None
         following = msgspec.structs.replace(planned.turns[0], turns=planned.turns[1:])
-        return following, self._clock.now_ns() + following.think_ns
+        return following, self.clock.now_ns() + following.think_ns
+
+    async def drive(
+        self,
+        plan: AsyncGenerator[PlannedRequest, None],
+        send: Send | None = None,
+        *,
+        start_ms: int = 0,
+        until_ms: int | None = None,
+        **order: object,
+    ) -> None:
+        """Drive a plan to its end; times count from when the server was made."""
+        until_ns = None if until_ms is None else self.start_ns + until_ms * MS
+        told = Order(start_ns=self.start_ns + start_ms * MS, until_ns=until_ns, **order)
+        await run_phase(plan, told, send=send or self.send, clock=self.clock, stop=self.stop)
 
 
 def _near(*sent: tuple[int, int, int]) -> list[object]:
@@ -71,56 +91,26 @@ async def _plan(*offsets: int, then: Callable[[], object] | None = None) -> Asyn
 
 
 @pytest.mark.looptime
-async def test_an_open_loop_keeps_its_schedule_whatever_comes_back():
-    """Nobody is answered before all have been sent, and each is sent within a timer's reach of its moment."""
-    clock = _virtual()
-    offsets = schedule(Arrival(kind="poisson", rate_per_s=20), seed=1, count=40).tolist()
-    sent: list[tuple[int, int]] = []
-    all_sent = asyncio.Event()
-
-    async def send(_planned: PlannedRequest, due_ns: int) -> None:
-        sent.append((due_ns, clock.now_ns()))
-        if len(sent) == len(offsets):
-            all_sent.set()
-        await all_sent.wait()
-
-    start_ns = clock.now_ns() + 50 * MS
-    await run_phase(_plan(*offsets), Order(start_ns=start_ns), send=send, clock=clock, stop=Stop())
-    assert [start_ns + offset for offset in offsets] == [due for due, _ in sent]
-    assert all(0 <= at - due < 2 * MS for due, at in sent)
-
-
-@pytest.mark.looptime
 async def test_nothing_is_submitted_at_or_after_the_end():
     """Of offsets 0, 10, 20, 30 ms the last two are not before 20 ms."""
-    clock, sent = _virtual(), []
-
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
-        sent.append(planned.index)
-
-    start_ns = clock.now_ns()
-    order = Order(start_ns=start_ns, until_ns=start_ns + 20 * MS)
-    await run_phase(_plan(0, 10 * MS, 20 * MS, 30 * MS), order, send=send, clock=clock, stop=Stop())
-    assert [0, 1] == sent
+    server = _Server()
+    await server.drive(_plan(0, 10 * MS, 20 * MS, 30 * MS), until_ms=20)
+    assert [0, 1] == server.indices
 
 
 @pytest.mark.looptime
 async def test_a_late_plan_is_sent_late_and_whole():
     """What was due long ago is sent at once, in order; lateness does not add up."""
-    clock, sent = _virtual(), []
-
-    async def send(planned: PlannedRequest, due_ns: int) -> None:
-        sent.append((planned.index, clock.now_ns() >= due_ns))
-
-    order = Order(start_ns=clock.now_ns() - 1000 * MS)
-    await run_phase(_plan(0, 1, 2, 1001 * MS), order, send=send, clock=clock, stop=Stop())
-    assert [(0, True), (1, True), (2, True), (3, True)] == sent
+    server = _Server()
+    await server.drive(_plan(0, 1, 2, 1001 * MS), start_ms=-1000)
+    assert [0, 1, 2, 3] == server.indices
+    assert all(at >= due for _, due, at in server.sent)
 
 
 @pytest.mark.looptime
 async def test_a_closed_loop_keeps_exactly_n_in_flight():
     """A completed request is replaced at once: all slots are full whenever one ends, until the plan is used up."""
-    clock, in_flight, seen = _virtual(), 0, []
+    in_flight, seen = 0, []
 
     async def send(planned: PlannedRequest, due_ns: int) -> None:
         nonlocal in_flight
@@ -130,8 +120,7 @@ async def test_a_closed_loop_keeps_exactly_n_in_flight():
         seen.append(in_flight)
         in_flight -= 1
 
-    order = Order(start_ns=clock.now_ns(), concurrency=4)
-    await run_phase(_plan(*[-1] * 40), order, send=send, clock=clock, stop=Stop())
+    await _Server().drive(_plan(*[-1] * 40), send, concurrency=4)
     assert seen[:37] == [4] * 37
     assert len(seen) == 40
 
@@ -146,10 +135,7 @@ async def test_a_closed_loop_fills_its_slots_one_turn_of_the_event_loop_each():
         asyncio.get_running_loop().call_soon(happened.append, f"read {planned.index}")
         await asyncio.sleep(0.01)
 
-    clock = _virtual()
-    await run_phase(
-        _plan(-1, -1, -1), Order(start_ns=clock.now_ns(), concurrency=3), send=send, clock=clock, stop=Stop()
-    )
+    await _Server().drive(_plan(-1, -1, -1), send, concurrency=3)
     assert happened.index("read 0") < happened.index("sent 2")
 
 
@@ -157,42 +143,24 @@ async def test_a_closed_loop_fills_its_slots_one_turn_of_the_event_loop_each():
 @pytest.mark.parametrize("concurrency", [None, 2])
 async def test_a_phase_ends_though_its_plan_does_not(concurrency: int | None):
     """At the end of the submitting time nobody waits for more of the plan."""
-    clock, sent = _virtual(), []
-
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
-        sent.append(planned.index)
-
-    order = Order(start_ns=clock.now_ns(), concurrency=concurrency, until_ns=clock.now_ns() + 50 * MS)
-    await run_phase(_plan(0, 1, then=asyncio.Event().wait), order, send=send, clock=clock, stop=Stop())
-    assert [0, 1] == sent
+    server = _Server()
+    await server.drive(_plan(0, 1, then=asyncio.Event().wait), concurrency=concurrency, until_ms=50)
+    assert [0, 1] == server.indices
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("concurrency", [None, 3])
-@pytest.mark.parametrize("how", ["stop", "drain bound"])
-async def test_what_is_in_flight_is_cancelled_with_the_reason(concurrency: int | None, how: str):
-    """A stop and the drain bound cancel every request in flight, start no other, and name themselves."""
-    clock, stop, ends = _virtual(), Stop(), []
+async def test_what_is_in_flight_is_cancelled_with_the_reason(concurrency: int | None):
+    """A stop cancels every request in flight, starts no other, and names itself."""
+    server = _Server(lambda _: 1e9)
 
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
-        try:
-            if planned.index == 2 and how == "stop":
-                stop.set("stopped")
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            ends.append((planned.index, stop.reason))
-            raise
+    async def send(planned: PlannedRequest, due_ns: int) -> None:
+        if planned.index == 2:
+            server.stop.set("stopped")
+        await server.send(planned, due_ns)
 
-    start_ns = clock.now_ns()
-    order = Order(
-        start_ns=start_ns,
-        concurrency=concurrency,
-        until_ns=start_ns + 10 * MS if how == "drain bound" else None,
-        drain_s=0.02 if how == "drain bound" else None,
-    )
-    await run_phase(_plan(0, 0, 0, 10**15), order, send=send, clock=clock, stop=stop)
-    reason = "stopped" if how == "stop" else "the drain bound was reached"
-    assert [(0, reason), (1, reason), (2, reason)] == sorted(ends)
+    await server.drive(_plan(0, 0, 0, 10**15), send, concurrency=concurrency)
+    assert [(0, "stopped"), (1, "stopped"), (2, "stopped")] == sorted(cut[:2] for cut in server.cut)
 
 
 @pytest.mark.looptime
@@ -211,90 +179,62 @@ async def test_the_drain_bound_counts_from_the_end_of_submitting(
     concurrency: int | None, offsets: list[int], until_ms: int | None, expected_ms: int
 ):
     """Half a second after the plan's end or `until_ns`, in open and closed loop alike; the third is never begun."""
-    clock, stop, ends = _virtual(), Stop(), []
-    start_ns = clock.now_ns()
-
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            ends.append((planned.index, stop.reason, (clock.now_ns() - start_ns) / MS))
-            raise
-
-    until_ns = None if until_ms is None else start_ns + until_ms * MS
-    order = Order(start_ns=start_ns, concurrency=concurrency, until_ns=until_ns, drain_s=0.5)
+    server = _Server(lambda _: 1e9)
     plan = _plan(*(offset * MS for offset in offsets))
-    await run_phase(plan, order, send=send, clock=clock, stop=stop)
-    reason = "the drain bound was reached"
-    # Each look at the clock costs a microsecond, and a timer's approach a thousand looks.
-    about = pytest.approx(expected_ms, abs=5)
-    assert [(0, reason, about), (1, reason, about)] == sorted(ends)
+    await server.drive(plan, concurrency=concurrency, until_ms=until_ms, drain_s=0.5)
+    reason, about = "the drain bound was reached", pytest.approx(expected_ms, abs=5)
+    assert [(0, reason, about), (1, reason, about)] == sorted(server.cut)
 
 
 @pytest.mark.looptime
 async def test_a_phase_that_has_drained_does_not_wait_for_its_bound():
     """It ends with its last request, and nobody wished a stop."""
-    clock, stop = _virtual(), Stop()
-    start_ns = clock.now_ns()
-
-    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
-        await asyncio.sleep(0.01)
-
-    order = Order(start_ns=start_ns, until_ns=start_ns + 100_000 * MS, drain_s=1000.0)
-    await run_phase(_plan(0, 200_000 * MS), order, send=send, clock=clock, stop=stop)
-    assert (True, "") == (clock.now_ns() - start_ns < 50 * MS, stop.reason)
+    server = _Server(lambda _: 0.01)
+    await server.drive(_plan(0, 200_000 * MS), until_ms=100_000, drain_s=1000.0)
+    assert (True, "") == (server.clock.now_ns() - server.start_ns < 50 * MS, server.stop.reason)
 
 
 @pytest.mark.looptime
 async def test_no_more_is_started_than_was_planned():
     """A concurrency of 10**9 costs no more than the three requests that are there for it."""
-    clock, in_flight = _virtual(), []
+    server, tasks = _Server(lambda _: 0.01), []
 
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
-        in_flight.append(planned.index)
-        await asyncio.sleep(0.01)
+    async def send(planned: PlannedRequest, due_ns: int) -> None:
+        await server.send(planned, due_ns)
         tasks.append(len(asyncio.all_tasks()))
 
-    tasks: list[int] = []
-    order = Order(start_ns=clock.now_ns(), concurrency=10**9)
-    await run_phase(_plan(-1, -1, -1), order, send=send, clock=clock, stop=Stop())
-    assert [0, 1, 2] == in_flight
+    await server.drive(_plan(-1, -1, -1), send, concurrency=10**9)
+    assert [0, 1, 2] == server.indices
     assert max(tasks) < 10
 
 
+@pytest.mark.looptime
 async def test_a_worker_without_a_slot_sends_nothing():
     """Its share of a closed loop may be none; its phase ends at once."""
-    clock = Clock(offset_ns=0)
-
-    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
-        raise AssertionError
-
-    order = Order(start_ns=clock.now_ns(), concurrency=0)
-    await run_phase(_plan(-1), order, send=send, clock=clock, stop=Stop())
+    server = _Server()
+    await server.drive(_plan(-1), concurrency=0)
+    assert [] == server.sent
 
 
+@pytest.mark.looptime
 async def test_a_stop_that_was_wished_before_sends_nothing():
     """The phase ends at once."""
-    clock, stop = Clock(offset_ns=0), Stop()
-    stop.set("first")
-    stop.set("second")
-
-    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
-        raise AssertionError
-
-    await run_phase(_plan(10**12), Order(start_ns=clock.now_ns() + 10**12), send=send, clock=clock, stop=stop)
-    assert stop.reason == "first"
+    server = _Server()
+    server.stop.set("first")
+    server.stop.set("second")
+    await server.drive(_plan(10**12))
+    assert ([], "first") == (server.sent, server.stop.reason)
 
 
+@pytest.mark.looptime
 async def test_what_breaks_the_sender_ends_the_phase():
     """As when the log cannot be written: the error comes out."""
-    clock = Clock(offset_ns=0)
 
     async def send(_planned: PlannedRequest, _due_ns: int) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ExceptionGroup) as caught:
-        await run_phase(_plan(0), Order(start_ns=clock.now_ns()), send=send, clock=clock, stop=Stop())
+        await _Server().drive(_plan(0), send)
     assert caught.group_contains(OSError, match="No space left")
 
 
@@ -319,17 +259,16 @@ def test_slots_are_shared_evenly(concurrency: int, workers: int):
 )
 async def test_a_server_that_hangs_for_three_seconds_moves_no_submission(arrival: Arrival):
     """Whoever asks between 1 s and 4 s is answered at 4 s; every request goes out at its moment all the same."""
-    clock = _virtual(look_ns=10_000)
     offsets = schedule(arrival, seed=3, duration_s=5).tolist()
     late_ns: list[int] = []
-    start_ns = clock.now_ns()
+    server = _Server(look_ns=10_000)
 
     async def send(_planned: PlannedRequest, due_ns: int) -> None:
-        late_ns.append(clock.now_ns() - due_ns)
-        into_s = (clock.now_ns() - start_ns) / 1e9
+        late_ns.append(server.clock.now_ns() - due_ns)
+        into_s = (server.clock.now_ns() - server.start_ns) / 1e9
         await asyncio.sleep(4 - into_s if 1 <= into_s < 4 else 0.01)
 
-    await run_phase(_plan(*offsets), Order(start_ns=start_ns), send=send, clock=clock, stop=Stop())
+    await server.drive(_plan(*offsets), send)
     assert len(offsets) == len(late_ns)
     assert all(0 <= late < 2 * MS for late in late_ns)
 
@@ -337,28 +276,26 @@ async def test_a_server_that_hangs_for_three_seconds_moves_no_submission(arrival
 @pytest.mark.looptime
 async def test_submissions_at_500_a_second_are_accepted_as_poisson():
     """By Kolmogorov and Smirnov, from the moments at which they were made and not from those at which they were due."""
-    clock, sent = _virtual(look_ns=10_000), []
+    server, sent = _Server(look_ns=10_000), []
 
     async def send(_planned: PlannedRequest, _due_ns: int) -> None:
-        sent.append(clock.now_ns())
+        sent.append(server.clock.now_ns())
         await asyncio.sleep(0.1)
 
-    offsets = schedule(Arrival(kind="poisson", rate_per_s=500), seed=42, count=2000).tolist()
-    await run_phase(_plan(*offsets), Order(start_ns=clock.now_ns()), send=send, clock=clock, stop=Stop())
+    await server.drive(_plan(*schedule(Arrival(kind="poisson", rate_per_s=500), seed=42, count=2000).tolist()), send)
     assert stats.kstest(np.diff(sent) / 1e9, stats.expon(scale=1 / 500).cdf).pvalue > 0.01
 
 
 @pytest.mark.looptime
 async def test_an_open_loop_schedules_first_turns_and_the_others_follow_their_think_time():
     """A session's second turn is due 200 ms after its first has ended, whatever else is scheduled."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda planned: 0.1 if planned.index < 10 else 0.5)
+    server = _Server(lambda planned: 0.1 if planned.index < 10 else 0.5)
     sessions = _planned(
         _request(0, 0, -1, _request(1, think_ns=200 * MS), _request(2, think_ns=0)),
         _request(10, 50 * MS, -1, _request(11, think_ns=200 * MS)),
         _request(20, 250 * MS),
     )
-    await run_phase(sessions, Order(start_ns=server.start_ns), send=server.send, clock=clock, stop=Stop())
+    await server.drive(sessions)
     expected = _near((0, 0, 0), (10, 50, 50), (20, 250, 250), (1, 300, 300), (2, 400, 400), (11, 750, 750))
     assert expected == server.sent
 
@@ -366,11 +303,8 @@ async def test_an_open_loop_schedules_first_turns_and_the_others_follow_their_th
 @pytest.mark.looptime
 async def test_a_closed_loop_holds_the_slot_until_the_session_is_over():
     """With one slot the next request waits for the last turn of the session before it, think time included."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda _: 0.1)
-    sessions = _planned(_request(0, -1, -1, _request(1, think_ns=300 * MS)), _request(2))
-    order = Order(start_ns=server.start_ns, concurrency=1)
-    await run_phase(sessions, order, send=server.send, clock=clock, stop=Stop())
+    server = _Server(lambda _: 0.1)
+    await server.drive(_planned(_request(0, -1, -1, _request(1, think_ns=300 * MS)), _request(2)), concurrency=1)
     assert _near((0, -1, 0), (1, 400, 400), (2, -1, 500)) == server.sent
 
 
@@ -378,26 +312,23 @@ async def test_a_closed_loop_holds_the_slot_until_the_session_is_over():
 @pytest.mark.parametrize("concurrency", [None, 2])
 async def test_turns_that_would_be_due_after_the_end_are_not_sent(concurrency: int | None):
     """Submitting ends at 250 ms: the second turn at 200 ms goes out, the third would be due at 400 ms."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda _: 0.1)
+    server = _Server(lambda _: 0.1)
     later = [_request(index, think_ns=100 * MS) for index in (1, 2)]
-    order = Order(start_ns=server.start_ns, concurrency=concurrency, until_ns=server.start_ns + 250 * MS)
-    await run_phase(_planned(_request(0, 0, -1, *later)), order, send=server.send, clock=clock, stop=Stop())
-    assert [0, 1] == [index for index, _, _ in server.sent]
-    assert clock.now_ns() - server.start_ns < 400 * MS
+    await server.drive(_planned(_request(0, 0, -1, *later)), concurrency=concurrency, until_ms=250)
+    assert [0, 1] == server.indices
+    assert server.clock.now_ns() - server.start_ns < 400 * MS
 
 
 @pytest.mark.looptime
 async def test_a_session_whose_turn_failed_is_over():
     """Nothing follows where `send` names nothing; the slot is free for the next."""
-    clock, sent = _virtual(), []
+    sent: list[int] = []
 
     async def send(planned: PlannedRequest, _due_ns: int) -> None:
         sent.append(planned.index)
 
     plan = _planned(_request(0, -1, -1, _request(1, think_ns=0)), _request(2))
-    order = Order(start_ns=clock.now_ns(), concurrency=1, drain_s=1.0)
-    await run_phase(plan, order, send=send, clock=clock, stop=Stop())
+    await _Server().drive(plan, send, concurrency=1, drain_s=1.0)
     assert [0, 2] == sent
 
 
@@ -411,71 +342,51 @@ async def test_the_drain_bound_counts_from_the_last_turn(
 
     Where submitting ends at 700 ms, that turn is not sent any more, and the stream is cut off at 1.2 s.
     """
-    clock, stop, cut = _virtual(), Stop(), []
-    server = _Server(clock, took_s=lambda planned: 0.1 if planned.turns else 1e9)
-
-    async def send(planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
-        try:
-            return await server.send(planned, due_ns)
-        except asyncio.CancelledError:
-            cut.append((planned.index, stop.reason, server.at_ms(clock.now_ns())))
-            raise
-
+    server = _Server(lambda planned: 0.1 if planned.turns else 1e9)
     plan = _planned(_request(0, 0), _request(1, 0, -1, _request(2, think_ns=900 * MS)))
-    until_ns = None if until_ms is None else server.start_ns + until_ms * MS
-    order = Order(
-        start_ns=server.start_ns, concurrency=concurrency, barrier=barrier, until_ns=until_ns, drain_s=0.5
-    )  # fmt: skip
-    await run_phase(plan, order, send=send, clock=clock, stop=stop)
+    await server.drive(plan, concurrency=concurrency, barrier=barrier, until_ms=until_ms, drain_s=0.5)
     about = pytest.approx(expected_ms, abs=5)
     reason = "the drain bound was reached"
-    assert [(index, reason, about) for index in ([0, 2] if until_ms is None else [0])] == sorted(cut)
+    assert [(index, reason, about) for index in ([0, 2] if until_ms is None else [0])] == sorted(server.cut)
 
 
 @pytest.mark.looptime
 async def test_a_barrier_releases_its_requests_together_round_by_round():
     """Three at a time, all due at one moment; the next three when the slowest has ended, then what is left."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda planned: 0.1 * (1 + planned.index % 3))
-    start_ns = server.start_ns + 50 * MS
+    server = _Server(lambda planned: 0.1 * (1 + planned.index % 3))
     dues: dict[int, set[int]] = {}
 
     async def send(planned: PlannedRequest, due_ns: int) -> None:
         dues.setdefault(planned.index // 3, set()).add(due_ns)
         await server.send(planned, due_ns)
 
-    order = Order(start_ns=start_ns, concurrency=3, barrier=True)
-    await run_phase(_plan(*[-1] * 8), order, send=send, clock=clock, stop=Stop())
+    await server.drive(_plan(*[-1] * 8), send, start_ms=50, concurrency=3, barrier=True)
     rounds = [(index, *[50 + 300 * (index // 3)] * 2) for index in range(8)]
     assert _near(*rounds) == server.sent
     assert [1, 1, 1] == [len(round_dues) for round_dues in dues.values()]
-    assert {start_ns} == dues[0]
+    assert {server.start_ns + 50 * MS} == dues[0]
 
 
 @pytest.mark.looptime
 async def test_a_barrier_waits_until_a_round_is_complete():
     """A plan that is still growing holds up its round, not half of it."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda _: 0.01)
+    server = _Server(lambda _: 0.01)
 
     async def growing() -> AsyncGenerator[PlannedRequest, None]:
         for index in range(4):
             await asyncio.sleep(0.1)
             yield _request(index)
 
-    order = Order(start_ns=server.start_ns, concurrency=2, barrier=True)
-    await run_phase(growing(), order, send=server.send, clock=clock, stop=Stop())
+    await server.drive(growing(), concurrency=2, barrier=True)
     assert [200, 200, 400, 400] == pytest.approx([at for _, _, at in server.sent], abs=3)
 
 
 @pytest.mark.looptime
 async def test_a_barrier_starts_no_round_at_the_end():
     """A round of 100 ms, and 250 ms in all: three rounds, and no more is waited for than they take."""
-    clock = _virtual()
-    server = _Server(clock, took_s=lambda _: 0.1)
-    order = Order(start_ns=server.start_ns, concurrency=2, barrier=True, until_ns=server.start_ns + 250 * MS)
-    await run_phase(_plan(*[-1] * 100), order, send=server.send, clock=clock, stop=Stop())
-    assert list(range(6)) == [index for index, _, _ in server.sent]
+    server = _Server(lambda _: 0.1)
+    await server.drive(_plan(*[-1] * 100), concurrency=2, barrier=True, until_ms=250)
+    assert list(range(6)) == server.indices
 
 
 @given(st.lists(st.integers(1, 5), max_size=60), st.integers(1, 9))

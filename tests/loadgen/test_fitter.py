@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from loadgen import plan, tokenizers
+from loadgen import fitter, plan, tokenizers
 from loadgen.protocols.prompt import Target
 from loadgen.workloads.request import Shared, Turn, WorkloadRequest
+
+if TYPE_CHECKING:
+    from conftest import Tokenizing
 
 IDS = tuple(tokenizers.reference().ids(" the people of this city know the way home" * 40))
 TEMPLATE = 7
 
 
-class Words:
-    """A server's tokenizer with a token a character, and seven more for the template of a chat."""
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        if (messages := asked.get("messages")) is not None:
-            text = "." * TEMPLATE + "".join(one["content"] for one in messages)
-        else:
-            text = asked["prompt"]
-        return web.json_response({"tokens": [ord(one) for one in text]})
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"prompt": "".join(map(chr, (await request.json())["tokens"]))})
-
-
 @pytest.fixture
-async def server() -> AsyncIterator[tokenizers.ServerTokenizer]:
-    words = Words()
-    app = web.Application()
-    app.router.add_post("/tokenize", words.tokenize)
-    app.router.add_post("/detokenize", words.detokenize)
-    async with TestServer(app) as served:
-        found = await tokenizers.probe_server(str(served.make_url("/")), "m", {})
-        assert isinstance(found, tokenizers.ServerTokenizer)
-        async with found:
-            yield found
+async def server(tokenizing: Tokenizing) -> tokenizers.ServerTokenizer:
+    """A server's tokenizer with a token a character."""
+    return (await tokenizing(template=TEMPLATE))[1]
 
 
 def request(input_tokens: int, **more: Any) -> WorkloadRequest:
@@ -59,15 +36,15 @@ PREFIX = Shared(name="p", token_ids=IDS[:50], tokens=50)
 
 async def planned(
     requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
-) -> list[plan.Planned]:
+) -> list[fitter.Planned]:
     target = Target(base_url="http://h", model="m", endpoint=endpoint)
     made = plan.plan(
-        requests, target=target, tokenizer=tokenizer, order=plan.PlanOrder(**({"phase": "measure"} | order))
+        requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )
     return [one async for one in made]
 
 
-def messages(one: plan.Planned) -> dict[str, str]:
+def messages(one: fitter.Planned) -> dict[str, str]:
     return {message["role"]: message["content"] for message in json.loads(one.request.body)["messages"]}
 
 
@@ -96,7 +73,7 @@ async def test_a_protocol_without_roles_gets_one_text(server: tokenizers.ServerT
     """The system prompt, a blank line, the prompt."""
     (made,) = await planned([request(100, system=SYSTEM)], server, endpoint="completions")
     prompt = json.loads(made.request.body)["prompt"]
-    assert tokenizers.reference().decode(IDS)[:30] + "\n\n" == prompt[:32]
+    assert tokenizers.reference().text(IDS)[:30] + "\n\n" == prompt[:32]
 
 
 async def test_a_files_text_goes_out_as_it_is(server: tokenizers.ServerTokenizer):
@@ -168,7 +145,7 @@ async def test_a_session_is_one_record_with_its_turns():
     ]
     assert [-1, -1] == [one.offset_ns for one in turns]
     added = [json.loads(one.body)["messages"] for one in turns]
-    assert [[{"role": "user", "content": tokenizers.reference().decode(IDS[:n])}] for n in (10, 11)] == added
+    assert [[{"role": "user", "content": tokenizers.reference().text(IDS[:n])}] for n in (10, 11)] == added
     assert [10, 11] == [one.input_tokens for one in turns]
 
 
@@ -195,14 +172,13 @@ async def test_urls_take_turns():
 
 async def test_shared_pieces_are_fitted_once(server: tokenizers.ServerTokenizer):
     """A thousand requests with the same prefix ask for it once."""
-    asked = itertools.count()
-    whole = server.fit
+    asked: list[str] = []
+    whole = server.encode
 
-    async def counting(text: str, tokens: int) -> tokenizers.FittedPrompt:
-        if tokens == PREFIX.tokens:
-            next(asked)
-        return await whole(text, tokens)
+    async def counting(text: str) -> list[int]:
+        asked.append(text)
+        return await whole(text)
 
-    server.fit = counting  # type: ignore[method-assign]
+    server.encode = counting  # type: ignore[method-assign]
     await planned([request(300 + n, prefix=PREFIX) for n in range(30)], server)
-    assert next(asked) == 1
+    assert asked.count(tokenizers.reference().text(PREFIX.token_ids)) == 1

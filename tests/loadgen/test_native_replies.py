@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import accumulate, pairwise
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from loadgen.protocols import PROTOCOLS, kserve
 from loadgen.protocols.reply import Reply
+from loadgen.session import reply_text
 
 SSE = "text/event-stream"
 LINES = "application/x-ndjson"
@@ -138,6 +140,10 @@ def _read(protocol: str, *pieces: bytes, status: int = 200, head: bytes | None =
     return PROTOCOLS[protocol].read_reply(status, head, b"".join(pieces), np.arange(1, len(pieces) + 1), ends)
 
 
+def _text(protocol: str, head: bytes, body: bytes) -> str | None:
+    return asyncio.run(reply_text(PROTOCOLS[protocol], head, body))
+
+
 def _told(reply: Reply) -> list[object]:
     """All that does not depend on when the reads came."""
     return [
@@ -157,7 +163,7 @@ def test_one_reply_in_every_protocol(protocol: str):
     before = {"chat": 1, "responses": 2}.get(protocol, 0)
     assert [before + 1, before + 2, before + 3] == reply.chunk_ns.tolist()
     assert (before + 1, before + 3) == (reply.first_token_ns, reply.last_token_ns)
-    text = PROTOCOLS[protocol].reply_text(200, _head(STREAMS[protocol][0]), b"".join(pieces))
+    text = _text(protocol, _head(STREAMS[protocol][0]), b"".join(pieces))
     assert text == " hé llo"
 
 
@@ -193,7 +199,7 @@ def test_a_torn_stream_tells_what_had_come(data: st.DataObject, protocol: str):
     torn = _read(protocol, *(piece[: max(0, cut - at)] for piece, at in zip(pieces, starts, strict=False)))
     assert whole.chunk_ns[: len(torn.chunk_ns)].tolist() == torn.chunk_ns.tolist()
     assert ("", False, False) == (torn.error, torn.complete, torn.done)
-    assert PROTOCOLS[protocol].reply_text(200, _head(kind), b"".join(pieces)[:cut]) is None
+    assert _text(protocol, _head(kind), b"".join(pieces)[:cut]) is None
 
 
 @given(st.data(), st.sampled_from(sorted(STREAMS)), st.sampled_from([200, 500]))
@@ -215,7 +221,7 @@ def test_no_bytes_make_reading_raise(data: st.DataObject, protocol: str, status:
         reply = _read(protocol, rest, status=status, head=head)
         assert -1 <= min(reply.input_tokens, reply.output_tokens)
         assert max(reply.input_tokens, reply.output_tokens) <= 2**53
-        PROTOCOLS[protocol].reply_text(status, head, rest)
+        _text(protocol, head, rest)
 
 
 def _cut(data: st.DataObject, whole: bytes) -> list[bytes]:
@@ -301,7 +307,7 @@ def test_reasoning_and_tool_calls_are_content_of_their_kind(protocol: str):
         reply = _read(protocol, *first, *said)
         assert (kind, 1) == (reply.first_kind, reply.first_token_ns)
         assert [2 if kind == "reasoning" else 0, 3, 1, 3] == reply.chunk_chars.tolist()
-        text = PROTOCOLS[protocol].reply_text(200, _head(STREAMS[protocol][0]), b"".join([*first, *said]))
+        text = _text(protocol, _head(STREAMS[protocol][0]), b"".join([*first, *said]))
         assert text == " hé llo"
 
 
@@ -320,7 +326,7 @@ WHOLE = {
     "sglang": _sglang("hé", 3, {"type": "length", "length": 3}),
     "tgi": {"generated_text": "hé", "details": DETAILS},
     "ollama": _ollama("hé", done=True, done_reason="length", prompt_eval_count=9, eval_count=3),
-    "exo": {"id": "r1", "choices": [{"message": {"content": "hé"}, "finish_reason": "length"}], "usage": COUNTS},
+    "chat": {"id": "r1", "choices": [{"message": {"content": "hé"}, "finish_reason": "length"}], "usage": COUNTS},
 }
 
 
@@ -333,4 +339,4 @@ def test_a_reply_that_is_not_streamed(protocol: str):
         reply.error, reply.complete, reply.finish_reason, reply.output_tokens, reply.input_tokens,
     )  # fmt: skip
     assert (-1, -1, 1) == (reply.first_token_ns, reply.first_output_ns, reply.done_ns)
-    assert PROTOCOLS[protocol].reply_text(200, head, body) == "hé"
+    assert _text(protocol, head, body) == "hé"

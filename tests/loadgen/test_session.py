@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import frames, records
 from loadgen.protocols import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart
-from loadgen.session import follower, next_turn
+from loadgen.session import next_turn
 from loadgen.transport import Exchange
 
 if TYPE_CHECKING:
@@ -38,11 +37,10 @@ def session(number: int, *said: str, index: int, think_ns: int = 0) -> PlannedRe
     """A session of as many turns as the user says something; its indices follow `index`."""
     turns = [
         PlannedRequest(
-            index=index + turn, phase="measure", workload_class="", path=PATH, body=chat(text), input_tokens=-1,
-            max_tokens=5, offset_ns=-1, session=number, turn=turn, think_ns=think_ns if turn else -1,
+            index=index + turn, path=PATH, body=chat(text), session=number, turn=turn, think_ns=think_ns if turn else -1
         )
         for turn, text in enumerate(said)
-    ]  # fmt: skip
+    ]
     return msgspec.structs.replace(turns[0], turns=tuple(turns[1:]))
 
 
@@ -113,18 +111,6 @@ async def test_a_turn_that_failed_is_the_last(wire: type[Wire]):
     assert [None] * len(failed) == [await next_turn(first, one, protocol=CHAT) for one in failed]
 
 
-@given(st.binary(max_size=40), st.integers(0, 400), st.booleans())
-def test_a_reply_in_slices_is_the_reply_at_once(noise: bytes, at: int, torn: bool):
-    """Whatever stands in a stream, wherever it is torn: what is carried is what reading it in one go gives."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    event = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
-    body = b"data: %b\n\n" % json.dumps(event).encode() * 3 + b"data: [DONE]\n\n"
-    body = body[:at] + noise + (b"" if torn else body[at:])
-    following = asyncio.run(next_turn(session(0, "a", "b", index=0), exchange(head, body), protocol=CHAT))
-    text = None if following is None else json.loads(following[0].body)["messages"][1]["content"]
-    assert CHAT.reply_text(200, head, body) == text
-
-
 async def test_others_go_on_while_a_long_reply_is_read(wire: type[Wire]):
     """Of 640 events the event loop comes round at least twenty times."""
     turns = 0
@@ -143,22 +129,13 @@ async def test_others_go_on_while_a_long_reply_is_read(wire: type[Wire]):
     assert turns >= 20
 
 
-def test_a_protocol_that_carries_no_sessions_is_refused():
-    """Its name and those that do stand in the message."""
-    with pytest.raises(ValueError, match="'telex' carries no sessions; these do: chat, completions"):
-        follower("telex")
-
-
 # The load worker as a process of its own
 
 
-async def driven(
-    start: Start, url: str, *sessions: PlannedRequest, number: int = 0, workers: int = 1, **command: object
-) -> dict[str, object]:
+async def driven(start: Start, url: str, *sessions: PlannedRequest, **command: object) -> dict[str, object]:
     """What a worker says of a plan of sessions that it was told to drive, two at a time."""
-    worker = await start(url, worker=number, workers=workers, sessions=True)
+    worker = await start(url, sessions=True)
     path = worker.directory / "plan"
-    path.unlink(missing_ok=True)
     fd = frames.open_log(path)
     for one in (*sessions, records.plan_end("measure")):
         frames.append_record(fd, one)
@@ -235,33 +212,3 @@ async def test_a_worker_sends_nothing_behind_a_failed_turn(
     drained = await driven(start, server.url, *sessions, concurrency=1)
     assert 4 == drained["finished"]
     assert {0: 200, 1: 503, 3: 200, 4: 200} == {part.index: part.status for part in parts(tmp_path)}
-
-
-async def test_workers_share_sessions_and_not_their_turns(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
-    """Four sessions of two turns, whose first indices are all even, over two workers: two each."""
-
-    server = await serve(wire.SSE_HEAD + answer(wire, "ok"))
-    sessions = [session(number, "a", "b", index=2 * number) for number in range(4)]
-    for number in range(2):
-        assert 4 == (await driven(start, server.url, *sessions, number=number, workers=2))["finished"]
-    assert {index: index // 2 % 2 for index in range(8)} == {part.index: part.worker for part in parts(tmp_path)}
-
-
-async def test_a_worker_releases_a_round_at_one_moment(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
-    """Four requests that are due at the same nanosecond; the server answers none before it has all."""
-    full = asyncio.Condition()
-
-    async def script(peer: Peer) -> None:
-        async with full:
-            full.notify_all()
-            await full.wait_for(lambda: len(server.peers) % 4 == 0 or len(server.peers) > 4)
-        await peer.say(wire.SSE_HEAD, answer(wire, "ok"))
-
-    server = await serve(script)
-    sessions = [session(number, "a", index=number) for number in range(8)]
-    drained = await driven(start, server.url, *sessions, concurrency=4, barrier=True)
-    assert 8 == drained["finished"]
-    rounds = [{part.scheduled_ns for part in parts(tmp_path) if part.index // 4 == number} for number in range(2)]
-    assert [1, 1] == list(map(len, rounds))
-    ended_ns = max(part.end_ns for part in parts(tmp_path) if part.index < 4)
-    assert rounds[1].pop() >= ended_ns

@@ -3,15 +3,17 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import tokenizers
 from loadgen.tokenizers.fitting import fit_counted
+
+if TYPE_CHECKING:
+    from conftest import Tokenizing
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
@@ -21,11 +23,9 @@ TEMPLATE = (
 
 def test_special_tokens_are_stated():
     """BOS and EOS, system prompt and tools, each with a sentence; exact prompts include the template."""
-    for exact in (True, False):
-        assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(
-            tokenizers.special_tokens(exact=exact)
-        )
-    assert tokenizers.special_tokens(exact=True) != tokenizers.special_tokens(exact=False)
+    told, exact = (tokenizers.about(tokenizers.reference(), exact=exact)["special_tokens"] for exact in (False, True))
+    assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(told) == set(exact)
+    assert told != exact
 
 
 @given(
@@ -90,11 +90,11 @@ async def test_a_local_tokenizer_counts_and_fits(model: Path):
     assert local.version.startswith("sha256 ")
     assert (local.vocab_size or 0) > 256
     text = "the quick brown fox " * 20
-    assert local.count(text) > 8
-    assert text == local.decode(local.ids(text))
+    assert await tokenizers.count_text(local, text) > 8
+    assert text == await local.decode(await local.encode(text))
     for wanted in (1, 17, 200):
-        fitted = await local.fit(text, wanted)
-        assert (wanted, wanted) == (fitted.tokens, local.count(fitted.text))
+        fitted = await tokenizers.fit(local, text, wanted)
+        assert (wanted, wanted) == (fitted.tokens, await tokenizers.count_text(local, fitted.text))
     assert tokenizers.LocalTokenizer(model / "tokenizer.json").version == local.version
 
 
@@ -103,11 +103,11 @@ async def test_a_local_chat_template_is_counted(model: Path):
     pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
     local = tokenizers.LocalTokenizer(model)
     assert local.template
-    expected = local.count("<s><system>be kind</s><user>hello</s><assistant>")
+    expected = await tokenizers.count_text(local, "<s><system>be kind</s><user>hello</s><assistant>")
     assert expected == await local.count_chat("be kind", "hello")
-    assert local.count("<s>") == 1
+    assert await tokenizers.count_text(local, "<s>") == 1
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    assert local.count("hello") == await tokenizers.LocalTokenizer(model).count_chat("", "hello")
+    assert await tokenizers.count_text(local, "hello") == await tokenizers.LocalTokenizer(model).count_chat("", "hello")
 
 
 async def test_a_template_that_refuses_is_told(model: Path):
@@ -135,28 +135,11 @@ def test_a_file_that_is_no_tokenizer_is_told(tmp_path: Path):
         tokenizers.LocalTokenizer(tmp_path)
 
 
-@pytest.mark.parametrize(("messages_too", "expected"), [(True, True), (False, False)])
-async def test_whether_a_server_counts_messages_is_found_out(messages_too: bool, expected: bool):
+@pytest.mark.parametrize("template", [8, None])
+async def test_whether_a_server_counts_messages_is_found_out(tokenizing: Tokenizing, template: int | None):
     """One that refuses messages still counts plain texts."""
-
-    async def tokenize(request: web.Request) -> web.Response:
-        asked = await request.json()
-        if "messages" in asked and not messages_too:
-            return web.Response(status=400)
-        text = asked.get("prompt") or "template" + "".join(one["content"] for one in asked["messages"])
-        return web.json_response({"tokens": [ord(one) for one in text]})
-
-    async def detokenize(request: web.Request) -> web.Response:
-        return web.json_response({"prompt": "".join(map(chr, (await request.json())["tokens"]))})
-
-    app = web.Application()
-    app.router.add_post("/tokenize", tokenize)
-    app.router.add_post("/detokenize", detokenize)
-    async with TestServer(app) as server:
-        found = await tokenizers.probe_server(str(server.make_url("/")), "m", {})
-        assert isinstance(found, tokenizers.ServerTokenizer)
-        async with found:
-            assert expected == found.template
-            assert await found.count_text("abc") == 3
-            if expected:
-                assert await found.count_chat("s", "user") == len("template") + 5
+    _, found = await tokenizing(template=template)
+    assert (template is not None) == found.template
+    assert await tokenizers.count_text(found, "abc") == 3
+    if template is not None:
+        assert await found.count_chat("s", "user") == template + 5

@@ -121,19 +121,3 @@ def test_a_cold_start_is_stated():
     got = warmup.statement(warmup.COLD_START, request_log(), drained=True)
     assert (True, None, None) == (got["cold_start"], got["meets_draft"], got["drained"])
     assert got["sentence"].startswith("Cold start: no warm-up")
-
-
-def test_the_steady_state_leaves_out_the_first_tenth():
-    """By submission, by dispatch where there was none; nothing after the end."""
-    rows = [
-        {"submit": 99},
-        {"submit": 100},
-        {"submit": 1000},
-        {"submit": 1001},
-        {"dispatch": 500},
-        {"dispatch": 50},
-        {},
-    ]
-    got = warmup.steady_mask(request_log(*rows), 0, 1_000_000_000)
-    assert [False, True, True, False, True, False, False] == got.tolist()
-    assert 100_000_000 == warmup.steady_start_ns(0, 1_000_000_000)

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from loadgen import frames, records
 
@@ -44,23 +42,6 @@ async def test_an_open_loop_from_plan_to_log(serve: Serve, wire: type[Wire], sta
     }
     assert all(peer.head.startswith(f"POST {PATH} HTTP/1.1\r\n".encode()) for peer in peers)
     assert {server.url + PATH} == set(got.endpoint_url)
-
-
-async def test_an_open_loop_does_not_wait_for_responses(serve: Serve, wire: type[Wire], start: Start):
-    """A server that answers nobody before all twenty have arrived is served; a closed loop would never end."""
-    all_there = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        if len(server.peers) == 20:
-            all_there.set()
-        await all_there.wait()
-        await peer.say(wire.answer(1))
-
-    server = await serve(script)
-    worker = await start(server.url)
-    await worker.run(*range(0, 40_000_000, 2_000_000))
-    assert (await worker.hear())["finished"] == 20
-    assert ["ok"] * 20 == worker.log().status.tolist()
 
 
 async def test_a_closed_loop_keeps_its_concurrency(serve: Serve, wire: type[Wire], start: Start):
@@ -109,25 +90,6 @@ def test_a_worker_starts_without_what_it_does_not_need():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-async def test_one_schedule_whatever_the_workers(serve: Serve, wire: type[Wire], start: Start, workers: int):
-    """All workers' logs together hold each planned request once, at the planned moment, by the worker of its index."""
-
-    server = await serve(wire.answer(2))
-    several = [await start(server.url, worker=number, workers=workers) for number in range(workers)]
-    offsets_ns = [3_000_000 * (index * 7 % 11) for index in range(30)]
-    several[0].plan(*sorted(offsets_ns))
-    start_ns = several[0].clock.now_ns()
-    for worker in several:
-        await worker.send(cmd="run", plan=str(several[0].directory / "plan"), start_ns=start_ns)
-    assert sum([(await worker.hear())["finished"] for worker in several]) == 30
-    got = several[0].log()
-    assert list(range(30)) == got.index.tolist()
-    assert sorted(offsets_ns) == (got.scheduled_ns - start_ns).tolist()
-    assert [index % workers for index in range(30)] == got.worker.tolist()
-    assert (["ok"] * 30, [2] * 30) == (got.status.tolist(), got.output_tokens.tolist())
-
-
 async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
     """Two servers and a proxy's path on the second take turns, each over connections of its own."""
 
@@ -143,31 +105,6 @@ async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], 
     assert [2, 4] == [len(server.peers) for server in servers]
     assert [1, 1] == [server.connections for server in servers]
     assert {servers[1].url.removeprefix("http://")} == {peer.header("Host") for peer in servers[1].peers}
-
-
-async def test_a_worker_without_reuse_says_so(serve: Serve, wire: type[Wire], start: Start):
-    """Connection: close in the request, and a connection a request."""
-
-    server = await serve(wire.answer(1))
-    worker = await start(server.url, reuse=False)
-    await worker.run(-1, -1, concurrency=1)
-    await worker.hear()
-    assert {"close"} == {peer.header("Connection") for peer in server.peers}
-    assert server.connections == 2
-
-
-async def test_a_worker_speaks_tls(serve: Serve, wire: type[Wire], start: Start, certificate: tuple[Path, Path]):
-    """To a server whose authority its specification names."""
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate[1], certificate[0])
-    server = await serve(wire.answer(3), ssl=context)
-    worker = await start(server.url, tls={"ca": str(certificate[1])})
-    await worker.run(-1, -1, concurrency=1)
-    await worker.hear()
-    got = worker.log()
-    assert (["ok"] * 2, [False, True]) == (got.status.tolist(), got.reused.tolist())
-    assert (got.submit_ns >= got.connected_ns).all()
 
 
 async def test_a_worker_tells_of_itself(serve: Serve, wire: type[Wire], start: Start):

@@ -231,7 +231,7 @@ def test_a_trace_gives_its_lengths(tmp_path: Path):
     made = workloads.build("trace", seed=1, trace=path)
     requests = list(made.requests)
     assert [(374, 44), (20, 9)] == [(one.input_tokens, one.max_tokens) for one in requests]
-    assert [374, 20] == [reference().count(reference().decode(one.token_ids)) for one in requests]
+    assert [374, 20] == [reference().count(reference().text(one.token_ids)) for one in requests]
     assert "trace azure" == made.label
     assert hashlib.sha256(path.read_bytes()).hexdigest() == made.about["data"]["sha256"]
 

@@ -66,6 +66,7 @@ def test_synthetic_uniform_is_the_appendix_to_the_letter():
         for one in ours
     ]
     assert expected == actual
+    assert all(one.input_tokens == len(one.token_ids) for one in drawn("synthetic-uniform", 50, seed=7))
 
 
 def test_synthetic_uniform_is_the_same_everywhere():
@@ -75,12 +76,6 @@ def test_synthetic_uniform_is_the_same_everywhere():
 
 
 DIGEST = "932cfe66bcb8e16eb3c7992f65039af9495ca7f72ccb23be2ce507c9ef657eb1"
-
-
-def test_lengths_are_declared_as_drawn():
-    """input_tokens is the number of ids."""
-    for one in drawn("synthetic-uniform", 50, seed=7):
-        assert one.input_tokens == len(one.token_ids)
 
 
 def test_synthetic_skewed_has_the_appendixs_lengths():
@@ -102,7 +97,7 @@ def test_the_conversations_stand_in_has_the_references_percentiles():
     systems = [one.system for one in made if one.system is not None]
     assert_share(len(systems), len(made), 0.5)
     assert len(set(systems)) == 1
-    assert (200, 200) == (systems[0].tokens, reference().count(reference().decode(systems[0].token_ids)))
+    assert (200, 200) == (systems[0].tokens, reference().count(reference().text(systems[0].token_ids)))
 
 
 def test_code_completions_stand_in_shares_repositories_as_the_appendix_has_it():
@@ -145,7 +140,7 @@ def test_made_texts_encode_to_the_ids_they_were_made_from(name: str):
         pieces = [one.token_ids[:-1], *(piece.token_ids[:-1] for piece in (one.system, one.prefix) if piece)]
         for ids in pieces:
             # The last token may be half of a word.
-            assert abs(reference().count(reference().decode(ids)) - len(ids)) <= 1
+            assert abs(reference().count(reference().text(ids)) - len(ids)) <= 1
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -172,6 +167,6 @@ def test_a_workload_states_what_the_draft_demands(name: str):
 def test_an_unknown_workload_lists_the_names_and_the_nearest():
     """The error is raised at the call, not at the first request."""
     with pytest.raises(
-        workloads.UnknownWorkload, match=r"did you mean 'synthetic-uniform'\?\); known: synthetic-uniform"
+        workloads.WorkloadError, match=r"did you mean 'synthetic-uniform'\?\); known: synthetic-uniform"
     ):
         workloads.build("synthetic-unifrom", seed=1)
