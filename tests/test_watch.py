@@ -31,7 +31,6 @@ from sidecar.derive import derive
 from sidecar.run import open_run
 
 BOUND_S = 60.0
-NOW_MS = (time.time_ns() - NOON) / MS
 TRACE = 'sidelight_requests_total{source="trace"}'
 RESTARTS = "sidelight_receiver_restarts_total"
 
@@ -127,13 +126,18 @@ async def _listen(one: Watch) -> None:
         one.said.append(str(json.loads(line).get("stage") or json.loads(line).get("text")))
 
 
+def now_ms() -> float:
+    """Return the time of day as `sent_spans` counts it."""
+    return (time.time_ns() - NOON) / MS
+
+
 def request(number: int) -> list[Span]:
     """The spans of a request: 40 ms of network, 60 in the gateway, 50 of admission, 50 of queue, 100 of prefill."""
-    trace = number.to_bytes(16)
+    trace, clock_ms = number.to_bytes(16), now_ms()
     return [
-        call(first_ms=300, trace=trace, clock_ms=NOW_MS),
-        gateway("gate", "client", first_ms=260, trace=trace, clock_ms=NOW_MS + 5000),
-        engine(parent="gate", trace=trace, clock_ms=NOW_MS - 300_000),
+        call(first_ms=300, trace=trace, clock_ms=clock_ms),
+        gateway("gate", "client", first_ms=260, trace=trace, clock_ms=clock_ms + 5000),
+        engine(parent="gate", trace=trace, clock_ms=clock_ms - 300_000),
     ]
 
 
@@ -146,7 +150,7 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
             await one.send(request(number)[:2], over="grpc")
             await one.send(request(number)[2:], over="http")
         counts = await one.until(lambda page: page[TRACE] == 10)
-        await one.send([call(trace=b"nobody but this.", clock_ms=NOW_MS)])
+        await one.send([call(trace=b"nobody but this.", clock_ms=now_ms())])
         result = await one.end()
     sums = {
         part: counts[f'sidelight_ttft_part_seconds_sum{{part="{part}",source="trace"}}']
