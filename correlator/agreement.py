@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.attribution import Attribution
 from correlator.parts import Parts
+from scraper.arrays import Bools, Floats
 from scraper.missing import Missing
-
-Floats = npt.NDArray[np.float64]
 
 Z90 = 1.6448536
 EXACT_MS = 2.0  # what is called exact may be off by less
@@ -51,7 +49,7 @@ def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | 
     return Missing("; ".join(dict.fromkeys(attribution.reason[exact & (attribution.quality == "none")].tolist())))
 
 
-def _error(error_ms: Floats, truth_ms: Floats, sd_ms: Floats, exact: npt.NDArray[np.bool_]) -> PartError:
+def _error(error_ms: Floats, truth_ms: Floats, sd_ms: Floats, exact: Bools) -> PartError:
     whole_ms = float(truth_ms.sum())
     return PartError(
         compared=len(error_ms),

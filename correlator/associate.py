@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.blocks import block_count, block_length, interval95, resampled_sums
-from correlator.server_load import ServerLoad, server_loads
+from correlator.server_load import server_loads
 from loadgen.log import RequestLog
+from scraper.arrays import Floats
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
-
-Floats = npt.NDArray[np.float64]
 
 LAGS_S = tuple(float(x) for x in np.arange(-16, 17) / 2)
 MIN_PAIRS = 10
@@ -59,14 +57,6 @@ class Association:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lagged:
-    """A quantity [L, n] at every lag of the grid, requests in the order of submission."""
-
-    load: ServerLoad
-    values: Floats
-
-
 def associations(
     requests: RequestLog, measures: Mapping[str, Floats], endpoints: Sequence[EndpointSeries]
 ) -> list[Association]:
@@ -79,7 +69,12 @@ def associations(
     order = np.argsort(requests.submit_ns, kind="stable")
     order = order[requests.submit_ns[order] >= 0]
     loads = server_loads(requests, endpoints)
-    lagged = {name: _lagged(load, requests, order) for name, load in loads.items() if not isinstance(load, Missing)}
+    # Each quantity [L, n] at every lag of the grid, requests in the order of submission.
+    lagged = {
+        name: np.stack([load.at(requests.submit_ns + int(lag_s * 1e9))[order] for lag_s in LAGS_S])
+        for name, load in loads.items()
+        if not isinstance(load, Missing)
+    }
     tokens = {
         name: np.where(column >= 0, column, np.nan)[order]
         for name, column in (("input_tokens", requests.input_tokens), ("output_tokens", requests.output_tokens))
@@ -90,8 +85,10 @@ def associations(
         controls = {name: column for name, column in tokens.items() if client != "ttft_ms" or name == "input_tokens"}
         known = _associated(client, values[order], lagged, controls)
         for server, load in loads.items():
-            missing = Association(client=client, server=server, missing=getattr(load, "reason", ""))
-            found.append(known.get(server, missing))
+            if isinstance(load, Missing):
+                found.append(Association(client=client, server=server, missing=load.reason))
+            else:
+                found.append(replace(known[server], combined=load.combined))
     return found
 
 
@@ -102,29 +99,18 @@ def ranks(values: Floats) -> Floats:
     return np.asarray(mean_rank[inverse], dtype=np.float64)
 
 
-def _correlation(x: Floats, y: Floats) -> float | None:
-    a, b = x - x.mean(), y - y.mean()
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return None if scale == 0 else max(-1.0, min(1.0, float(a @ b) / scale))
-
-
-def _lagged(load: ServerLoad, requests: RequestLog, order: npt.NDArray[np.intp]) -> _Lagged:
-    values = np.stack([load.at(requests.submit_ns + int(lag_s * 1e9))[order] for lag_s in LAGS_S])
-    return _Lagged(load=load, values=values)
-
-
 def _associated(
-    client: str, measured: Floats, lagged: Mapping[str, _Lagged], tokens: Mapping[str, Floats]
+    client: str, measured: Floats, lagged: Mapping[str, Floats], tokens: Mapping[str, Floats]
 ) -> dict[str, Association]:
-    zero = {name: one.values[_AT_ZERO] for name, one in lagged.items()}
-    best = {name: _best(measured, one.values) for name, one in lagged.items()}
+    zero = {name: values[_AT_ZERO] for name, values in lagged.items()}
+    best = {name: _best(measured, values) for name, values in lagged.items()}
     given: dict[str, tuple[str, ...]] = {}
     tables: dict[tuple[str, str], Floats] = {}
     for name, lag in best.items():
         if lag is not None:
             others = {other: values for other, values in zero.items() if other != name}
             left, given[name] = _left_over(measured, zero[name], {**others, **tokens})
-            tables[name, "best"] = _ranked(measured, lagged[name].values[lag])
+            tables[name, "best"] = _ranked(measured, lagged[name][lag])
             tables[name, "zero"] = _ranked(measured, zero[name])
             tables[name, "partial"] = left
     block = block_length(measured[np.isfinite(measured)])
@@ -134,7 +120,7 @@ def _associated(
     for name, lag in best.items():
         pairs = _ranked(measured, zero[name])
         count = int(np.isfinite(pairs[:, 0]).sum())
-        known = Association(client=client, server=name, combined=lagged[name].load.combined, pairs=count)
+        known = Association(client=client, server=name, pairs=count)
         if lag is None:
             found[name] = replace(known, missing=_why_not(measured, zero[name]))
             continue
@@ -207,7 +193,11 @@ def _left_over(x: Floats, y: Floats, others: Mapping[str, Floats]) -> tuple[Floa
 def _rho(table: Floats) -> float | None:
     """Return the correlation of two sides [n, 2]; None below 10 pairs or if a side is constant."""
     pairs = table[np.isfinite(table[:, 0])]
-    return None if len(pairs) < MIN_PAIRS else _correlation(pairs[:, 0], pairs[:, 1])
+    if len(pairs) < MIN_PAIRS:
+        return None
+    a, b = (pairs[:, side] - pairs[:, side].mean() for side in (0, 1))
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return None if scale == 0 else max(-1.0, min(1.0, float(a @ b) / scale))
 
 
 def _intervals(

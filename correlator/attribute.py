@@ -12,7 +12,6 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.attribution import Attribution, nothing, put
 from correlator.cells import Cells, Observed, observe, pooled
@@ -21,14 +20,11 @@ from correlator.estimate import Estimate, doubted, estimate
 from correlator.exchange import Whole
 from correlator.membership import Members, assign
 from correlator.network import Network, assumed, measure
-from correlator.replicas import aligned, divided
+from correlator.replicas import TOKENS, aligned, divided
 from correlator.requests import Requests
+from scraper.arrays import Bools, Indices
 from scraper.missing import Missing
 from scraper.series import EndpointSeries
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.intp]
-Bools = npt.NDArray[np.bool_]
 
 TIGHT = 3
 CLEAR_JITTERS = 3.0
@@ -62,7 +58,7 @@ def attribute(requests: Requests, scrapes: Sequence[EndpointSeries]) -> Attribut
 
 def _routes(
     requests: Requests, scraped: Mapping[str, Observed | Missing]
-) -> list[tuple[Rows, list[Observed | Missing]]]:
+) -> list[tuple[Indices, list[Observed | Missing]]]:
     """Divide the requests by the engine that they were sent to; where addresses do not tell, all go to all.
 
     An address tells where at least one usable engine was asked directly: none of them is then behind a gateway.
@@ -75,16 +71,15 @@ def _routes(
     return [(np.flatnonzero(asked == place), [one]) for place, one in places.items()]
 
 
-def _attributed(requests: Requests, rows: Rows, engines: list[Observed]) -> Attribution:
+def _attributed(requests: Requests, rows: Indices, engines: list[Observed]) -> Attribution:
     if not len(rows):
         return nothing(0, "")
     submit_ns = requests.submit_ns[rows]
     origin_ns = int(submit_ns[submit_ns >= 0].min(initial=np.iinfo(np.int64).max))
     waits = read_waits(requests, rows, origin_ns)
     timed = np.isfinite(waits.wait_s)
-    parts: list[Cells] | None = [one.ends for one in engines]
-    if len(engines) > 1:
-        parts = aligned([one.ends for one in engines])
+    ends = [one.ends for one in engines]
+    parts = aligned(ends) if len(ends) > 1 else ends
     if parts is None:
         return nothing(len(rows), APART)
     cells, members = _place_ends(waits, parts, origin_ns, max(one.stamp_error_s for one in engines))
@@ -110,7 +105,7 @@ def _place_ends(waits: Waits, parts: list[Cells], origin_ns: int, stamp_error_s:
     whole = pooled(parts) if len(parts) > 1 else parts[0]
     tokens = np.column_stack((waits.prompt_tokens, waits.output_tokens))
     ended = np.flatnonzero(waits.ended)
-    names = ("prompt_tokens", "output_tokens") if _has_tokens(whole) else ()
+    names = TOKENS if all(name in whole.sums for name in TOKENS) else ()
     found = assign(
         waits.end_s[ended],
         tokens[ended][:, : len(names)],
@@ -124,10 +119,6 @@ def _place_ends(waits: Waits, parts: list[Cells], origin_ns: int, stamp_error_s:
     clear_s = np.full(len(waits.end_s), -np.inf)
     cell[ended], clear_s[ended] = found.cell, found.clear_s
     return cells, replace(found, cell=cell, clear_s=clear_s)
-
-
-def _has_tokens(cells: Cells) -> bool:
-    return "prompt_tokens" in cells.sums and "output_tokens" in cells.sums
 
 
 def _whole(cells: Cells, names: Sequence[str], origin_ns: int) -> Whole:

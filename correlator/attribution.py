@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
-Rows = npt.NDArray[np.intp]
+from scraper.arrays import Bools, Floats, Indices, Ints, Texts
 
 QUALITIES = ("exact", "tight", "shared", "foreign", "prior", "none")
 
@@ -63,12 +59,12 @@ def nothing(size: int, reason: str) -> Attribution:
     )
 
 
-def select(table: Attribution, rows: Rows | npt.NDArray[np.bool_]) -> Attribution:
+def select(table: Attribution, rows: Indices | Bools) -> Attribution:
     """Return some of the requests."""
     return Attribution(**{one.name: getattr(table, one.name)[rows] for one in fields(Attribution)})
 
 
-def put(table: Attribution, rows: Rows, part: Attribution) -> None:
+def put(table: Attribution, rows: Indices, part: Attribution) -> None:
     """Write the rows of a part into a table; its intervals are numbered on from those of the table."""
     after = int(table.interval.max(initial=-1)) + 1
     for one in fields(Attribution):

@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.blocks import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from correlator.parts import Parts
+from scraper.arrays import Floats, Indices, Ints, Texts
 from scraper.missing import Missing
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
-Bools = npt.NDArray[np.bool_]
 
 PARTS = ("network", "gateway", "queue", "prefill", "other")
 TAILS = {"p95": 0.95, "p99": 0.99}
@@ -136,7 +131,7 @@ def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | M
     )
 
 
-def _columns(parts: Parts, rows: npt.NDArray[np.intp]) -> dict[str, Floats]:
+def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
     """Return the parts [n] that are told, in the order of `PARTS`; they add up to the TTFT.
 
     What a request does not tell stands in its `other`; but of its gateway, in its network.
@@ -196,40 +191,30 @@ def _counted(column: Texts) -> dict[str, int]:
     return {str(value): count for value, count in Counter(column.tolist()).most_common() if value}
 
 
-def _tail(parts: Parts, rows: npt.NDArray[np.intp], columns: Mapping[str, Floats], from_ms: float) -> Tail:
+def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_ms: float) -> Tail:
     ttft_ms = parts.ttft_ms[rows]
     inside = ttft_ms >= from_ms
     low, high = np.quantile(ttft_ms, [0.4, 0.6])
     middle = (ttft_ms >= low) & (ttft_ms <= high)
-    told = list(columns)
-    requests = int((parts.ttft_ms >= from_ms).sum())
-    if not inside.any():
-        nothing: dict[str, float | None] = dict.fromkeys(PARTS)
-        return Tail(
-            from_ms=from_ms,
-            requests=requests,
-            explained=0,
-            estimated=0,
-            expected=0,
-            mean_ms=None,
-            error_ms=None,
-            share=nothing,
-            above_median_ms=nothing,
-        )
-    means = np.array([columns[name][inside].mean() for name in told])
-    usual = np.array([columns[name][middle].mean() for name in told])
-    mean_ms = float(ttft_ms[inside].mean())
-    errors = parts.error_ms[rows][inside]
+    parts_of = {name: (column[inside], column[middle]) for name, column in columns.items()}
+    explained = int(inside.sum())
+    mean_ms = float(ttft_ms[inside].mean()) if explained else None
+    share: dict[str, float | None] = dict.fromkeys(PARTS)
+    above_median_ms: dict[str, float | None] = dict.fromkeys(PARTS)
+    if mean_ms is not None:
+        share |= {name: float(here.mean() / mean_ms) for name, (here, _) in parts_of.items()}
+        above_median_ms |= {name: float(here.mean() - usual.mean()) for name, (here, usual) in parts_of.items()}
+    errors, quality = parts.error_ms[rows][inside], parts.quality[rows][inside]
     return Tail(
         from_ms=from_ms,
-        requests=requests,
-        explained=int(inside.sum()),
-        estimated=int((parts.quality[rows][inside] != "exact").sum()),
-        expected=int((parts.quality[rows][inside] == "prior").sum()),
+        requests=int((parts.ttft_ms >= from_ms).sum()),
+        explained=explained,
+        estimated=int((quality != "exact").sum()),
+        expected=int((quality == "prior").sum()),
         mean_ms=mean_ms,
-        error_ms=float(np.mean(errors)) if np.isfinite(errors).all() else None,
-        share=_named(told, means / mean_ms),
-        above_median_ms=_named(told, means - usual),
+        error_ms=float(np.mean(errors)) if explained and np.isfinite(errors).all() else None,
+        share=share,
+        above_median_ms=above_median_ms,
     )
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit
 
-Floats = npt.NDArray[np.float64]
+from scraper.arrays import Floats
 
 RESAMPLES = 1000
 FEW_BLOCKS = 10

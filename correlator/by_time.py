@@ -15,15 +15,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.requests import Requests
+from scraper.arrays import Bools, Floats, Ints, Texts
 from scraper.perf_metrics import Timings
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Texts = npt.NDArray[np.object_]
 
 # Below what is asked of values that are called exact: which of two records so alike is the request's does not matter.
 ALIKE_S = 1.5e-3

@@ -6,25 +6,20 @@ and their times and tokens add up to so much. Which of our requests those are is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from correlator.finish import sums_of
-from scraper import engines
+from correlator.finish import Sources, sums_of, told_by
+from scraper.arrays import Bools, Floats, Indices, Ints
 from scraper.engines import CanonicalSource, catalogue
 from scraper.missing import Missing
 from scraper.normalise import rising_sum
 from scraper.resets import falls, restarted, unrolled
 from scraper.series import EndpointSeries, HistogramColumns, histograms
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
-Sources = Mapping[str, CanonicalSource | Missing]
 
 # Histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the prompt but not cached.
 END_TOKENS = {
@@ -71,7 +66,6 @@ class Observed:
     a scrape's usual round trip.
     """
 
-    url: str
     ends: Cells
     firsts: Cells | None
     never_waiting: bool
@@ -85,17 +79,14 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
     Missing: what `correlator.finish.finish_sums` says (no scrape, no known engine, no queue or prefill histogram, or
     one observed at another moment than the end of a request), or fewer than two usable scrapes.
     """
-    if not len(endpoint.at_ns):
-        return Missing("no scrape succeeded")
-    engine = engines.detect(endpoint.series)
-    if engine is None:
-        return Missing("the page shows no engine that is known")
-    sources = engines.canonical(endpoint.series, engine.name)
-    ends = _ends(endpoint, engine.name, sources)
+    told = told_by(endpoint)
+    if isinstance(told, Missing):
+        return told
+    engine, sources = told
+    ends = _ends(endpoint, engine, sources)
     if isinstance(ends, Missing):
         return ends
     return Observed(
-        url=endpoint.url,
         ends=ends,
         firsts=_firsts(endpoint, sources),
         never_waiting=_never_waiting(endpoint, sources),
@@ -103,75 +94,49 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
     )
 
 
-def merge(cells: Cells, groups: Rows) -> Cells:
+def merge(cells: Cells, groups: Indices) -> Cells:
     """Join the neighbouring cells of one number in groups[C], which ascends by steps of 1 from 0."""
     first = np.searchsorted(groups, np.arange(groups[-1] + 1))
     last = np.append(first[1:], len(groups)) - 1
-    return Cells(
-        start_ns=cells.start_ns[first],
-        end_ns=cells.end_ns[last],
-        lost=np.asarray(np.logical_or.reduceat(cells.lost, first)),
-        count=np.add.reduceat(cells.count, first),
-        sums={name: np.add.reduceat(values, first) for name, values in cells.sums.items()},
-        buckets={
-            name: Buckets(bounds=one.bounds, counts=np.add.reduceat(one.counts, first, axis=0))
-            for name, one in cells.buckets.items()
-        },
-    )
+    whole = _folded([cells], lambda one: np.add.reduceat(one[0], first))
+    lost = np.asarray(np.logical_or.reduceat(cells.lost, first))
+    return replace(whole, start_ns=cells.start_ns[first], end_ns=cells.end_ns[last], lost=lost)
 
 
-def pick(cells: Cells, rows: Rows) -> Cells:
+def pick(cells: Cells, rows: Indices) -> Cells:
     """Return some of the cells."""
-    return Cells(
-        start_ns=cells.start_ns[rows],
-        end_ns=cells.end_ns[rows],
-        lost=cells.lost[rows],
-        count=cells.count[rows],
-        sums={name: values[rows] for name, values in cells.sums.items()},
-        buckets={name: Buckets(bounds=one.bounds, counts=one.counts[rows]) for name, one in cells.buckets.items()},
-    )
+    return _folded([cells], lambda one: one[0][rows])
 
 
 def joined(parts: Sequence[Cells]) -> Cells:
     """Put cells of several endpoints one behind the other; sums and buckets that some part lacks are left out."""
-    return Cells(
-        start_ns=np.concatenate([one.start_ns for one in parts]),
-        end_ns=np.concatenate([one.end_ns for one in parts]),
-        lost=np.concatenate([one.lost for one in parts]),
-        count=np.concatenate([one.count for one in parts]),
-        sums={name: np.concatenate([one.sums[name] for one in parts]) for name in _shared_sums(parts)},
-        buckets={
-            name: Buckets(bounds=bounds, counts=np.concatenate([one.buckets[name].counts for one in parts]))
-            for name, bounds in _shared_buckets(parts).items()
-        },
-    )
+    return _folded(parts, np.concatenate)
 
 
 def pooled(parts: Sequence[Cells]) -> Cells:
     """Add up endpoints with equally many cells, scraped at about the same times; stamps are the means."""
+    start_ns, end_ns = (
+        np.mean([getattr(one, name) for one in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
+    )
+    whole = _folded(parts, partial(np.sum, axis=0))
+    return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([one.lost for one in parts], axis=0))
+
+
+def _folded(parts: Sequence[Cells], fold: Callable[[list[Any]], Any]) -> Cells:
+    """Make one of several, column by column; sums and buckets that some part lacks are left out."""
+    columns = {name: fold([getattr(one, name) for one in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
+    first = parts[0]
     return Cells(
-        start_ns=np.mean([one.start_ns for one in parts], axis=0).astype(np.int64),
-        end_ns=np.mean([one.end_ns for one in parts], axis=0).astype(np.int64),
-        lost=np.any([one.lost for one in parts], axis=0),
-        count=np.sum([one.count for one in parts], axis=0),
-        sums={name: np.sum([one.sums[name] for one in parts], axis=0) for name in _shared_sums(parts)},
+        **columns,
+        sums={
+            name: fold([one.sums[name] for one in parts]) for name in first.sums if all(name in p.sums for p in parts)
+        },
         buckets={
-            name: Buckets(bounds=bounds, counts=np.sum([one.buckets[name].counts for one in parts], axis=0))
-            for name, bounds in _shared_buckets(parts).items()
+            name: Buckets(bounds=mine.bounds, counts=fold([one.buckets[name].counts for one in parts]))
+            for name, mine in first.buckets.items()
+            if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, mine.bounds) for one in parts)
         },
     )
-
-
-def _shared_sums(parts: Sequence[Cells]) -> list[str]:
-    return [name for name in parts[0].sums if all(name in one.sums for one in parts)]
-
-
-def _shared_buckets(parts: Sequence[Cells]) -> dict[str, Floats]:
-    return {
-        name: mine.bounds
-        for name, mine in parts[0].buckets.items()
-        if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, mine.bounds) for one in parts)
-    }
 
 
 def _ends(endpoint: EndpointSeries, engine: str, sources: Sources) -> Cells | Missing:
@@ -244,7 +209,9 @@ def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[Histogr
     return found
 
 
-def _buckets(endpoint: EndpointSeries, groups: Sequence[HistogramColumns], fell: Bools, rows: Rows) -> Buckets | None:
+def _buckets(
+    endpoint: EndpointSeries, groups: Sequence[HistogramColumns], fell: Bools, rows: Indices
+) -> Buckets | None:
     bounds = groups[0].bounds
     if not bounds or bounds[-1] != np.inf or any(one.bounds != bounds for one in groups):
         return None

@@ -21,19 +21,6 @@ FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk"
 PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
 _PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.route")
 _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clocks
-_WANTED = frozenset(
-    {
-        *FIRST_TOKEN_ATTRIBUTES,
-        *_PATH_ATTRIBUTES,
-        "gen_ai.operation.name",
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.cache_read.input_tokens",
-        "server.address",
-        "server.port",
-        "error.type",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +62,7 @@ class ClientSpan:
 def client_span(span: Span, received_ns: int, *, is_gateway: bool) -> ClientSpan:
     """Read a span that keeps OTLP's rules (`scraper.span_log.fault`)."""
     encloses = span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER)
-    told = {one.key: plain(one.value) for one in span.attributes if one.key in _WANTED} if encloses else {}
+    told = {one.key: plain(one.value) for one in span.attributes} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,
@@ -98,12 +85,9 @@ def _is_call(told: dict[str, str | float]) -> bool:
     """Tell a call of a model from the workflow around it, which may hold several."""
     if "gen_ai.operation.name" in told:
         return told["gen_ai.operation.name"] in OPERATIONS
-    return any(_path(told[name]).endswith(PATHS) for name in _PATH_ATTRIBUTES if name in told)
-
-
-def _path(url: str | float) -> str:
     # Not urlsplit, which raises for some of what a stranger may send.
-    return str(url).partition("?")[0].rstrip("/")
+    paths = [str(told[name]).partition("?")[0].rstrip("/") for name in _PATH_ATTRIBUTES if name in told]
+    return any(path.endswith(PATHS) for path in paths)
 
 
 def _first_s(span: Span, told: dict[str, str | float]) -> float:

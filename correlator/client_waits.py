@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.requests import Requests
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from scraper.arrays import Bools, Floats, Indices, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +33,7 @@ class Waits:
     flights_s: Floats
 
 
-def read_waits(requests: Requests, rows: npt.NDArray[np.intp], origin_ns: int) -> Waits:
+def read_waits(requests: Requests, rows: Indices, origin_ns: int) -> Waits:
     """Read some requests off their log. A reply refused by a content filter was made by the engine all the same."""
     # The engine observes its first output, whatever that is; the first that is not blank may come later.
     first_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)[rows]
@@ -67,7 +63,7 @@ def read_waits(requests: Requests, rows: npt.NDArray[np.intp], origin_ns: int) -
 _COMMON = ("chunk_s", "flights_s")
 
 
-def select(waits: Waits, rows: npt.NDArray[np.intp] | Bools) -> Waits:
+def select(waits: Waits, rows: Indices | Bools) -> Waits:
     """Return some of the requests; the chunks and flights of all stay."""
     columns = {one.name: getattr(waits, one.name) for one in fields(Waits)}
     return Waits(**{name: value if name in _COMMON else value[rows] for name, value in columns.items()})

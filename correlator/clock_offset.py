@@ -11,14 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.join import SLACK_MS, Joined
 from loadgen.log import RequestLog
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from scraper.arrays import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"
 NO_BOUNDS = "the requests that were joined bound the offset from one side only"

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Cell = npt.NDArray[np.intp]
+from scraper.arrays import Floats, Indices
 
 ROUNDS = 25
 LEAST_VARIANCE = 1e-14  # s^2; below it a part is known
@@ -37,7 +34,7 @@ class Problem:
     high: Floats
     wait: Floats
     wait_variance: Floats
-    cell: Cell
+    cell: Indices
     sums: Floats
     noise: Floats
 

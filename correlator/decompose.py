@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Stamps = npt.NDArray[np.int64]
+from scraper.arrays import Floats, Ints
 
 NO_SERVER = "no server offers queue and prefill times"
 LIMIT = 1e100  # requests or seconds: far beyond any run
@@ -27,7 +25,7 @@ class FinishSums:
     `count` is in requests, `queue_s` and `prefill_s` are sums in seconds.
     """
 
-    at_ns: Stamps
+    at_ns: Ints
     count: Floats
     queue_s: Floats
     prefill_s: Floats
@@ -52,7 +50,7 @@ class Breakdown:
 
 
 def decompose(
-    ended_ns: Stamps,
+    ended_ns: Ints,
     ttft_ms: Floats,
     servers: Sequence[FinishSums],
     *,
@@ -80,7 +78,13 @@ def decompose(
         queue_s += float(server.queue_s[-1] - server.queue_s[first])
         prefill_s += float(server.prefill_s[-1] - server.prefill_s[first])
     seen = ttft_ms[inside & np.isfinite(ttft_ms)]
-    missing = _why_not(servers, no_server, client=len(seen), server=count)
+    missing = None
+    if not servers:
+        missing = no_server
+    elif not len(seen):
+        missing = "no request with a first token ended here"
+    elif count <= 0:
+        missing = "the server observed no finished request here"
     if not all(value < LIMIT for value in (count, queue_s, prefill_s)):
         missing, count = "the server's sums are too large to calculate with", 0.0
     mean_ms = float(seen.mean()) if len(seen) else None
@@ -98,13 +102,3 @@ def decompose(
         other_ms=other_ms,
         missing=missing,
     )
-
-
-def _why_not(servers: Sequence[FinishSums], no_server: str, *, client: int, server: float) -> str | None:
-    if not servers:
-        return no_server
-    if client == 0:
-        return "no request with a first token ended here"
-    if server <= 0:
-        return "the server observed no finished request here"
-    return None

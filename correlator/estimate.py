@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.cells import Buckets, Cells
 from correlator.client_waits import Waits
@@ -18,11 +17,8 @@ from correlator.membership import Members
 from correlator.network import Network
 from correlator.priors import LEAST_CELLS, LEAST_S, Ground, prefill_prior, queue_prior, rest_prior
 from correlator.wait_models import around
+from scraper.arrays import Floats, Indices
 from scraper.missing import Missing
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
 
 LOCAL_S = 5.0  # a stranger is taken for one of our requests that ended so near
 UNLINKED = 1e9  # s^2: a sum that says nothing
@@ -39,7 +35,7 @@ class Estimate:
     sd: Floats
     low: Floats
     high: Floats
-    cell: Rows
+    cell: Indices
 
 
 def estimate(
@@ -49,7 +45,7 @@ def estimate(
 
     Missing: fewer than LEAST_CELLS cells to learn from.
     """
-    usable = _usable(cells)
+    usable = ~cells.lost & (cells.count > 0) & np.isfinite([cells.sums["queue"], cells.sums["prefill"]]).all(axis=0)
     cell = np.where((members.cell >= 0) & usable[members.cell], members.cell, -1)
     taught = np.flatnonzero(np.bincount(cell[cell >= 0], minlength=len(cells)) * ~members.contradicts)
     if len(taught) < LEAST_CELLS:
@@ -77,10 +73,6 @@ def doubted(waits: Waits, cells: Cells, members: Members) -> Members:
     served = cells.sums["queue"] + cells.sums["prefill"]
     impossible = (members.strangers == 0) & (own > 0) & (served > waited + own * members.jitter_s)
     return replace(members, contradicts=members.contradicts | impossible, verified=members.verified & ~impossible)
-
-
-def _usable(cells: Cells) -> Bools:
-    return ~cells.lost & (cells.count > 0) & np.isfinite(cells.sums["queue"]) & np.isfinite(cells.sums["prefill"])
 
 
 def _conditioned(ground: Ground, network: Network, mean: Floats, variance: Floats, centre_s: Floats) -> Estimate:
@@ -120,7 +112,7 @@ def _conditioned(ground: Ground, network: Network, mean: Floats, variance: Float
     return Estimate(value=value, sd=solution.sd, low=hard[0], high=hard[1], cell=cell)
 
 
-def _box(waits: Waits, cells: Cells, cell: Rows, members: Members) -> tuple[Floats, Floats]:
+def _box(waits: Waits, cells: Cells, cell: Indices, members: Members) -> tuple[Floats, Floats]:
     """Return bounds [m, 2] of queue and prefill: not below 0, not above the wait, nor above the cell's sum."""
     trusted = (cell >= 0) & ~members.contradicts[cell]
     low = np.zeros((len(cell), 2))
@@ -144,7 +136,7 @@ def _outermost(buckets: Buckets) -> Floats:
     return np.column_stack((np.where(some, lower[first], 0.0), np.where(some, buckets.bounds[last], np.inf)))
 
 
-def _ranked_box(problem: Problem, solution: Solution, cells: Cells, members: Members, cell: Rows) -> Problem:
+def _ranked_box(problem: Problem, solution: Solution, cells: Cells, members: Members, cell: Indices) -> Problem:
     """Narrow the box: the r-th smallest estimate of a cell lies in the bucket of its r-th smallest observation.
 
     Strangers may stand anywhere in the order, so that with f of them it lies between those of ranks r and r + f.
@@ -169,7 +161,7 @@ def _ranked_box(problem: Problem, solution: Solution, cells: Cells, members: Mem
     return replace(problem, low=low, high=high)
 
 
-def _hard_bounds(problem: Problem, cells: Cells, members: Members, cell: Rows) -> tuple[Floats, Floats]:
+def _hard_bounds(problem: Problem, cells: Cells, members: Members, cell: Indices) -> tuple[Floats, Floats]:
     """Return [m, 2] what queue and prefill cannot lie outside of: the box, and what the others leave of the sum."""
     low, high = problem.low[:, :2], problem.high[:, :2]
     alone = (cell >= 0) & ~members.contradicts[cell] & (members.strangers[cell] == 0)

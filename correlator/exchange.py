@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Cell = npt.NDArray[np.intp]
+from scraper.arrays import Bools, Floats, Indices, Ints
 
 CONTRADICTION = 12.0
 REACH = 2  # cells that an exchange spans
@@ -45,7 +41,7 @@ def contradicting(strangers: Ints, residual: Floats) -> Bools:
     return (strangers < 0) | ~fits
 
 
-def exchanged(cell: Cell, at_s: Floats, tokens: Floats, whole: Whole, jitter_s: float, *, moves: bool) -> Cell:
+def exchanged(cell: Indices, at_s: Floats, tokens: Floats, whole: Whole, jitter_s: float, *, moves: bool) -> Indices:
     """Return better cells [m] for events at at_s[m] with tokens[m, K]; -1 stays. `moves`: counts may change too."""
     members: list[list[int]] = [[] for _ in whole.count]
     for event, place in enumerate(cell.tolist()):
@@ -76,7 +72,7 @@ class _Board:
         return int(self.whole.count[cell]) - len(self.members[cell])
 
 
-def _improve(board: _Board, placed: Cell, one: int, *, moves: bool) -> bool:
+def _improve(board: _Board, placed: Indices, one: int, *, moves: bool) -> bool:
     """Make the best exchange of a cell with a neighbour, if one saves anything."""
     best = (-1e-6, -1, -1, -1)
     for other in range(max(0, one - REACH), min(len(board.members), one + REACH + 1)):
@@ -128,11 +124,11 @@ def _nearest(board: _Board, members: Sequence[int], cell: int) -> list[int]:
     return [members[place] for place in np.argsort(away, kind="stable")[:NEAREST].tolist()]
 
 
-def _tokens_of(board: _Board, events: npt.NDArray[np.int64]) -> Floats:
+def _tokens_of(board: _Board, events: Ints) -> Floats:
     return np.where(events[:, None] >= 0, board.tokens[events], 0.0)
 
 
-def _distance(board: _Board, events: npt.NDArray[np.int64], cell: int) -> Floats:
+def _distance(board: _Board, events: Ints, cell: int) -> Floats:
     """Return how far events are outside a cell, in units of the jitter; nobody is nowhere outside."""
     at_s = board.at_s[events]
     outside = np.maximum(board.whole.start_s[cell] - at_s, at_s - board.whole.end_s[cell])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.decompose import FinishSums
 from scraper import engines
+from scraper.arrays import Floats
 from scraper.engines import CanonicalSource
 from scraper.missing import Missing
 from scraper.normalise import rising_sum
 from scraper.resets import falls, restarted, unrolled
 from scraper.series import EndpointSeries
 
-Floats = npt.NDArray[np.float64]
+Sources = Mapping[str, CanonicalSource | Missing]
 
 
 def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
@@ -26,16 +25,22 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     sum, or one that observes them at another moment than the end of a request (its sums then speak of other requests
     than the client's that ended).
     """
+    told = told_by(endpoint)
+    return told if isinstance(told, Missing) else sums_of(endpoint, told[1])
+
+
+def told_by(endpoint: EndpointSeries) -> tuple[str, Sources] | Missing:
+    """Return which engine an endpoint is of, and where its pages have each quantity."""
     if not len(endpoint.at_ns):
         return Missing("no scrape succeeded")
     engine = engines.detect(endpoint.series)
     if engine is None:
         return Missing("the page shows no engine that is known")
-    return sums_of(endpoint, engines.canonical(endpoint.series, engine.name))
+    return engine.name, engines.canonical(endpoint.series, engine.name)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
-def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Missing]) -> FinishSums | Missing:
+def sums_of(endpoint: EndpointSeries, sources: Sources) -> FinishSums | Missing:
     """Return the sums of `finish_sums` for an endpoint with scrapes, whose canonical sources are known already."""
     queue, prefill = sources["queue_time"], sources["prefill_time"]
     if isinstance(queue, Missing):
@@ -49,27 +54,21 @@ def sums_of(endpoint: EndpointSeries, sources: Mapping[str, CanonicalSource | Mi
                 f"{source.metric} is observed not when a request ends, but at its {moment}: over a window it "
                 "speaks of other requests than those that ended"
             )
-        if _lacks(source):
-            return Missing(f"{source.metric} has no {_lacks(source)}")
-    count, queue_s = _rising(endpoint, queue, "count"), _rising(endpoint, queue, "sum")
-    prefill_s = _rising(endpoint, prefill, "sum")
+        for part in ("count", "sum"):
+            if any(getattr(columns, part) < 0 for columns in source.histograms):
+                return Missing(f"{source.metric} has no _{part}")
+    (count, queue_s), (_, prefill_s) = _rising(endpoint, queue), _rising(endpoint, prefill)
     if not np.isfinite([count, queue_s, prefill_s]).all():
         return Missing("the server's sums are too large to add up")
     return FinishSums(at_ns=endpoint.at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
 
 
-def _lacks(source: CanonicalSource) -> str:
-    """Say which of count and sum some label set of a histogram is without; empty if none is."""
-    if any(columns.count < 0 for columns in source.histograms):
-        return "_count"
-    return "_sum" if any(columns.sum < 0 for columns in source.histograms) else ""
-
-
-def _rising(endpoint: EndpointSeries, source: CanonicalSource, part: Literal["count", "sum"]) -> Floats:
-    """Return one column [T] of a histogram over all its label sets, never falling."""
-    total = np.zeros(len(endpoint.at_ns))
+def _rising(endpoint: EndpointSeries, source: CanonicalSource) -> tuple[Floats, Floats]:
+    """Return count and sum [T] of a histogram over all its label sets, never falling."""
+    count, total = np.zeros((2, len(endpoint.at_ns)))
     for columns in source.histograms:
         counts = endpoint.values[:, [columns.count]]
         fell = falls(counts, restarted(endpoint))
-        total += unrolled(counts, fell)[0][:, 0] if part == "count" else rising_sum(endpoint, columns, fell)
-    return total
+        count += unrolled(counts, fell)[0][:, 0]
+        total += rising_sum(endpoint, columns, fell)
+    return count, total

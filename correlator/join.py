@@ -12,16 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.by_time import Matched
 from correlator.requests import Requests
 from scraper import engines
+from scraper.arrays import Floats, Ints, Texts
 from scraper.engine_spans import EngineSpans
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 SOURCES = ("trace", "request id", "response", "none")
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.

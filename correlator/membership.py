@@ -10,14 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.exchange import Whole, contradicting, exchanged
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Cell = npt.NDArray[np.intp]
+from scraper.arrays import Bools, Floats, Indices, Ints
 
 LAGS_S = np.arange(-20, 501) / 1e3
 LEAST_JITTER_S = 0.002
@@ -34,12 +29,11 @@ class Members:
     `checked`: there were token counts to compare.
     """
 
-    cell: Cell
+    cell: Indices
     strangers: Ints
     contradicts: Bools
     verified: Bools
     clear_s: Floats
-    lag_s: float
     jitter_s: float
     by_rank: bool
     checked: bool
@@ -66,9 +60,8 @@ def _without_tokens(whole: Whole) -> Whole:
 
 
 def _assign(at_s: Floats, tokens: Floats, whole: Whole, stamp_error_s: float) -> Members:
-    lag_s = find_lag(at_s, whole)
-    at_s = at_s - lag_s
-    timed = _members(_by_time(at_s, whole), at_s, tokens, whole, lag_s, stamp_error_s, by_rank=False)
+    at_s = at_s - find_lag(at_s, whole)
+    timed = _members(_by_time(at_s, whole), at_s, tokens, whole, stamp_error_s, by_rank=False)
     total = int(whole.count.sum())
     # What ended before the first scrape or after the last is in no cell.
     among = np.flatnonzero((at_s > whole.start_s[0]) & (at_s <= whole.end_s[-1]))
@@ -76,8 +69,8 @@ def _assign(at_s: Floats, tokens: Floats, whole: Whole, stamp_error_s: float) ->
     if whole.lost.any() or total != len(among) or not total:
         return timed
     cell = np.full(len(at_s), -1, dtype=np.intp)
-    cell[among] = _by_rank(at_s[among], whole)
-    ranked = _members(cell, at_s, tokens, whole, lag_s, stamp_error_s, by_rank=True)
+    cell[among[np.argsort(at_s[among], kind="stable")]] = np.repeat(np.arange(len(whole.count)), whole.count)
+    ranked = _members(cell, at_s, tokens, whole, stamp_error_s, by_rank=True)
     return ranked if ranked.contradicts.sum() <= timed.contradicts.sum() else timed
 
 
@@ -100,20 +93,14 @@ def find_lag(at_s: Floats, whole: Whole) -> float:
     return float(LAGS_S[longest[len(longest) // 2]])
 
 
-def _by_rank(at_s: Floats, whole: Whole) -> Cell:
-    cell = np.empty(len(at_s), dtype=np.intp)
-    cell[np.argsort(at_s, kind="stable")] = np.repeat(np.arange(len(whole.count)), whole.count)
-    return cell
-
-
-def _by_time(at_s: Floats, whole: Whole) -> Cell:
+def _by_time(at_s: Floats, whole: Whole) -> Indices:
     found = np.minimum(np.searchsorted(whole.end_s, at_s, side="left"), len(whole.end_s) - 1)
     inside = (at_s <= whole.end_s[found]) & (at_s > whole.start_s[found])
     return np.where(inside, found, -1).astype(np.intp)
 
 
 def _members(
-    cell: Cell, at_s: Floats, tokens: Floats, whole: Whole, lag_s: float, stamp_error_s: float, *, by_rank: bool
+    cell: Indices, at_s: Floats, tokens: Floats, whole: Whole, stamp_error_s: float, *, by_rank: bool
 ) -> Members:
     outside = -_clear_s(cell, at_s, whole)
     outside = outside[(outside > 0) & (cell >= 0)]
@@ -134,16 +121,15 @@ def _members(
         contradicts=contradicts & ~whole.lost,
         verified=(strangers == 0) & ~contradicts & ~whole.lost & ~blind & (tokens.shape[1] > 0),
         clear_s=_clear_s(cell, at_s, whole),
-        lag_s=lag_s,
         jitter_s=jitter_s,
         by_rank=by_rank,
         checked=bool(tokens.shape[1]),
     )
 
 
-def _holding(cell: Cell, whole: Whole) -> Bools:
+def _holding(cell: Indices, whole: Whole) -> Bools:
     return np.bincount(cell[cell >= 0], minlength=len(whole.count)) > 0
 
 
-def _clear_s(cell: Cell, at_s: Floats, whole: Whole) -> Floats:
+def _clear_s(cell: Indices, at_s: Floats, whole: Whole) -> Floats:
     return np.where(cell >= 0, np.minimum(at_s - whole.start_s[cell], whole.end_s[cell] - at_s), -np.inf)

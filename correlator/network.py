@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.cells import Cells
 from correlator.client_waits import Waits
 from correlator.membership import Members
-
-Floats = npt.NDArray[np.float64]
+from scraper.arrays import Floats
 
 LEAST_CELLS = 3
 ASSUMED_S, ASSUMED_SD_S = 0.002, 0.003

@@ -10,18 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.attribute import NO_FIRST
 from correlator.attribution import Attribution
 from correlator.clock_offset import ClockOffsets, first_token_ns
 from correlator.join import SLACK_MS, Joined
 from correlator.requests import Requests
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Texts = npt.NDArray[np.object_]
+from scraper.arrays import Bools, Floats, Indices, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")
 FRONT_END = "engine front end"
@@ -87,7 +82,7 @@ class Parts:
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_ms), dtype=np.bool_)
 
 
-def select(parts: Parts, rows: Bools | npt.NDArray[np.intp]) -> Parts:
+def select(parts: Parts, rows: Bools | Indices) -> Parts:
     """Return some of the requests."""
     return Parts(**{one.name: getattr(parts, one.name)[rows] for one in fields(Parts)})
 
@@ -131,6 +126,7 @@ def decomposed(
     # A span whose stamps contradict the others' tells of no way; on which side of a gateway one was, no span does.
     believed = (way_in_ms > -SLACK_MS) & (way_in_ms < network_ms + SLACK_MS)
     way_in_ms[~believed | np.isfinite(through_ms)] = np.nan
+    errors_s = [getattr(attribution, f"{part}_sd_s") for part in ("network", "queue", "prefill", "rest")]
     return Parts(
         ttft_ms=ttft_ms,
         e2e_ms=e2e_ms,
@@ -147,7 +143,7 @@ def decomposed(
         decode_ms=joined.decode_ms,
         other_ms=np.where(told, ttft_ms - known_ms, np.nan),
         e2e_other_ms=np.where(told, e2e_ms - _sum(known_ms, joined.decode_ms), np.nan),
-        error_ms=np.where(exact, 0.0, _greatest_error_ms(attribution)),
+        error_ms=np.where(exact, 0.0, 1e3 * np.fmax.reduce(errors_s)),
         source=np.select([joined.source == "response", exact, told], ["response", "trace", "histogram"], "none").astype(
             np.object_
         ),
@@ -177,11 +173,6 @@ def _moved(stamps_ns: Ints, offset_ns: Floats) -> Ints:
     """Return stamps of the engines' clocks by ours, -1 where they or their clock's offset are unknown."""
     known = (stamps_ns >= 0) & np.isfinite(offset_ns)
     return np.where(known, stamps_ns + np.nan_to_num(offset_ns).astype(np.int64), -1)
-
-
-def _greatest_error_ms(attribution: Attribution) -> Floats:
-    errors = [getattr(attribution, f"{part}_sd_s") for part in ("network", "queue", "prefill", "rest")]
-    return np.asarray(1e3 * np.fmax.reduce(errors), dtype=np.float64)
 
 
 def _merged(here: Bools, network_ms: Floats, queue_ms: Floats, prefill_ms: Floats, admission_ms: Floats) -> Texts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.cells import Cells
 from correlator.client_waits import Waits
@@ -16,10 +15,7 @@ from correlator.membership import Members
 from correlator.network import Network
 from correlator.step_clock import nearest_step, prefill_features, rest_features
 from correlator.wait_models import Model, Prior, Sums, learn
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
+from scraper.arrays import Bools, Floats, Indices
 
 LEAST_CELLS = 5
 LEAST_S, LEAST_SHARE = 3e-4, 0.12  # standard deviation of a model's mean, in s and as a share of it
@@ -37,11 +33,11 @@ class Ground:
     waits: Waits
     cells: Cells
     members: Members
-    cell: Rows
-    taught: Rows
+    cell: Indices
+    taught: Indices
 
 
-def _sums_on(ground: Ground, rows: Rows, features: Floats, sums: Floats) -> Sums:
+def _sums_on(ground: Ground, rows: Indices, features: Floats, sums: Floats) -> Sums:
     """Return what a model learns from on the cells `rows`."""
     cells, cell, members = ground.cells, ground.cell, ground.members
     place = np.full(len(cells) + 1, -1, dtype=np.intp)

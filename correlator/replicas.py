@@ -11,14 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.cells import Cells, joined, merge, pick
 from correlator.membership import Members
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.intp]
+from scraper.arrays import Bools, Indices, Ints
 
 MOST_MEMBERS = 8
 MOST_CHANCE = 0.1
@@ -40,7 +36,11 @@ def aligned(parts: Sequence[Cells]) -> list[Cells] | None:
         kept &= np.append(True, np.diff(place) > 0)
     if kept.sum() < 2:
         return None
-    return [_cut(one, place[kept]) for one, place in zip(parts, nearest, strict=True)]
+    found = []
+    for one, place in zip(parts, nearest, strict=True):
+        rows = np.arange(place[kept][0], place[kept][-1])
+        found.append(merge(pick(one, rows), np.searchsorted(place[kept], rows, side="right") - 1))
+    return found
 
 
 def divided(whole: Cells, parts: Sequence[Cells], members: Members, tokens: Ints) -> tuple[Cells, Members]:
@@ -68,27 +68,24 @@ def divided(whole: Cells, parts: Sequence[Cells], members: Members, tokens: Ints
     return _gathered(whole, parts, origin), _moved(members, cell, origin, np.array(verified))
 
 
-def _nearest(edges: Ints, other: Ints) -> Rows:
+def _nearest(edges: Ints, other: Ints) -> Indices:
     after = np.clip(np.searchsorted(other, edges), 1, len(other) - 1)
     return np.where(edges - other[after - 1] < other[after] - edges, after - 1, after).astype(np.intp)
 
 
-def _cut(cells: Cells, edges: Rows) -> Cells:
-    rows = np.arange(edges[0], edges[-1])
-    return merge(pick(cells, rows), np.searchsorted(edges, rows, side="right") - 1)
-
-
-def _groups(cell: Rows, cells: int) -> list[Rows]:
+def _groups(cell: Indices, cells: int) -> list[Indices]:
     order = np.argsort(cell, kind="stable")
     bounds = np.searchsorted(cell[order], np.arange(cells + 1))
     return [order[bounds[row] : bounds[row + 1]] for row in range(cells)]
 
 
-def _division(row: int, parts: Sequence[Cells], mine: Rows, tokens: Ints) -> list[list[int]] | None:
+def _division(row: int, parts: Sequence[Cells], mine: Indices, tokens: Ints) -> list[list[int]] | None:
     """Return the one division of members by part, None where there are none, several, or too many to be sure."""
     counts = [int(part.count[row]) for part in parts]
+    if len(mine) == 1:  # where the one request was counted
+        return [[0] if count else [] for count in counts]
     if not 1 < len(mine) <= MOST_MEMBERS:
-        return _trivial(counts, len(mine))
+        return None
     possible = math.factorial(len(mine)) / math.prod(math.factorial(count) for count in counts)
     ranges = np.ptp(tokens[mine], axis=0) * np.minimum(counts, len(mine) - np.array(counts)).max() + 1.0
     if possible > MOST_CHANCE * float(np.prod(ranges)) ** (len(parts) - 1) and possible > 1:
@@ -100,13 +97,6 @@ def _division(row: int, parts: Sequence[Cells], mine: Rows, tokens: Ints) -> lis
         if len(found) > 1:
             return None
     return found[0] if found else None
-
-
-def _trivial(counts: list[int], members: int) -> list[list[int]] | None:
-    """One member is where the one request was counted."""
-    if members != 1:
-        return None
-    return [[0] if count else [] for count in counts]
 
 
 def _divisions(tokens: list[tuple[int, ...]], counts: list[int], wanted: list[list[int]]) -> Iterator[list[list[int]]]:
@@ -139,7 +129,7 @@ def _gathered(whole: Cells, parts: Sequence[Cells], origin: Sequence[tuple[int, 
     return pick(joined(sources), rows)
 
 
-def _moved(members: Members, cell: Rows, origin: Sequence[tuple[int, int]], verified: npt.NDArray[np.bool_]) -> Members:
+def _moved(members: Members, cell: Indices, origin: Sequence[tuple[int, int]], verified: Bools) -> Members:
     rows = np.array([row for _, row in origin], dtype=np.intp)
     return replace(
         members,

@@ -11,19 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.attribution import Attribution, nothing
-from correlator.client_spans import ClientSpan
 from correlator.join import SLACK_MS, Joined, join
 from correlator.parts import Parts, decomposed
+from correlator.requests import columns
 from correlator.traced_requests import EngineSpan, TracedRequest
+from scraper.arrays import Bools, Floats, Texts
 from scraper.engine_spans import EngineSpans, request_spans
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 NO_ENGINE = "no_engine_span"
 NO_CLIENT = "no_client_span"
@@ -104,80 +99,6 @@ def _reasons(
         else:
             reasons[place] = NO_TIMES if joined.source[place] == "none" else NO_FIRST
     return reasons
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Spans of clients as columns of a request log: what `join`, `parts` and `attribute` ask for.
-
-    Where there is no span, stamps are -1. Each request is a trace of its own here: one trace may hold several.
-    """
-
-    trace_id: Texts
-    request_id: Texts
-    response_id: Texts
-    endpoint_url: Texts
-    status: Texts
-    finish_reason: Texts
-    http_status: Ints
-    dispatch_ns: Ints
-    submit_ns: Ints
-    first_output_ns: Ints
-    first_token_ns: Ints
-    last_token_ns: Ints
-    end_ns: Ints
-    declared_input_tokens: Ints
-    input_tokens: Ints
-    output_tokens: Ints
-    cached_tokens: Ints
-    chunk_ns: Ints
-    chunk_start: Ints
-    server_queue_ms: Floats
-    server_prefill_ms: Floats
-    server_decode_ms: Floats
-    server_ttft_ms: Floats
-    server_e2e_ms: Floats
-
-
-def columns(spans: Sequence[ClientSpan | None]) -> Columns:
-    """Return the spans of clients as columns."""
-    size = len(spans)
-
-    def texts(text: str) -> Texts:
-        return np.full(size, text, dtype=np.object_)
-
-    def numbers(values: Sequence[int]) -> Ints:
-        return np.array(values, dtype=np.int64)
-
-    start_ns = numbers([one.start_ns if one else -1 for one in spans])
-    first_ns = numbers([one.start_ns + round(one.first_s * 1e9) if one and one.first_s >= 0 else -1 for one in spans])
-    unknown_ms = np.full(size, math.nan)
-    return Columns(
-        trace_id=np.array([str(place) if one else "" for place, one in enumerate(spans)], dtype=np.object_),
-        request_id=texts(""),
-        response_id=texts(""),
-        endpoint_url=np.array([one.server if one else "" for one in spans], dtype=np.object_),
-        status=texts("ok"),
-        finish_reason=texts(""),
-        http_status=np.full(size, -1, dtype=np.int64),
-        dispatch_ns=start_ns,
-        submit_ns=start_ns,
-        first_output_ns=first_ns,
-        first_token_ns=first_ns,
-        last_token_ns=np.full(size, -1, dtype=np.int64),
-        end_ns=numbers([one.end_ns if one else -1 for one in spans]),
-        declared_input_tokens=np.full(size, -1, dtype=np.int64),
-        input_tokens=numbers([one.input_tokens if one else -1 for one in spans]),
-        output_tokens=numbers([one.output_tokens if one else -1 for one in spans]),
-        cached_tokens=numbers([one.cached_tokens if one else -1 for one in spans]),
-        chunk_ns=np.zeros(0, dtype=np.int64),
-        chunk_start=np.zeros(size + 1, dtype=np.int64),
-        server_queue_ms=unknown_ms,
-        server_prefill_ms=unknown_ms,
-        server_decode_ms=unknown_ms,
-        server_ttft_ms=unknown_ms,
-        server_e2e_ms=unknown_ms,
-    )
 
 
 def _spans(requests: Sequence[TracedRequest]) -> EngineSpans:

@@ -15,7 +15,8 @@ import numpy as np
 
 from correlator.attribute import attribute
 from correlator.attribution import nothing, select
-from correlator.rolling import Ended, broken_down, columns
+from correlator.requests import columns
+from correlator.rolling import Ended, broken_down
 from correlator.traced_requests import TracedRequest
 from scraper.log import FailureRecord, Row
 from scraper.series import SeriesTable

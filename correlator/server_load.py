@@ -12,19 +12,16 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.log import RequestLog
 from scraper import engines
 from scraper.aggregate import gauge_values
+from scraper.arrays import Floats, Indices, Ints
 from scraper.engines import CanonicalSource
 from scraper.missing import Missing
 from scraper.resets import falls, restarted, unrolled
 from scraper.series import EndpointSeries
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.intp]
 Sources = Mapping[str, CanonicalSource | Missing]
 
 QUANTITIES = ("requests_waiting", "requests_running", "kv_cache_usage", "preemptions", "prefix_cache_hit_rate")
@@ -56,10 +53,9 @@ class ServerLoad:
     of all engines, their "sum", their "max", or the "ratio" of two sums.
     """
 
-    name: str
     combined: Literal["one", "own", "sum", "max", "ratio"]
     size: int
-    groups: tuple[tuple[Rows, tuple[Samples, ...]], ...]
+    groups: tuple[tuple[Indices, tuple[Samples, ...]], ...]
 
     def at(self, stamps_ns: Ints) -> Floats:
         """Return the quantity [n] at a moment for each request, NaN where any engine that counts did not tell."""
@@ -88,7 +84,8 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
     """
     shown = _engines(endpoints)
     if not shown:
-        return dict.fromkeys(QUANTITIES, Missing(_why_none(endpoints)))
+        unseen = bool(endpoints) and not any(len(one.at_ns) for one in endpoints)
+        return dict.fromkeys(QUANTITIES, Missing(NO_SCRAPE if unseen else NOTHING_SCRAPED))
     groups = _groups(requests, [url for url, _ in shown])
     found: dict[str, ServerLoad | Missing] = {}
     for name in QUANTITIES:
@@ -98,13 +95,11 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
         if not known or (reasons and len(groups) == 1):
             found[name] = Missing("; ".join(reasons))
             continue
-        parts = [(rows, [read[member] for member in members]) for rows, members in groups]
-        usable = tuple(
-            (rows, tuple(one for one in members if not isinstance(one, Missing)))
-            for rows, members in parts
-            if not any(isinstance(one, Missing) for one in members)
-        )
-        found[name] = ServerLoad(name=name, combined=_how(name, groups), size=len(requests.submit_ns), groups=usable)
+        told = [
+            (rows, tuple(one for i in all_of if not isinstance(one := read[i], Missing))) for rows, all_of in groups
+        ]
+        usable = tuple(mine for mine, (_, all_of) in zip(told, groups, strict=True) if len(mine[1]) == len(all_of))
+        found[name] = ServerLoad(combined=_how(name, groups), size=len(requests.submit_ns), groups=usable)
     return found
 
 
@@ -127,10 +122,6 @@ def _engines(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, S
     return [(endpoint.url, _samples(endpoint, sources)) for endpoint, name, sources in shown if name == leading]
 
 
-def _why_none(endpoints: Sequence[EndpointSeries]) -> str:
-    return NO_SCRAPE if endpoints and not any(len(one.at_ns) for one in endpoints) else NOTHING_SCRAPED
-
-
 def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | Missing]:
     found: dict[str, Samples | Missing] = {}
     for name in QUANTITIES[:3]:
@@ -143,7 +134,9 @@ def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | 
         reasons = (one.reason for one in (hits, queries) if isinstance(one, Missing))
         found["prefix_cache_hit_rate"] = Missing("; ".join(dict.fromkeys(reasons)))
     else:
-        found["prefix_cache_hit_rate"] = _hit_rate(endpoint, hits, queries)
+        since = _since(endpoint)
+        moved = _moved(endpoint, hits, since), _moved(endpoint, queries, since)
+        found["prefix_cache_hit_rate"] = _made(endpoint, *moved)
     return found
 
 
@@ -164,30 +157,25 @@ def _rate(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
     return _made(endpoint, np.divide(moved, elapsed_s, out=np.full(len(moved), np.nan), where=elapsed_s > 0))
 
 
-def _hit_rate(endpoint: EndpointSeries, hits: CanonicalSource, queries: CanonicalSource) -> Samples:
-    since = _since(endpoint)
-    return _made(endpoint, _moved(endpoint, hits, since), _moved(endpoint, queries, since))
-
-
 def _made(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
     interval_ns = float(np.median(np.diff(endpoint.at_ns))) if len(endpoint.at_ns) > 1 else 0.0
     return Samples(at_ns=endpoint.at_ns, amount=amount, over=over, fresh_ns=STALE_SCRAPES * interval_ns)
 
 
-def _since(endpoint: EndpointSeries) -> Rows:
+def _since(endpoint: EndpointSeries) -> Indices:
     """Return for each scrape the last one that is at least the window older, else the first, or the one before it."""
     older = np.searchsorted(endpoint.at_ns, endpoint.at_ns - int(WINDOW_S * 1e9), side="right") - 1
     return np.maximum(np.minimum(older, np.arange(len(older)) - 1), 0)
 
 
-def _moved(endpoint: EndpointSeries, source: CanonicalSource, since: Rows) -> Floats:
+def _moved(endpoint: EndpointSeries, source: CanonicalSource, since: Indices) -> Floats:
     """Return by how much a counter rose [t], all label sets and across restarts; one not created yet has not moved."""
     values = endpoint.values[:, list(source.columns)]
     rising = unrolled(values, falls(values, restarted(endpoint)))[0].sum(axis=1)
     return np.asarray(rising - rising[since])
 
 
-def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Rows, list[int]]]:
+def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Indices, list[int]]]:
     """Divide requests by the engine that they were sent to; where addresses do not tell, all of them to all engines."""
     places = [urlsplit(url).netloc for url in urls]
     asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)
@@ -197,7 +185,7 @@ def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Rows, list[
     return [(np.flatnonzero(asked == place), [member]) for member, place in enumerate(places)]
 
 
-def _how(name: str, groups: Sequence[tuple[Rows, list[int]]]) -> Literal["one", "own", "sum", "max", "ratio"]:
+def _how(name: str, groups: Sequence[tuple[Indices, list[int]]]) -> Literal["one", "own", "sum", "max", "ratio"]:
     if len(groups) > 1:
         return "own"
     if len(groups[0][1]) == 1:

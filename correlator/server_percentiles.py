@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from correlator.attribution import Attribution
 from correlator.cells import Cells, Observed, observe
 from scraper import quantiles
+from scraper.arrays import Floats
 from scraper.missing import Missing
 from scraper.quantiles import Estimates
 from scraper.series import EndpointSeries
-
-Floats = npt.NDArray[np.float64]
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645
@@ -60,22 +58,16 @@ def server_percentiles(
     covered = float(seen.sum()) / counted
     buckets = _read_buckets([one.ends for one in engines], part, wanted)
     if buckets is not None and covered < LEAST_COVERED:
-        return ServerPercentiles(
-            values_s=buckets.values,
-            low_s=buckets.low,
-            high_s=buckets.high,
-            source="buckets and sums",
-            covered_ratio=covered,
-        )
+        told = {"values_s": buckets.values, "low_s": buckets.low, "high_s": buckets.high}
+        return ServerPercentiles(**told, source="buckets and sums", covered_ratio=covered)
     if not seen.any():
         return Missing("no request of ours ended between two scrapes, and the histogram has no buckets")
     own, error = values_s[seen], NORMAL_95 * sd_s[seen]
     found = np.stack([np.quantile(np.maximum(own + shift * error, 0.0), wanted) for shift in (0, -1, 1)])
     if buckets is not None and covered <= 1:
         found = np.clip(found, buckets.lowest, buckets.highest)
-    return ServerPercentiles(
-        values_s=found[0], low_s=found[1], high_s=found[2], source="client spans", covered_ratio=covered
-    )
+    told = dict(zip(("values_s", "low_s", "high_s"), found, strict=True))
+    return ServerPercentiles(**told, source="client spans", covered_ratio=covered)
 
 
 def _read_buckets(parts: Sequence[Cells], part: str, qs: Floats) -> Estimates | None:

@@ -7,9 +7,8 @@ least from the end of the step before to the first token; a request that comes w
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from scraper.arrays import Floats
 
 SHARED_STEP_S = 0.004
 STEPS_BACK = 4

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
 
-Floats = npt.NDArray[np.float64]
-Cell = npt.NDArray[np.intp]
+from scraper.arrays import Floats, Indices
 
 HUBER = 1.345
 ROUNDS = 12
@@ -40,7 +38,7 @@ class Sums:
     `strangers`[C] are requests in the sums without features; they count with the mean features.
     """
 
-    cell: Cell
+    cell: Indices
     features: Floats
     sums: Floats
     strangers: Floats

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scraper.arrays import Floats
 from scraper.engines import CanonicalSource
 from scraper.missing import Missing
 from scraper.normalise import (
@@ -19,7 +20,7 @@ from scraper.normalise import (
     histogram,
     nothing_counted,
 )
-from scraper.series import EndpointSeries, Float64
+from scraper.series import EndpointSeries
 
 TOO_LARGE = "the values are too large to add up"
 
@@ -56,7 +57,7 @@ def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     )
 
 
-def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float, Float64]:
+def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float, Floats]:
     """Return the rate per second of what `counters` found, over the window and over each slice (float64[S]).
 
     Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
@@ -65,7 +66,7 @@ def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float,
         chosen = parts[0].chosen
         return found.total / chosen.rate_s, found.slices / chosen.slice_s[: len(found.slices)]
     rate = 0.0
-    slices: list[Float64] = []
+    slices: list[Floats] = []
     for part in parts:
         own = counters([part])
         if isinstance(own, CounterIncrease):
@@ -88,7 +89,6 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
         count=sum(one.count for one in increases),
         sum=sum(one.sum for one in increases),
         resets=_resets(found),
-        counts=np.concatenate([one.counts for one in increases]),
         sums=np.concatenate([one.sums for one in increases]),
         slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
         slice_sums=_sum_slices([one.slice_sums for one in increases], share=share),
@@ -125,7 +125,7 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     return GaugeSamples(at_ns=at_ns[held], values=folded[held])
 
 
-def gauge_values(values: Float64, source: CanonicalSource) -> Float64:
+def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
     """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not finite; one column for a ratio of two."""
     found = values[:, list(source.columns)]
     if source.over:
@@ -134,7 +134,7 @@ def gauge_values(values: Float64, source: CanonicalSource) -> Float64:
     return np.where(np.isfinite(found), found, np.nan)
 
 
-def _sum_slices(slices: list[Float64], *, share: bool) -> Float64:
+def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:
     """Add slice by slice: unknown where one series could not see it, none where the slices are other periods."""
     return np.asarray(np.sum(slices, axis=0)) if share else slices[0][:0]
 
@@ -150,7 +150,6 @@ def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | 
     return Buckets(
         bounds=known[0].bounds,
         le=known[0].le,
-        intervals=np.concatenate([one.intervals for one in known]),
         totals=np.asarray(np.sum([one.totals for one in known], axis=0)),
         slices=_sum_slices([one.slices for one in known], share=share),
     )

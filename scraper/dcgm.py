@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from scraper.arrays import Floats, Ints
 from scraper.exposition import Series
-from scraper.readings import DeviceSamples, Float64, Int64
+from scraper.readings import MEASURED, DeviceSamples
 
 SOURCE = "dcgm"
 POWER = "DCGM_FI_DEV_POWER_USAGE"
@@ -20,13 +21,13 @@ ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
 BUSY = "DCGM_FI_DEV_GPU_UTIL"
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 MEMORY = "DCGM_FI_DEV_FB_USED"
-# What one exposed unit is: mJ, percent and MiB.
+# What one exposed unit is: mJ, percent and MiB; in the order of MEASURED.
 SCALES = {POWER: 1.0, ENERGY: 1e-3, BUSY: 1e-2, TEMPERATURE: 1.0, MEMORY: 2.0**20}
 # DCGM's "blank" values mean: not known. The smallest for int32, float64 and int64 fields.
 BLANKS = {POWER: 2.0**47, ENERGY: float(0x7FFFFFFFFFFFFFF0), **dict.fromkeys((BUSY, TEMPERATURE, MEMORY), 2.0**31 - 16)}
 
 
-def device_samples(series: Sequence[Series], at_ns: Int64, values: Float64) -> tuple[DeviceSamples, ...]:
+def device_samples(series: Sequence[Series], at_ns: Ints, values: Floats) -> tuple[DeviceSamples, ...]:
     """Return the GPUs that one endpoint's scrapes show, in the order in which they appear; none on any other page.
 
     `at_ns` is int64[T], `values` float64[T, N] as in `EndpointSeries`. A GPU is its UUID (its index and host where
@@ -47,7 +48,7 @@ def device_samples(series: Sequence[Series], at_ns: Int64, values: Float64) -> t
     )
 
 
-def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: Int64, values: Float64) -> DeviceSamples:
+def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: Ints, values: Floats) -> DeviceSamples:
     quantity = {metric: _known(metric, columns.get(metric, ()), values) for metric in SCALES}
     kept = _moved(quantity[ENERGY])
     at = at_ns[kept]
@@ -59,17 +60,13 @@ def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: In
         kind="gpu",
         interval_s=float(np.median(spacing_s)) if len(spacing_s) else 0.0,
         at_ns=at,
-        power_w=quantity[POWER][kept],
-        energy_j=quantity[ENERGY][kept],
         energy_range_j=np.nan,
-        utilisation_ratio=quantity[BUSY][kept],
-        temperature_c=quantity[TEMPERATURE][kept],
-        memory_used_bytes=quantity[MEMORY][kept],
+        **dict(zip(MEASURED, (quantity[metric][kept] for metric in SCALES), strict=True)),
         thermal_pressure=("",) * len(at),
     )
 
 
-def _known(metric: str, columns: Sequence[int], values: Float64) -> Float64:
+def _known(metric: str, columns: Sequence[int], values: Floats) -> Floats:
     """Return a quantity [T] from the first of its columns that has a number at each scrape."""
     found = np.full(len(values), np.nan)
     for column in columns:
@@ -79,7 +76,7 @@ def _known(metric: str, columns: Sequence[int], values: Float64) -> Float64:
     return found
 
 
-def _moved(energy_j: Float64) -> Int64:
+def _moved(energy_j: Floats) -> Ints:
     """Return the rows at which the counter moved; every row where there is no counter, or one that stands still.
 
     How old the first page's value was is unknown, so it is no sample.

@@ -14,10 +14,10 @@ import numpy as np
 
 from scraper import aggregate
 from scraper.aggregate import TOO_LARGE, Part
+from scraper.arrays import Floats, Ints
 from scraper.missing import Missing
 from scraper.normalise import CounterIncrease, Cut, GaugeSamples, HistogramIncrease, slice_of
 from scraper.quantiles import Fit, fit, read, read_rows
-from scraper.series import Float64, Int64
 
 PERCENTILES = {
     "p1": 0.01,
@@ -90,7 +90,7 @@ def _notes(part: Part) -> Iterator[str]:
         yield f"{ended}; rates are over the {chosen.rate_s:.1f} s they cover" if counts else ended
 
 
-def gauge_stats(values: Float64) -> tuple[Json, dict[str, str]]:
+def gauge_stats(values: Floats) -> tuple[Json, dict[str, str]]:
     """Describe a gauge's samples (float64[n], n > 0), and say what cannot be.
 
     Mean and percentiles (numpy's default) are over scrapes, not weighted by time; `std` has ddof 1.
@@ -142,16 +142,10 @@ def _gauge(found: GaugeSamples, chosen: Cut) -> Json:
 def _histogram(found: HistogramIncrease, chosen: Cut) -> Json:
     if not math.isfinite(found.count):
         return _nothing(Missing(TOO_LARGE)) | {"resets": found.resets}
-    missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE)
-    stats: Json = {"count": _whole(found.count)}
-    if math.isfinite(found.sum):
-        stats["sum"] = found.sum
-    else:
-        missing["sum"] = _why_no_sum(found)
-    if found.count > 0 and math.isfinite(found.sum / found.count):
-        stats["mean"] = found.sum / found.count
-    else:
-        missing["mean"] = missing.get("sum", TOO_LARGE if found.count > 0 else "no observation")
+    # Of a page without a sum no interval is known.
+    why_no_sum = TOO_LARGE if np.isfinite(found.sums).any() else "the page shows no sum"
+    stats, missing = _moments(found.count, found.sum, why_no_sum)
+    missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE) | missing
     fits = fits_of(found)
     percentiles, unread = _percentiles(found, fits)
     slices = []
@@ -173,19 +167,26 @@ def fits_of(found: HistogramIncrease) -> tuple[Fit, ...]:
     return tuple(fit(part.bounds, part.counts, part.sums, part.total) for part in found.intervals)
 
 
+def _moments(count: float, total: float, why_no_sum: str) -> tuple[Json, dict[str, str]]:
+    """Return count, sum and mean, and why some are missing."""
+    stats: Json = {"count": _whole(count)}
+    missing = {}
+    if math.isfinite(total):
+        stats["sum"] = total
+    else:
+        missing["sum"] = why_no_sum
+    if count > 0 and math.isfinite(total / count):
+        stats["mean"] = total / count
+    else:
+        missing["mean"] = missing.get("sum", TOO_LARGE if count > 0 else "no observation")
+    return stats, missing
+
+
 def _histogram_slice(count: float, total: float, why_no_sum: str) -> Json:
     if not math.isfinite(count):
         return {"missing": _NO_SCRAPE if math.isnan(count) else TOO_LARGE}
-    entry: Json = {"count": _whole(count)}
-    if math.isfinite(total):
-        entry["sum"] = total
-    else:
-        entry["missing"] = why_no_sum
-    if count > 0 and math.isfinite(total / count):
-        entry["mean"] = total / count
-    else:
-        entry.setdefault("missing", TOO_LARGE if count > 0 else "no observation")
-    return entry
+    entry, missing = _moments(count, total, why_no_sum)
+    return entry | ({"missing": next(iter(missing.values()))} if missing else {})
 
 
 def _slice_percentiles(found: HistogramIncrease, fits: tuple[Fit, ...], index: int) -> Json:
@@ -195,11 +196,6 @@ def _slice_percentiles(found: HistogramIncrease, fits: tuple[Fit, ...], index: i
     values = read_rows(fits, rows, _SLICE_QS).tolist()
     named = zip(SLICE_PERCENTILES, values, strict=True)
     return {name: value for name, value in named if math.isfinite(value)}
-
-
-def _why_no_sum(found: HistogramIncrease) -> str:
-    """Tell a page without a sum, of which no interval is known, from sums that no number can hold."""
-    return TOO_LARGE if np.isfinite(found.sums).any() else "the page shows no sum"
 
 
 def _percentiles(found: HistogramIncrease, fits: tuple[Fit, ...]) -> tuple[Json, dict[str, str]]:
@@ -244,7 +240,7 @@ def _frames(chosen: Cut) -> list[Json]:
     return frames(chosen.edges_ns, chosen.complete.tolist())
 
 
-def frames(edges_ns: Int64, complete: Sequence[bool]) -> list[Json]:
+def frames(edges_ns: Ints, complete: Sequence[bool]) -> list[Json]:
     """Return the frame of each timeslice: start_ns, end_ns, and `is_complete` only where it is false."""
     edges = edges_ns.tolist()
     return [

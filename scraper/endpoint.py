@@ -29,6 +29,7 @@ LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
 # /metrics of trtllm-serve hands out its iterations once, to whoever reads it first: it is asked last.
 PATHS = ("/prometheus/metrics", "/metrics")
+NOBODY = Access()
 _TIMINGS, _CLOCK = "/perf_metrics", "/steady_clock_offset"
 _JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
 _PROTOBUF = "application/vnd.google.protobuf"
@@ -64,6 +65,9 @@ class Limits:
     body_bytes: int = LIMIT_BYTES
 
 
+LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
     status: int
@@ -75,7 +79,7 @@ class _RefusedError(Exception):
     """The reply cannot be used; the text says why."""
 
 
-def open_session(access: Access | None = None) -> aiohttp.ClientSession:
+def open_session(access: Access = NOBODY) -> aiohttp.ClientSession:
     """Open an HTTP session for scraping, with TLS as stated and no limit on connections: a target has one.
 
     Raises UnusableFile.
@@ -88,9 +92,9 @@ def open_session(access: Access | None = None) -> aiohttp.ClientSession:
     )
 
 
-def _tls(access: Access | None) -> ssl.SSLContext | bool:
+def _tls(access: Access) -> ssl.SSLContext | bool:
     """What aiohttp takes: without options of TLS its own context, since to make another takes some 25 ms."""
-    if access is None or not (access.ca or access.cert or access.insecure):
+    if not (access.ca or access.cert or access.insecure):
         return True
     return tls_context(access)
 
@@ -102,7 +106,7 @@ async def scrape(
     tick_ns: int,
     clock_offset_ns: int,
     limits: Limits,
-    access: Access | None = None,
+    access: Access = NOBODY,
     any_json: bool = False,
 ) -> Scrape:
     """Fetch one page, stamped before sending and when its body is complete or the attempt has failed.
@@ -110,9 +114,8 @@ async def scrape(
     Never raises for what a server or the network does: the scrape's `error` says it, and its body is then empty. A page
     must be an exposition, but with `any_json`.
     """
-    headers = _headers(url, access)
     request_ns = time.monotonic_ns() + clock_offset_ns
-    reply, error = await _attempt(session, bare(url), headers, limits)
+    reply, error = await _attempt(session, url, access, limits)
     response_ns = time.monotonic_ns() + clock_offset_ns
     if reply is not None and not error:
         error = _not_200(reply.status) if any_json else foreign(reply.status, reply.content_type, reply.body)
@@ -128,7 +131,7 @@ async def scrape(
     )
 
 
-async def discover(base_url: str, *, access: Access | None = None, limits: Limits | None = None) -> str | Missing:
+async def discover(base_url: str, *, access: Access = NOBODY, limits: Limits = LIMITS) -> str | Missing:
     """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
 
     - A URL whose path has `metrics` in it is taken at its word: only that one is tried. Where it is that of
@@ -150,12 +153,10 @@ async def discover(base_url: str, *, access: Access | None = None, limits: Limit
     tried: list[str] = []
     async with open_session(access) as session:
         urls = candidates(parts)
-        if clock_of(urls[0]):
-            return urls[0]
-        if len(urls) == 1 and await _hands_out_once(session, urls[0], access, limits or Limits()):
+        if clock_of(urls[0]) or (len(urls) == 1 and await _hands_out_once(session, urls[0], access, limits)):
             return urls[0]
         for url in urls:
-            problem = await _problem(session, url, access, limits or Limits(), asked_for=len(urls) == 1)
+            problem = await _problem(session, url, access, limits, asked_for=len(urls) == 1)
             if not problem:
                 return url
             tried.append(f"{masked(url)}: {problem}")
@@ -210,17 +211,15 @@ def clock_of(url: str) -> str:
     return urlunsplit(parts._replace(path=prefix + _CLOCK, query="", fragment=""))
 
 
-def _headers(url: str, access: Access | None) -> dict[str, str]:
+def _headers(url: str, access: Access) -> dict[str, str]:
     # On its own machine the engine would spend milliseconds on compressing what need not travel.
     encoding = "identity" if urlsplit(url).hostname in _LOOPBACK else "gzip"
-    return {"Accept-Encoding": encoding, **headers_for(access or Access(), url)}
+    return {"Accept-Encoding": encoding, **headers_for(access, url)}
 
 
-async def _problem(
-    session: aiohttp.ClientSession, url: str, access: Access | None, limits: Limits, *, asked_for: bool
-) -> str:
+async def _problem(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits, *, asked_for: bool) -> str:
     """Say why the page at a URL is none. Only one that was asked for by its whole URL may be TensorRT-LLM's JSON."""
-    reply, error = await _attempt(session, bare(url), _headers(url, access), limits)
+    reply, error = await _attempt(session, url, access, limits)
     if reply is None or error:
         return error
     error = foreign(reply.status, reply.content_type, reply.body, iterations_too=asked_for)
@@ -236,23 +235,23 @@ async def _problem(
     return ""
 
 
-async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access | None, limits: Limits) -> bool:
+async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits) -> bool:
     """Tell whether a URL is that of TensorRT-LLM's iterations without reading it: by the model list beside it."""
     parts = urlsplit(url)
     prefix = parts.path.removesuffix("/metrics")
     if prefix == parts.path or prefix.endswith("/prometheus"):
         return False
     models = urlunsplit(parts._replace(path=f"{prefix}/v1/models", query="", fragment=""))
-    reply, _ = await _attempt(session, bare(models), _headers(models, access), limits)
+    reply, _ = await _attempt(session, models, access, limits)
     return reply is not None and reply.status == 200 and b'"tensorrt_llm"' in reply.body
 
 
 async def _attempt(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: Limits
+    session: aiohttp.ClientSession, url: str, access: Access, limits: Limits
 ) -> tuple[_Reply | None, str]:
     """Map every foreign exception to one line, here and nowhere else."""
     try:
-        return await _fetch(session, url, headers, limits), ""
+        return await _fetch(session, bare(url), _headers(url, access), limits), ""
     except TimeoutError:
         return None, f"timeout: no complete page within {limits.timeout_s:g} s"
     except _RefusedError as refused:
@@ -268,7 +267,7 @@ async def _attempt(
     except aiohttp.ClientPayloadError:
         return None, "cut off: the connection ended before the page did"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return None, f"protocol: {_one_line(error)}"
+        return None, f"protocol: {' '.join(str(error).split())[:_LONGEST_REASON] or type(error).__name__}"
 
 
 def _connecting(error: OSError) -> str:
@@ -332,10 +331,6 @@ async def _body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
     if inflate is not None and body and not inflate.eof:
         raise _RefusedError("cut off: the compressed page is not whole")
     return bytes(body)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
 
 
 def _is_json(body: bytes) -> bool:

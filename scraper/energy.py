@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
+from scraper.arrays import Floats, Ints
 from scraper.missing import Missing
 from scraper.normalise import Window
-from scraper.readings import DeviceSamples, Float64, Int64
+from scraper.readings import DeviceSamples
 
 Method = Literal["counter", "trapezoid"]
 GAP_INTERVALS = 3
@@ -59,7 +60,7 @@ def energy(samples: DeviceSamples, window: Window) -> Energy | Missing:
     return by_counter if math.isnan(peak_w) else replace(by_counter, peak_power_w=peak_w)
 
 
-def trapezoid_energy(at_ns: Int64, power_w: Float64, window: Window, *, interval_s: float) -> Energy | Missing:
+def trapezoid_energy(at_ns: Ints, power_w: Floats, window: Window, *, interval_s: float) -> Energy | Missing:
     """Integrate power [T] in W, read at int64[T] ns, over the window by the trapezoidal rule; NaN is no reading.
 
     Exact where power changes linearly between readings; the energies of adjacent windows add up.
@@ -77,7 +78,7 @@ def trapezoid_energy(at_ns: Int64, power_w: Float64, window: Window, *, interval
 
 
 def counter_energy(
-    at_ns: Int64, energy_j: Float64, window: Window, *, interval_s: float, range_j: float = math.nan
+    at_ns: Ints, energy_j: Floats, window: Window, *, interval_s: float, range_j: float = math.nan
 ) -> Energy | Missing:
     """Take the difference of a cumulative counter [T] in J over the window; NaN is no reading.
 
@@ -98,7 +99,7 @@ def counter_energy(
     return found
 
 
-def inside(samples: DeviceSamples, column: Float64, window: Window) -> Float64:
+def inside(samples: DeviceSamples, column: Floats, window: Window) -> Floats:
     """Return what was read in the window, without NaN."""
     inside = (samples.at_ns >= window.start_ns) & (samples.at_ns <= window.end_ns) & np.isfinite(column)
     return column[inside]
@@ -113,13 +114,13 @@ class _Pieces:
     """
 
     window: Window
-    length_s: Float64
-    middle: Float64
-    covered_s: Float64
-    gap_s: Float64
+    length_s: Floats
+    middle: Floats
+    covered_s: Floats
+    gap_s: Floats
 
     @classmethod
-    def of(cls, at_ns: Int64, window: Window, interval_s: float) -> _Pieces:
+    def of(cls, at_ns: Ints, window: Window, interval_s: float) -> _Pieces:
         length_ns = np.diff(at_ns)
         low_ns = np.maximum(at_ns[:-1], window.start_ns)
         high_ns = np.minimum(at_ns[1:], window.end_ns)
@@ -135,7 +136,7 @@ class _Pieces:
             gap_s=np.where(gap, inside_s, 0.0),
         )
 
-    def energy(self, power_w: Float64, peak_w: float, method: Method) -> Energy | Missing:
+    def energy(self, power_w: Floats, peak_w: float, method: Method) -> Energy | Missing:
         """Sum mean power [T-1] over the pieces inside; NaN power is not covered."""
         usable = (self.covered_s > 0) & np.isfinite(power_w)
         covered_s = float(self.covered_s[usable].sum())
@@ -153,6 +154,6 @@ class _Pieces:
         )
 
 
-def _highest(values: Float64) -> float:
+def _highest(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known.max()) if len(known) else math.nan

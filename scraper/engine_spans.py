@@ -11,17 +11,13 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from scraper.arrays import Bools, Floats, Ints, Texts
 from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, SpanTime, catalogue
 from scraper.span_log import OFF_CLOCK, ExportRecord, SpanLogRecord, fault, off_clock_s
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be told as the rest of another before it
 IMPOSSIBLE = "a time that is negative or no number"
@@ -40,13 +36,12 @@ Key = tuple[bytes, bytes]
 class EngineSpans:
     """Columns of n spans of requests, in the order in which they came.
 
-    trace_id, span_id, parent_span_id  hex; the parent is "" of a span that the engine began by itself
+    trace_id, span_id       hex
     request_id              the engine's id of the request, "" for none
     clock                   whose clock stamped it: what the sender's resource tells of its process, "" for nothing
     engine                  its name in ENGINES
     is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
-    received_ns             int64 ns Unix by ours: when the span came
     queue_s, prefill_s, decode_s  float64, NaN where it does not tell; ttft_s, e2e_s: from arrival to the first and last
                             token. As the engine states them, to the bit, where it states them itself
     off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
@@ -56,14 +51,12 @@ class EngineSpans:
 
     trace_id: Texts
     span_id: Texts
-    parent_span_id: Texts
     request_id: Texts
     clock: Texts
     engine: Texts
-    is_gateway: npt.NDArray[np.bool_]
+    is_gateway: Bools
     arrival_ns: Ints
     end_ns: Ints
-    received_ns: Ints
     queue_s: Floats
     ttft_s: Floats
     prefill_s: Floats
@@ -83,7 +76,6 @@ class _Request:
     spans: Spans
     attributes: Mapping[str, str | float]
     clock: str
-    received_ns: int
     off_clock_s: float
 
 
@@ -117,26 +109,22 @@ def _read(spans: Iterable[tuple[int, str, Span, Resource]]) -> EngineSpans:
         parents[key] = span.parent_span_id
         known = _told_by(span, scope)
         if known is not None:
-            requests[key] = _request(span, *known, received_ns=received_ns, resource=resource, is_off=bool(reason))
+            engine, told = known
+            wanted = {told.request_id, *(way.attribute for ways in told.times.values() for way in ways)}
+            requests[key] = _Request(
+                span=span,
+                engine=engine,
+                spans=told,
+                attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
+                clock=_clock(resource),
+                off_clock_s=off_clock_s(span, received_ns) if reason else math.nan,
+            )
         elif not reason and span.name in _stage_names():
             stages[key] = span
     under = _under(requests, stages, parents)
     rows = [(request, _times(request, under.get(key, ()))) for key, request in requests.items()]
     refused[IMPOSSIBLE] += sum(times is None for _, times in rows)
     return _columns([(request, times) for request, times in rows if times is not None], +refused)
-
-
-def _request(span: Span, engine: str, spans: Spans, *, received_ns: int, resource: Resource, is_off: bool) -> _Request:
-    wanted = {spans.request_id, *(way.attribute for ways in spans.times.values() for way in ways)}
-    return _Request(
-        span=span,
-        engine=engine,
-        spans=spans,
-        attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
-        clock=_clock(resource),
-        received_ns=received_ns,
-        off_clock_s=off_clock_s(span, received_ns) if is_off else math.nan,
-    )
 
 
 def _clock(resource: Resource) -> str:
@@ -276,14 +264,12 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
     return EngineSpans(
         trace_id=_texts(span.trace_id.hex() for span in spans),
         span_id=_texts(span.span_id.hex() for span in spans),
-        parent_span_id=_texts(span.parent_span_id.hex() for span in spans),
         request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
         clock=_texts(request.clock for request, _ in rows),
         engine=_texts(request.engine for request, _ in rows),
         is_gateway=np.fromiter((request.spans.is_gateway for request, _ in rows), np.bool_),
         arrival_ns=np.where(used, np.fromiter((span.start_time_unix_nano for span in spans), np.int64), -1),
         end_ns=np.where(used, np.fromiter((span.end_time_unix_nano for span in spans), np.int64), -1),
-        received_ns=np.fromiter((request.received_ns for request, _ in rows), np.int64),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
         off_clock_s=off_clock_s,
         refused=dict(refused),

@@ -52,7 +52,7 @@ def declarations(comments: Iterable[str]) -> Declarations:
 
     `aliases` lead from names in letters, digits and underscores to declared ones that have others: prometheus-client
     writes OpenMetrics samples as `vllm_x` below `# TYPE vllm:x`.
-    Raises `BadCommentError` for a HELP or TYPE line that cannot be read.
+    Raises `ValueError` with the reason and the line for a HELP or TYPE line that cannot be read.
     """
     found = Declarations()
     for comment in comments:
@@ -60,28 +60,19 @@ def declarations(comments: Iterable[str]) -> Declarations:
             continue
         match = _COMMENT_RE.fullmatch(comment.rstrip(" \t\r"))
         if not match:
-            raise BadCommentError("a HELP or TYPE line without a metric name", comment)
+            raise ValueError("a HELP or TYPE line without a metric name", comment)
         what, name, text = match.groups(default="")
         name, text = unquote(name), text.strip(" \t")
         if what == "HELP":
             found.helps[name] = _unescape(text)
         elif not text:
-            raise BadCommentError("a TYPE line without a type", comment)
+            raise ValueError("a TYPE line without a type", comment)
         else:
             found.types[name] = text if text in _TYPES else "unknown"
             plain = _NOT_PLAIN_RE.sub("_", name)
             if plain != name:
                 found.aliases[plain] = name
     return found
-
-
-class BadCommentError(ValueError):
-    """A HELP or TYPE line that cannot be read."""
-
-    def __init__(self, reason: str, comment: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.comment = comment
 
 
 def family_of(name: str, declared: Declarations) -> tuple[str, str, str]:

@@ -18,14 +18,7 @@ from scraper.missing import Missing
 from scraper.nvml import open_nvml
 from scraper.powermetrics import open_powermetrics
 from scraper.rapl import open_rapl
-from scraper.readings import (
-    INTERVAL_S,
-    HardwareAbsence,
-    HardwareLogRecord,
-    HardwareRecord,
-    SourceLostError,
-    encode,
-)
+from scraper.readings import INTERVAL_S, HardwareAbsence, HardwareLogRecord, HardwareRecord, SourceLostError, encode
 
 Append = Callable[[HardwareLogRecord], None]
 
@@ -37,10 +30,9 @@ class Source(Protocol):
     there is something, a fraction of a second at most; the others are asked at each tick.
     """
 
-    @property
-    def source(self) -> str: ...
-    @property
-    def paces_itself(self) -> bool: ...
+    source: str
+    paces_itself: bool
+
     def read(self, clock_offset_ns: int) -> tuple[HardwareRecord, ...]: ...
     def close(self) -> None: ...
 

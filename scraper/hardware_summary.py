@@ -136,18 +136,11 @@ def _total(counted: Sequence[Measured], window: Window, output_tokens: float | N
         "method": methods.pop() if len(methods) == 1 else "mixed",
         "covered_s": covered_s,
     }
-    missing = {}
-    for name in ("tokens_per_joule", "tokens_per_s_per_watt"):
-        if isinstance(ratio, Missing):
-            missing[name] = ratio.reason
-        else:
-            values[name] = ratio
-    return {
-        "devices": [samples.name for samples, _ in used],
-        **values,
-        **left_out,
-        **({"missing": missing} if missing else {}),
-    }
+    ratios = ("tokens_per_joule", "tokens_per_s_per_watt")
+    found = {"devices": [samples.name for samples, _ in used], **values, **left_out}
+    if isinstance(ratio, Missing):
+        return found | {"missing": dict.fromkeys(ratios, ratio.reason)}
+    return found | dict.fromkeys(ratios, ratio)
 
 
 def _tokens_per_joule(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Bools, Floats, Indices
 from scraper.histogram_prior import Prior, prior
-from scraper.histogram_rows import Float64, Indices, Rows, segments
+from scraper.histogram_rows import Rows, segments
 
 ROUNDS = 5
 BOUND_ROUNDS = 8
@@ -32,17 +32,17 @@ class Fit:
     error: [S, J] variance of the error of a mean; tolerance: how far a sum may be off.
     """
 
-    lower: Float64
-    upper: Float64
-    counts: Float64
-    sums: Float64
+    lower: Floats
+    upper: Floats
+    counts: Floats
+    sums: Floats
     last: Indices
     segment: Indices
-    shares: Float64
-    mean: Float64
-    variance: Float64
-    width: Float64
-    error: Float64
+    shares: Floats
+    mean: Floats
+    variance: Floats
+    width: Floats
+    error: Floats
     intervals: int
     tolerance: float
     unit: float
@@ -52,9 +52,9 @@ class Fit:
 class _Stack:
     """The rows of all segments side by side, filled up with empty ones: counts [S, L, J], sums and effect [S, L]."""
 
-    counts: Float64
-    sums: Float64
-    effect: Float64
+    counts: Floats
+    sums: Floats
+    effect: Floats
 
 
 def fit_rows(rows: Rows) -> Fit:
@@ -98,7 +98,7 @@ def fit_rows(rows: Rows) -> Fit:
     )
 
 
-def design_effect(counts: Float64, rows: Indices) -> Float64:
+def design_effect(counts: Floats, rows: Indices) -> Floats:
     """Return by how much dependence inside rows inflates the variance of their sums: counts[S, L, J] -> [S, L], >= 1.
 
     One engine step gives all running requests the same inter-token latency; their bucket counts show it (Kish).
@@ -116,7 +116,7 @@ def design_effect(counts: Float64, rows: Indices) -> Float64:
     return np.asarray(np.maximum(1 + (sizes - 1) * ratio[:, None], 1.0), dtype=np.float64)
 
 
-def _stacked(counts: Float64, sums: Float64, first: Indices, sizes: Indices) -> _Stack:
+def _stacked(counts: Floats, sums: Floats, first: Indices, sizes: Indices) -> _Stack:
     if len(first) == 1:
         counts, sums = counts[None], sums[None]
     else:
@@ -131,9 +131,7 @@ def _stacked(counts: Float64, sums: Float64, first: Indices, sizes: Indices) -> 
     return _Stack(counts=counts, sums=sums, effect=effect)
 
 
-def _regress(
-    rows: _Stack, lower: Float64, upper: Float64, held: NDArray[np.bool_], guess: Prior
-) -> tuple[Float64, Float64, Float64]:
+def _regress(rows: _Stack, lower: Floats, upper: Floats, held: Bools, guess: Prior) -> tuple[Floats, Floats, Floats]:
     """Regress sums on counts for the means, squared errors on counts for the variances, in turns: [S, J] each.
 
     The spreads of the priors are estimated as well, from how far the closed buckets are from them (empirical Bayes).
@@ -181,7 +179,7 @@ def _regress(
     )
 
 
-def _inverse(matrix: Float64) -> Float64:
+def _inverse(matrix: Floats) -> Floats:
     """Invert positive definite matrices [S, J, J]; where one has lost too many digits for it, its diagonal alone."""
     place = np.arange(matrix.shape[1])
     diagonal = matrix[:, place, place]
@@ -195,11 +193,11 @@ def _inverse(matrix: Float64) -> Float64:
     return np.asarray(inverse, dtype=np.float64)
 
 
-def _times(matrix: Float64, vector: Float64) -> Float64:
+def _times(matrix: Floats, vector: Floats) -> Floats:
     return (matrix @ vector[..., None])[..., 0]
 
 
-def _bounded(normal: Float64, inverse: Float64, right: Float64, lower: Float64, upper: Float64) -> Float64:
+def _bounded(normal: Floats, inverse: Floats, right: Floats, lower: Floats, upper: Floats) -> Floats:
     """Minimise x'Hx/2 - g'x with x inside the buckets: solve, fix what is outside at its edge, repeat."""
     mean = _times(inverse, right)
     outside = (mean < lower) | (mean > upper)
@@ -217,9 +215,7 @@ def _bounded(normal: Float64, inverse: Float64, right: Float64, lower: Float64, 
     return np.minimum(np.maximum(mean, lower), upper)
 
 
-def _shares(
-    lower: Float64, upper: Float64, counts: Float64, sums: Float64, mean: Float64, variance: Float64
-) -> Float64:
+def _shares(lower: Floats, upper: Floats, counts: Floats, sums: Floats, mean: Floats, variance: Floats) -> Floats:
     """Split each known sum among the buckets of its row: the expected value, and the rest in proportion to variance.
 
     What a bucket cannot hold goes to the others (best linear unbiased prediction, Henderson); all arguments by row.

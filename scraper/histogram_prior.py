@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scraper.histogram_rows import Float64
+from scraper.arrays import Bools, Floats
 
 LEAST_VARIANCE = 0.02
 SPREAD = 0.15
@@ -24,14 +23,14 @@ class Prior:
     An open bucket has its mean excess as its width; it is blank where nothing tells how far it reaches.
     """
 
-    mean: Float64
-    variance: Float64
-    width: Float64
-    spread: Float64
-    blank: NDArray[np.bool_]
+    mean: Floats
+    variance: Floats
+    width: Floats
+    spread: Floats
+    blank: Bools
 
 
-def prior(lower: Float64, upper: Float64, counts: Float64, known: Float64, sums: Float64) -> Prior:
+def prior(lower: Floats, upper: Floats, counts: Floats, known: Floats, sums: Floats) -> Prior:
     """Guess from counts[S, B] of whole segments, and known[S, B], sums[S] of their rows with a known sum."""
     mean, variance, width = _closed(lower, upper, counts)
     width = np.tile(width, (len(counts), 1))
@@ -59,7 +58,7 @@ def prior(lower: Float64, upper: Float64, counts: Float64, known: Float64, sums:
     return Prior(mean=mean, variance=variance, width=width, spread=spread, blank=blank)
 
 
-def _closed(lower: Float64, upper: Float64, counts: Float64) -> tuple[Float64, Float64, Float64]:
+def _closed(lower: Floats, upper: Floats, counts: Floats) -> tuple[Floats, Floats, Floats]:
     """Give each bucket a quadratic density that meets its neighbours' halfway, in the geometric mean; [S, B] each."""
     closed = np.isfinite(upper - lower)
     width = np.where(closed, np.maximum(upper - lower, NARROWEST), 1.0)
@@ -87,7 +86,7 @@ def _edge(lower: float, upper: float, total: float) -> tuple[float, float]:
     return 0.0, -1.0 if total < 0 else 1.0
 
 
-def _excess(width: Float64, counts: Float64, bucket: int, edge: float) -> float:
+def _excess(width: Floats, counts: Floats, bucket: int, edge: float) -> float:
     """Return the mean excess of the exponential tail that goes on from the next occupied bucket."""
     occupied = np.flatnonzero(counts > 0)
     inner = occupied[occupied < bucket][-1:] if bucket else occupied[occupied > bucket][:1]

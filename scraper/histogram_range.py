@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scraper.arrays import Floats, Indices
 from scraper.histogram_fit import Fit
-from scraper.histogram_rows import Float64, Indices, extremes
+from scraper.histogram_rows import extremes
 
 BISECTIONS = 40
 # Digits lost in a division must not cost an observation.
@@ -25,41 +26,36 @@ class _Side:
     held: [J] observations; beyond: [J + 1] those in a bucket or above it.
     """
 
-    lower: Float64
-    upper: Float64
-    counts: Float64
-    slack: Float64
-    held: Float64
-    beyond: Float64
+    lower: Floats
+    upper: Floats
+    counts: Floats
+    slack: Floats
+    held: Floats
+    beyond: Floats
     whole: bool
 
 
-def order_bounds(fits: Sequence[Fit], ranks: Float64) -> tuple[Float64, Float64]:
+def order_bounds(fits: Sequence[Fit], ranks: Floats) -> tuple[Floats, Floats]:
     """Return the least and the greatest values of order statistics (rank 0 is the least): [K] -> [K], [K]."""
     total = sum(float(fit.counts.sum()) for fit in fits)
-    greatest = _greatest([_from_above(fit) for fit in fits], total - ranks)
-    least = -_greatest([_from_below(fit) for fit in fits], np.minimum(ranks + 1, total))
+    above, below = [], []
+    for fit in fits:
+        lowest, highest = extremes(fit.lower, fit.upper, fit.counts)
+        above.append(_side(fit, fit.lower, fit.upper, fit.counts, fit.sums - lowest))
+        below.append(_side(fit, -fit.upper[::-1], -fit.lower[::-1], fit.counts[:, ::-1], highest - fit.sums))
+    greatest = _greatest(above, total - ranks)
+    least = -_greatest(below, np.minimum(ranks + 1, total))
     return least, np.maximum(greatest, least)
 
 
-def bucket_edges(lower: Float64, upper: Float64, held: Float64, ranks: Float64) -> tuple[Float64, Float64]:
+def bucket_edges(lower: Floats, upper: Floats, held: Floats, ranks: Floats) -> tuple[Floats, Floats]:
     """Return the edges between which order statistics lie, by the buckets alone: [J] x 3, [K] -> [K], [K]."""
     total = held.sum()
     least = -_reached(-lower, held, np.minimum(ranks + 1, total))
     return least, _reached(upper, held, total - ranks)
 
 
-def _from_above(fit: Fit) -> _Side:
-    least, _ = extremes(fit.lower, fit.upper, fit.counts)
-    return _side(fit, fit.lower, fit.upper, fit.counts, fit.sums - least)
-
-
-def _from_below(fit: Fit) -> _Side:
-    _, greatest = extremes(fit.lower, fit.upper, fit.counts)
-    return _side(fit, -fit.upper[::-1], -fit.lower[::-1], fit.counts[:, ::-1], greatest - fit.sums)
-
-
-def _side(fit: Fit, lower: Float64, upper: Float64, counts: Float64, slack: Float64) -> _Side:
+def _side(fit: Fit, lower: Floats, upper: Floats, counts: Floats, slack: Floats) -> _Side:
     across = np.ascontiguousarray(counts.T)
     held = across.sum(axis=1)
     slack = np.where(np.isnan(slack), np.inf, np.maximum(slack, 0.0) + fit.tolerance)
@@ -74,14 +70,15 @@ def _side(fit: Fit, lower: Float64, upper: Float64, counts: Float64, slack: Floa
     )
 
 
-def _greatest(sides: Sequence[_Side], needed: Float64) -> Float64:
+def _greatest(sides: Sequence[_Side], needed: Floats) -> Floats:
     """Return the largest x of which as many values as needed can be at or above it, to 40 bisections: [K] -> [K]."""
     lower = np.concatenate([side.lower for side in sides])
     held = np.concatenate([side.held for side in sides])
     low = _reached(lower, held, needed)
     high = _reached(np.concatenate([side.upper for side in sides]), held, needed)
-    reach = max((_reach(side) for side in sides), default=-np.inf)
-    endless = sum((_unlimited(side) for side in sides), 0.0) >= needed
+    openings = [_opening(side) for side in sides]
+    reach = max((reach for reach, _ in openings), default=-np.inf)
+    endless = sum((unlimited for _, unlimited in openings), 0.0) >= needed
     open_ = np.isposinf(high) & ~endless
     high[open_] = np.maximum(reach, low[open_])
     # Where nothing bounds a value from either side there is nothing to bisect.
@@ -98,29 +95,25 @@ def _greatest(sides: Sequence[_Side], needed: Float64) -> Float64:
     return result
 
 
-def _reached(edges: Float64, held: Float64, needed: Float64) -> Float64:
+def _reached(edges: Floats, held: Floats, needed: Floats) -> Floats:
     """Return the highest edge that as many observations as needed have: [J], [J], [K] -> [K]."""
     order = np.argsort(-edges, kind="stable")
     found = np.searchsorted(np.cumsum(held[order]), needed * (1 - 1e-12))
     return np.asarray(edges[order[np.minimum(found, len(order) - 1)]], dtype=np.float64)
 
 
-def _reach(side: _Side) -> float:
-    """Return the largest value that the open bucket's rows with a known sum have room for."""
+def _opening(side: _Side) -> tuple[float, float]:
+    """Return the largest value that the open bucket's rows with a known sum have room for, and how many observations
+    nothing bounds from above.
+    """
     if not len(side.upper) or side.upper[-1] < np.inf:
-        return -np.inf
-    room = side.slack[(side.counts[-1] > 0) & (side.slack < np.inf)]
-    return float(side.lower[-1] + room.max(initial=0.0))
+        return -np.inf, 0.0
+    held, endless = side.counts[-1], np.isinf(side.slack)
+    room = side.slack[(held > 0) & ~endless]
+    return float(side.lower[-1] + room.max(initial=0.0)), float(held[endless].sum())
 
 
-def _unlimited(side: _Side) -> float:
-    """Return how many observations nothing bounds from above."""
-    if not len(side.upper) or side.upper[-1] < np.inf:
-        return 0.0
-    return float(side.counts[-1][np.isinf(side.slack)].sum())
-
-
-def _possible(sides: Sequence[_Side], at: Float64) -> Float64:
+def _possible(sides: Sequence[_Side], at: Floats) -> Floats:
     """Return how many values can be at or above each of some points at once: [K] -> [K]."""
     result = np.zeros_like(at)
     for side in sides:

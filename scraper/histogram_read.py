@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betaincinv, gammaincinv, ndtri
 
+from scraper.arrays import Bools, Floats, Indices
 from scraper.histogram_fit import Fit
-from scraper.histogram_rows import Float64, Indices
 
 POINTS = 24
 # Segments share the buckets: together they have points enough with fewer each.
@@ -43,14 +42,14 @@ class StandIns:
     standard deviation of where it is.
     """
 
-    value: Float64
-    weight: Float64
-    rest: Float64
-    error: Float64
+    value: Floats
+    weight: Floats
+    rest: Floats
+    error: Floats
 
 
 @cache
-def cells(most: int) -> tuple[Float64, Float64]:
+def cells(most: int) -> tuple[Floats, Floats]:
     """Return the middles and sizes of the probability cells for 0 to `most` points: [most + 1, most] each.
 
     Cells are equal; the largest number of them is finer towards the ends.
@@ -88,7 +87,7 @@ def stand_ins(fit: Fit, rows: slice | Indices = slice(None)) -> StandIns:
     )
 
 
-def read(stand_in: StandIns, ranks: Float64) -> Float64:
+def read(stand_in: StandIns, ranks: Floats) -> Floats:
     """Interpolate sorted stand-ins at ranks (0 to the sum of all weights): [K] -> [K]; NaN if there is none."""
     if not len(stand_in.value):
         return np.full(ranks.shape, np.nan)
@@ -105,8 +104,8 @@ def union(parts: Sequence[StandIns]) -> StandIns:
 
 
 def _pinned(
-    fit: Fit, counts: Float64, segment: Indices, shares: Float64, known: NDArray[np.bool_]
-) -> tuple[Indices, Indices, Float64, Float64]:
+    fit: Fit, counts: Floats, segment: Indices, shares: Floats, known: Bools
+) -> tuple[Indices, Indices, Floats, Floats]:
     """Find single observations that make up most of their row's variance: row, bucket, value, deviation: [K] each."""
     row, bucket = np.nonzero((counts == 1) & known[:, None])
     own = fit.variance[segment[row], bucket]
@@ -123,8 +122,8 @@ def _pinned(
 
 
 def _rest(
-    fit: Fit, weight: Float64, total: Float64, place: tuple[Indices, Indices], pinned: Float64
-) -> tuple[Float64, Float64, Indices]:
+    fit: Fit, weight: Floats, total: Floats, place: tuple[Indices, Indices], pinned: Floats
+) -> tuple[Floats, Floats, Indices]:
     """Represent what is not pinned, by [S, J] weights and totals: values, weights, flat index of segment and bucket."""
     where = np.flatnonzero(weight.ravel() > 1e-9)
     bucket = where % len(fit.lower)
@@ -159,13 +158,13 @@ def _rest(
     return value[real], size[real], np.repeat(where, number)
 
 
-def _seen(pinned: Float64, chance: Float64) -> Float64:
+def _seen(pinned: Floats, chance: Floats) -> Floats:
     """Return the quantiles of a bucket's pinned values, shifted and scaled to mean 0 and variance 1."""
     found = np.interp(chance * len(pinned), np.arange(len(pinned)) + 0.5, np.sort(pinned))
     return np.asarray((found - pinned.mean()) / max(float(pinned.std()), 1e-300), dtype=np.float64)
 
 
-def _shape(chance: Float64, lower: Float64, upper: Float64, mean: Float64, variance: Float64) -> Float64:
+def _shape(chance: Floats, lower: Floats, upper: Floats, mean: Floats, variance: Floats) -> Floats:
     """Return quantiles of a bucket's distribution: Beta, or Gamma or Pareto beyond the last bound; [K] each."""
     value = np.empty_like(chance)
     closed = np.isfinite(upper - lower)
@@ -179,7 +178,7 @@ def _shape(chance: Float64, lower: Float64, upper: Float64, mean: Float64, varia
     return value
 
 
-def _beta(mean: Float64, mass: Float64, chance: Float64) -> Float64:
+def _beta(mean: Floats, mass: Floats, chance: Floats) -> Floats:
     value = mean + ndtri(chance) * np.sqrt(mean * (1 - mean) / (mass + 1))
     skewed = np.minimum(mean, 1 - mean) * mass < NORMAL_FROM
     mean, mass = mean[skewed], mass[skewed]
@@ -188,7 +187,7 @@ def _beta(mean: Float64, mass: Float64, chance: Float64) -> Float64:
     return np.asarray(value, dtype=np.float64)
 
 
-def _tail(chance: Float64, lower: Float64, upper: Float64, mean: Float64, variance: Float64) -> Float64:
+def _tail(chance: Floats, lower: Floats, upper: Floats, mean: Floats, variance: Floats) -> Floats:
     """Return quantiles beyond an edge: generalised Pareto if heavier than exponential, else Gamma."""
     above = np.isfinite(lower) | ~np.isfinite(upper) & (mean >= 0)
     edge = np.where(np.isfinite(lower), lower, np.where(np.isfinite(upper), upper, 0.0))

@@ -9,10 +9,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Float64 = NDArray[np.float64]
-Indices = NDArray[np.intp]
+from scraper.arrays import Bools, Floats, Indices
 
 JOIN_ROUNDS = 3
 # Beyond this many observations counts are scaled down: their squares must stay finite.
@@ -35,17 +34,17 @@ class Rows:
     off for its digits.
     """
 
-    lower: Float64
-    upper: Float64
-    counts: Float64
-    sums: Float64
+    lower: Floats
+    upper: Floats
+    counts: Floats
+    sums: Floats
     last: Indices
     intervals: int
     tolerance: float
     unit: float
 
 
-def sound(counts: ArrayLike, buckets: int) -> tuple[Float64, Indices, float]:
+def sound(counts: ArrayLike, buckets: int) -> tuple[Floats, Indices, float]:
     """Return the rows whose counts are all finite and not negative, which these are, and their scale: [T, B], [T].
 
     Absurdly many observations are scaled down, by a power of two; a crumb of one counts as none.
@@ -102,7 +101,7 @@ def clean(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, cumulative_sum:
     )
 
 
-def extremes(lower: Float64, upper: Float64, counts: Float64) -> tuple[Float64, Float64]:
+def extremes(lower: Floats, upper: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Return the least and the greatest sum that the counts of each row allow: [T], [T]."""
     edges = np.stack((lower, upper), axis=1)
     sums = counts @ np.where(np.isfinite(edges), edges, 0.0)
@@ -114,7 +113,7 @@ def extremes(lower: Float64, upper: Float64, counts: Float64) -> tuple[Float64, 
     return least, greatest
 
 
-def segments(counts: Float64) -> Indices:
+def segments(counts: Floats) -> Indices:
     """Cut rows where their distribution over the buckets changes: counts[T, J] -> index of each segment's first row.
 
     Halves that a chi-square test of their bucket counts tells apart are looked at on their own: a load ramp moves the
@@ -142,7 +141,7 @@ def segments(counts: Float64) -> Indices:
     return np.array(cut(0, len(counts), SPLIT_DEPTH), dtype=np.intp)
 
 
-def _unit(upper: Float64, counts: Float64, sums: Float64) -> float:
+def _unit(upper: Floats, counts: Floats, sums: Floats) -> float:
     """Return a power of two near the largest bound or, where no bound says how large values are, near their mean."""
     finite = np.abs(upper[np.isfinite(upper)])
     size = float(finite.max(initial=0.0))
@@ -158,7 +157,7 @@ def _power_of_two(size: float) -> float:
     return math.ldexp(1.0, max(-1000, min(1000, math.frexp(size)[1])))
 
 
-def _lower(upper: Float64, sums: Float64) -> Float64:
+def _lower(upper: Floats, sums: Floats) -> Floats:
     if not len(upper):
         return upper
     known = sums[~np.isnan(sums)]
@@ -168,7 +167,7 @@ def _lower(upper: Float64, sums: Float64) -> Float64:
     return np.concatenate(([-np.inf if negative else 0.0], upper[:-1]))
 
 
-def _tolerance(lower: Float64, upper: Float64, counts: Float64, sums: Float64, cumulative_sum: float) -> float:
+def _tolerance(lower: Floats, upper: Floats, counts: Floats, sums: Floats, cumulative_sum: float) -> float:
     # Only sums that are possible to nine digits of their own have a say: an absurd one would excuse all others.
     least, greatest = extremes(lower, upper, counts)
     own = 1e-9 * np.abs(sums)
@@ -177,8 +176,8 @@ def _tolerance(lower: Float64, upper: Float64, counts: Float64, sums: Float64, c
 
 
 def _joined(
-    lower: Float64, upper: Float64, counts: Float64, sums: Float64, last: Indices, tolerance: float
-) -> tuple[Float64, Float64, Indices]:
+    lower: Floats, upper: Floats, counts: Floats, sums: Floats, last: Indices, tolerance: float
+) -> tuple[Floats, Floats, Indices]:
     torn = _torn(lower, upper, counts, sums, tolerance)
     for _ in range(JOIN_ROUNDS):
         if not torn[:-1].any():
@@ -195,6 +194,6 @@ def _joined(
     return counts[held], sums[held], last[held]
 
 
-def _torn(lower: Float64, upper: Float64, counts: Float64, sums: Float64, tolerance: float) -> NDArray[np.bool_]:
+def _torn(lower: Floats, upper: Floats, counts: Floats, sums: Floats, tolerance: float) -> Bools:
     least, greatest = extremes(lower, upper, counts)
     return (sums < least - tolerance) | (sums > greatest + tolerance)

@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Floats
 from scraper.endpoint import Scrape
 from scraper.exposition import MalformedPage, PageReader, Series
 from scraper.frames import FrameLog, Rotation
 
 _COMPRESSION_LEVEL = 1
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
-
-Float64 = NDArray[np.float64]
 
 
 class LayoutRecord(msgspec.Struct, tag="layout", array_like=True, frozen=True, kw_only=True):
@@ -77,7 +75,7 @@ class Row:
     request_ns: int
     response_ns: int
     series: tuple[Series, ...]
-    values: Float64
+    values: Floats
     changed: bool
 
 
@@ -88,7 +86,7 @@ class _Written:
     reader: PageReader = field(default_factory=PageReader)
     layouts: dict[int, tuple[int, tuple[Series, ...]]] = field(default_factory=dict)
     layout: int = -1
-    values: Float64 = field(default_factory=lambda: np.zeros(0))
+    values: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 class ScrapeLog:
@@ -123,14 +121,23 @@ class Encoder:
 
     def encode(self, scrape: Scrape) -> tuple[list[bytes], str]:
         """Return the payloads of one scrape, and why its page cannot be used (empty if it can)."""
-        if scrape.error:
-            return [_failure(scrape, scrape.error)], scrape.error
         target = self._targets.setdefault(scrape.url, _Written())
-        try:
-            page = target.reader.read(scrape.body, scrape.content_type)
-        except MalformedPage as bad:
-            error = f"malformed page: {bad}"
-            return [_failure(scrape, error)], error
+        error = scrape.error
+        if not error:
+            try:
+                page = target.reader.read(scrape.body, scrape.content_type)
+            except MalformedPage as bad:
+                error = f"malformed page: {bad}"
+        if error:
+            failure = FailureRecord(
+                url=scrape.url,
+                tick_ns=scrape.tick_ns,
+                request_ns=scrape.request_ns,
+                response_ns=scrape.response_ns,
+                status=scrape.status,
+                error=error,
+            )
+            return [_encode(failure)], error
         payloads: list[bytes] = []
         layout = self._layout(scrape.url, target, page.series, payloads)
         before = target.values if layout == target.layout else np.zeros(len(page.values))
@@ -157,25 +164,12 @@ class Encoder:
         return number
 
 
-def _failure(scrape: Scrape, error: str) -> bytes:
-    return _encode(
-        FailureRecord(
-            url=scrape.url,
-            tick_ns=scrape.tick_ns,
-            request_ns=scrape.request_ns,
-            response_ns=scrape.response_ns,
-            status=scrape.status,
-            error=error,
-        )
-    )
-
-
 class LogReader:
     """Reads the payloads of a scrape log in their order."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, tuple[str, tuple[Series, ...]]] = {}
-        self._last: dict[str, tuple[int, Float64]] = {}
+        self._last: dict[str, tuple[int, Floats]] = {}
 
     def take(self, payload: bytes) -> Row | FailureRecord | None:
         """Return what one payload says; nothing for a layout, which speaks through the rows after it.
@@ -217,7 +211,7 @@ def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:
                 yield found
 
 
-def _apart(values: Float64, before: Float64) -> bytes:
+def _apart(values: Floats, before: Floats) -> bytes:
     """Return what differs from the row before: bits, so that NaN and -0 come back as they were."""
     bits = values.view(np.uint64) ^ before.view(np.uint64)
     if not bits.any():
@@ -225,7 +219,7 @@ def _apart(values: Float64, before: Float64) -> bytes:
     return zlib.compress(bits.view(np.uint8).reshape(-1, 8).T.tobytes(), _COMPRESSION_LEVEL)
 
 
-def _together(before: Float64, delta: bytes) -> Float64:
+def _together(before: Floats, delta: bytes) -> Floats:
     planes = np.frombuffer(zlib.decompress(delta), dtype=np.uint8).reshape(8, -1)
     bits = np.ascontiguousarray(planes.T).view(np.uint64)[:, 0]
     return (bits ^ before.view(np.uint64)).view(np.float64)

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Bools, Floats, Indices, Ints
 from scraper.missing import Missing
 from scraper.resets import Named, created_columns, falls, moved, restarted, unrolled
-from scraper.series import EndpointSeries, Float64, HistogramColumns, Int64
+from scraper.series import EndpointSeries, HistogramColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +59,15 @@ class Cut:
     reference: int
     last: int
     late: bool
-    edges_ns: Int64
-    rows: NDArray[np.intp]
-    complete: NDArray[np.bool_]
+    edges_ns: Ints
+    rows: Indices
+    complete: Bools
     per_interval: bool
-    inside: NDArray[np.bool_]
+    inside: Bools
     covered_s: float
     early_s: float
-    slice_s: Float64
-    restarted: NDArray[np.bool_]
+    slice_s: Floats
+    restarted: Bools
     created: Mapping[Named, int]
 
     @property
@@ -82,21 +82,20 @@ class CounterIncrease:
 
     total: float
     resets: int
-    slices: Float64
+    slices: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
     """Observations by bucket, *not* cumulative over buckets.
 
-    `intervals` (float64[R, B]) by scrape interval, `totals` (float64[B]) in all, `slices` (float64[S, B]) by slice.
+    `totals` (float64[B]) in all, `slices` (float64[S, B]) by slice.
     """
 
-    bounds: Float64
+    bounds: Floats
     le: tuple[str, ...]
-    intervals: Float64
-    totals: Float64
-    slices: Float64
+    totals: Floats
+    slices: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +107,10 @@ class Intervals:
     cumulative sum, of which a difference keeps so many digits.
     """
 
-    bounds: Float64
-    counts: Float64
-    sums: Float64
-    slices: NDArray[np.intp]
+    bounds: Floats
+    counts: Floats
+    sums: Floats
+    slices: Indices
     total: float
 
 
@@ -127,10 +126,9 @@ class HistogramIncrease:
     count: float
     sum: float
     resets: int
-    counts: Float64
-    sums: Float64
-    slice_counts: Float64
-    slice_sums: Float64
+    sums: Floats
+    slice_counts: Floats
+    slice_sums: Floats
     buckets: Buckets | Missing
     intervals: tuple[Intervals, ...]
 
@@ -139,8 +137,8 @@ class HistogramIncrease:
 class GaugeSamples:
     """A gauge's finite values inside the window and when they were read (int64[n], float64[n], n > 0)."""
 
-    at_ns: Int64
-    values: Float64
+    at_ns: Ints
+    values: Floats
 
 
 def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missing:
@@ -175,7 +173,8 @@ def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missin
     rows[-1] = last
     opened_ns = max(window.start_ns, int(stamps[reference]))
     covered_s = max(0, min(window.end_ns, int(stamps[last])) - opened_ns) / 1e9
-    early_s = _early_s(stamps, window) if covered_s > 0 else 0.0
+    early_ns = window.end_ns - int(stamps[last])
+    early_s = early_ns / 1e9 if covered_s > 0 and early_ns > 2 * float(np.median(np.diff(stamps))) else 0.0
     slice_s = np.diff(edges_ns) / 1e9
     if early_s and not per_interval:
         # The slice in which scraping ended: from the scrape that it counts from to the last one.
@@ -200,12 +199,7 @@ def cut(endpoint: EndpointSeries, window: Window, slice_ns: int) -> Cut | Missin
     )
 
 
-def _early_s(stamps: Int64, window: Window) -> float:
-    early_ns = window.end_ns - int(stamps[-1])
-    return early_ns / 1e9 if early_ns > 2 * float(np.median(np.diff(stamps))) else 0.0
-
-
-def slice_edges(window: Window, slice_ns: int) -> tuple[Int64, NDArray[np.bool_]]:
+def slice_edges(window: Window, slice_ns: int) -> tuple[Ints, Bools]:
     """Return the edges (int64[S+1]) of slices laid from the window's start, and which are whole (bool[S])."""
     starts = np.arange(window.start_ns, window.end_ns, slice_ns, dtype=np.int64)
     edges_ns = np.append(starts, np.int64(window.end_ns))
@@ -262,7 +256,6 @@ def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) 
         count=float(rising[chosen.last, 0] - rising[chosen.reference, 0]),
         sum=float(sums[chosen.last] - sums[chosen.reference]),
         resets=int(fell[chosen.reference + 1 : chosen.last + 1].sum()),
-        counts=np.diff(rising[span, 0]),
         sums=np.diff(sums[span]),
         slice_counts=slice_totals[:, 0],
         slice_sums=slice_totals[:, -1],
@@ -271,7 +264,7 @@ def histogram(endpoint: EndpointSeries, columns: HistogramColumns, chosen: Cut) 
     )
 
 
-def own_falls(endpoint: EndpointSeries, values: Float64, named: Named, chosen: Cut) -> NDArray[np.bool_]:
+def own_falls(endpoint: EndpointSeries, values: Floats, named: Named, chosen: Cut) -> Bools:
     """Return `falls` of columns (float64[T, K]) that restart together, by the process's start time and their own
     `_created` (found by name and labels) too.
     """
@@ -280,7 +273,7 @@ def own_falls(endpoint: EndpointSeries, values: Float64, named: Named, chosen: C
     return falls(values, chosen.restarted, *own)
 
 
-def rising_sum(endpoint: EndpointSeries, columns: HistogramColumns, fell: NDArray[np.bool_]) -> Float64:
+def rising_sum(endpoint: EndpointSeries, columns: HistogramColumns, fell: Bools) -> Floats:
     """Return a histogram's sum (float64[T]) across resets, what a formula takes off it already off; NaN without one."""
     if columns.sum < 0:
         return np.full(len(endpoint.values), np.nan)
@@ -290,7 +283,7 @@ def rising_sum(endpoint: EndpointSeries, columns: HistogramColumns, fell: NDArra
     return total
 
 
-def _buckets(picked: Float64, rising: Float64, columns: HistogramColumns, chosen: Cut) -> Buckets | Missing:
+def _buckets(picked: Floats, rising: Floats, columns: HistogramColumns, chosen: Cut) -> Buckets | Missing:
     present = np.isfinite(picked[chosen.reference : chosen.last + 1])
     shown = present[present[:, 0], 1:]  # the pages that have the histogram at all
     if not columns.buckets:
@@ -300,18 +293,16 @@ def _buckets(picked: Float64, rising: Float64, columns: HistogramColumns, chosen
     if not shown.all():
         return Missing("the bucket bounds changed during the run")
     cumulative = rising[:, 1:]
-    span = slice(chosen.reference, chosen.last + 1)
     return Buckets(
         bounds=np.array(columns.bounds),
         le=columns.le,
-        intervals=_apart(np.diff(cumulative[span], axis=0)),
         totals=_apart(cumulative[chosen.last] - cumulative[chosen.reference]),
         slices=_apart(_by_slice(cumulative, chosen)),
     )
 
 
 def _intervals(
-    buckets: Float64, sums: Float64, fell: NDArray[np.bool_], columns: HistogramColumns, chosen: Cut
+    buckets: Floats, sums: Floats, fell: Bools, columns: HistogramColumns, chosen: Cut
 ) -> tuple[Intervals, ...]:
     """Gather the scrape intervals by the bounds that their pages show, both the page before and the page itself.
 
@@ -346,12 +337,12 @@ def _intervals(
     return tuple(found)
 
 
-def _apart(cumulative: Float64) -> Float64:
+def _apart(cumulative: Floats) -> Floats:
     """Undo the accumulation over buckets (the last axis)."""
     return np.diff(cumulative, axis=-1, prepend=0.0)
 
 
-def _by_slice(rising: Float64, chosen: Cut) -> Float64:
+def _by_slice(rising: Floats, chosen: Cut) -> Floats:
     """Return the increase over each slice (float64[S, K]); NaN where no scrape fell into it."""
     totals = np.diff(rising[chosen.rows], axis=0)
     totals[np.diff(chosen.rows) == 0] = np.nan
@@ -368,7 +359,7 @@ def gauge(endpoint: EndpointSeries, column: int, chosen: Cut) -> GaugeSamples | 
     return GaugeSamples(at_ns=endpoint.at_ns[taken], values=values[taken])
 
 
-def slice_of(at_ns: Int64, edges_ns: Int64) -> NDArray[np.intp]:
+def slice_of(at_ns: Ints, edges_ns: Ints) -> Indices:
     """Return the slice (0..S-1) of each stamp, -1 before them and S after them; the last edge is the last slice's."""
     where = np.searchsorted(edges_ns, at_ns, side="right") - 1
     where[at_ns == edges_ns[-1]] = len(edges_ns) - 2

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
+from scraper.arrays import Floats
+
 MAX_SERIES = 50_000  # a server of 64 engines has about 40,000; reading as many takes a fifth of a second
 MAX_LINES = 3 * MAX_SERIES  # a series of its own family has a HELP and a TYPE line
 MAX_LINE_CHARACTERS = 65_536
@@ -37,7 +36,7 @@ class Page:
     """One parsed page: `values[i]` (float64) belongs to `series[i]`, in the order of the page, duplicates included."""
 
     series: tuple[Series, ...]
-    values: Float64
+    values: Floats
 
 
 class MalformedPage(ValueError):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from scraper import grammar, trtllm_json
-from scraper.page import KEPT_LAYOUTS, MAX_LINES, Float64, MalformedPage, Page, Series
+from scraper.arrays import Floats, Indices
+from scraper.page import KEPT_LAYOUTS, MAX_LINES, MalformedPage, Page, Series
 from scraper.page_text import Lines, decode, plain_numbers, read_lines
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class _Layout:
     openmetrics: bool
     series: tuple[Series, ...]
     heads: list[str]
-    rows: NDArray[np.intp]  # by line: the place of its number among the values
+    rows: Indices  # by line: the place of its number among the values
     lines: list[str]  # of the last page of this layout
-    values: Float64  # of the same
+    values: Floats  # of the same
     characters: int
 
 
@@ -74,19 +74,16 @@ class PageReader:
         if "application/vnd.google.protobuf" in kind:
             if "encoding=" in kind and "delimited" not in kind:
                 raise MalformedPage(f"protobuf that is not delimited ({content_type})", line=1, byte=0)
-            return self._of_families().read(body)
+            if self._families is None:
+                from scraper.protobuf import FamilyReader  # noqa: PLC0415  40 ms, and few pages are in this format
+
+                self._families = FamilyReader()
+            return self._families.read(body)
         quoted = body[:64].lstrip()[:1] == b'"'  # begins no line of any format
         if kind.partition(";")[0].strip().endswith("json") and not quoted:
             return trtllm_json.page(body)
         text = _unquote(decode(body)) if quoted else decode(body)
         return self._read_text(text, openmetrics="openmetrics" in kind)
-
-    def _of_families(self) -> FamilyReader:
-        if self._families is None:
-            from scraper.protobuf import FamilyReader  # noqa: PLC0415  40 ms, and few pages are in this format
-
-            self._families = FamilyReader()
-        return self._families
 
     def _read_text(self, text: str, *, openmetrics: bool) -> Page:
         lines = text.split("\n", MAX_LINES + 1)

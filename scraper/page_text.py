@@ -13,17 +13,8 @@ import msgspec
 import numpy as np
 
 from scraper import grammar
-from scraper.page import (
-    MAX_LINE_CHARACTERS,
-    MAX_LINES,
-    MAX_SERIES,
-    Float64,
-    MalformedPage,
-    Page,
-    Series,
-    bound,
-    without_le,
-)
+from scraper.arrays import Floats
+from scraper.page import MAX_LINE_CHARACTERS, MAX_LINES, MAX_SERIES, MalformedPage, Page, Series, bound, without_le
 
 _NO_END = "the page is cut off: its last line has no end"
 _JSON_NUMBERS = msgspec.json.Decoder(list[float])
@@ -78,8 +69,9 @@ def read_lines(text: str, *, openmetrics: bool) -> Lines:
     comments = [line for line in lines if (line.lstrip(" \t") if indented else line)[:1] == "#"]
     try:
         declared = grammar.declarations(comments)
-    except grammar.BadCommentError as bad:
-        raise _malformed(bad.reason, lines, lines.index(bad.comment)) from None
+    except ValueError as bad:
+        reason, comment = bad.args
+        raise _malformed(reason, lines, lines.index(comment)) from None
     listed, heads, numbers = _samples(lines, _Known(declared))
     values = _values(numbers, heads, lines)
     series = tuple(listed)
@@ -164,7 +156,7 @@ def _samples(lines: list[str], known: _Known) -> tuple[list[Series], list[str], 
     return series, heads, numbers
 
 
-def _values(numbers: list[str], heads: list[str], lines: list[str]) -> Float64:
+def _values(numbers: list[str], heads: list[str], lines: list[str]) -> Floats:
     try:
         return plain_numbers(numbers)
     except ValueError:
@@ -177,7 +169,7 @@ def _values(numbers: list[str], heads: list[str], lines: list[str]) -> Float64:
         raise
 
 
-def plain_numbers(texts: list[str]) -> Float64:
+def plain_numbers(texts: list[str]) -> Floats:
     """Read numbers all at once, or raise `ValueError` if `grammar.number` refuses one of them.
 
     As one JSON array where they are JSON's (a fifth of the time of `float`, and as exact); NaN and +Inf are not.

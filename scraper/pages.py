@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-import aiohttp
-
-from scraper.access import Access, bare
-from scraper.endpoint import Limits, clock_of, scrape
-from scraper.target import Log, Say, Schedule, Target
+from scraper.access import bare
+from scraper.endpoint import clock_of, scrape
+from scraper.target import Asking, Log, Say, Target
 
 _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 
@@ -22,22 +20,9 @@ class Pages:
     """
 
     def __init__(
-        self,
-        *,
-        access: Access,
-        limits: Limits,
-        clock_offset_ns: int,
-        seed: int,
-        session: aiohttp.ClientSession,
-        log: Log,
-        timings: Log | None = None,
-        group: asyncio.TaskGroup,
-        say: Say,
+        self, asking: Asking, *, log: Log, timings: Log | None = None, group: asyncio.TaskGroup, say: Say
     ) -> None:
-        self._access, self._limits = access, limits
-        self._clock_offset_ns, self._seed = clock_offset_ns, seed
-        self._session, self._log, self._group, self._say = session, log, group, say
-        self._timings = timings or log
+        self._asking, self._log, self._timings, self._group, self._say = asking, log, timings or log, group, say
         self._targets: list[Target] = []
         self._clocks: list[str] = []
         self._ticking: list[asyncio.Task[None]] = []
@@ -47,18 +32,9 @@ class Pages:
         within that time. A URL that stands there twice is scraped once.
         """
         self.rest()
-        self._schedule = Schedule(
-            interval_ns=round(interval_s * 1e9), clock_offset_ns=self._clock_offset_ns, seed=self._seed
-        )
+        self._asking = replace(self._asking, interval_ns=round(interval_s * 1e9))
         self._targets = [
-            Target(
-                url,
-                self._access,
-                schedule=self._schedule,
-                limits=self._limits,
-                session=self._session,
-                log=self._timings if clock_of(url) else self._log,
-            )
+            Target(url, self._asking, self._timings if clock_of(url) else self._log)
             for url in {bare(url): url for url in urls}.values()
         ]
         self._clocks = [clock for url in urls if (clock := clock_of(url))]
@@ -74,27 +50,27 @@ class Pages:
 
     async def scrape_all(self, *, within_s: float) -> None:
         """Scrape each now, at a tick that none of them has answered: the first such one, also if it is to come."""
-        interval_ns = self._schedule.interval_ns
-        begun_ns = self._schedule.now_ns()
+        interval_ns = self._asking.interval_ns
+        begun_ns = self._asking.now_ns()
         this_ns = begun_ns // interval_ns * interval_ns
         tick_ns = max([this_ns, *(target.last_tick_ns + interval_ns for target in self._targets)])
         async with asyncio.TaskGroup() as group:
             for target in self._targets:
                 group.create_task(target.scrape(tick_ns, within_s=within_s))
         # Not beside the others: what the reply waits for them is error of the clock.
-        left_s = max(_CLOCK_S, within_s - (self._schedule.now_ns() - begun_ns) / 1e9)
+        left_s = max(_CLOCK_S, within_s - (self._asking.now_ns() - begun_ns) / 1e9)
         for url in self._clocks:
             await self._read_clock(url, tick_ns, left_s / len(self._clocks))
 
     async def _read_clock(self, url: str, tick_ns: int, within_s: float) -> None:
-        limits = replace(self._limits, timeout_s=min(self._limits.timeout_s, within_s))
+        asking = self._asking
         found = await scrape(
-            self._session,
+            asking.session,
             url,
             tick_ns=tick_ns,
-            clock_offset_ns=self._clock_offset_ns,
-            limits=limits,
-            access=self._access,
+            clock_offset_ns=asking.clock_offset_ns,
+            limits=replace(asking.limits, timeout_s=min(asking.limits.timeout_s, within_s)),
+            access=asking.access,
             any_json=True,
         )
         self._timings.append(found)

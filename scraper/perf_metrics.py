@@ -17,23 +17,21 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from scraper.arrays import Floats, Ints, Texts
 from scraper.endpoint import clock_of
 from scraper.missing import Missing
 from scraper.timing_log import ReplyRecord
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record tells of each alone"
 MALFORMED = "not of the form of TensorRT-LLM's"
 DISORDER = "stamps out of order, or not set"
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error)
 _MOST_S = 9e9  # beyond it there is no int64 of ns
-_STAMPS = ("arrival_ns", "first_token_ns", "last_token_ns", "error_ns")
-_DURATIONS = ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s")
+_COLUMNS = dict.fromkeys(("arrival_ns", "first_token_ns", "last_token_ns", "error_ns"), "int64") | dict.fromkeys(
+    ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s"), "float64"
+)
 
 
 class _Times(msgspec.Struct, frozen=True):
@@ -122,9 +120,10 @@ def timings(records: Iterable[ReplyRecord]) -> Timings:
     for one in pages:
         if one.error:
             continue
-        items = _list(one)
-        if isinstance(items, Missing):
-            failures[items.reason] += 1
+        try:
+            items = _items.decode(one.body())
+        except _UNREADABLE:
+            failures["not a list of records, or cut off"] += 1
             continue
         clock = clocks[clock_of(one.url)]
         for item in items:
@@ -134,12 +133,19 @@ def timings(records: Iterable[ReplyRecord]) -> Timings:
             else:
                 rows.append(found)
                 urls.append(one.url)
-    return _table(urls, rows, refused=dict(refused), failures=dict(failures), clocks=clocks)
+    table = np.array(rows, dtype=np.object_).reshape(len(rows), len(_COLUMNS)).T
+    return Timings(
+        url=np.array(urls, dtype=np.object_),
+        **{name: column.astype(kind) for (name, kind), column in zip(_COLUMNS.items(), table, strict=True)},
+        refused=dict(refused),
+        failures=dict(failures),
+        clocks=clocks,
+    )
 
 
 def none() -> Timings:
     """Return a table of nothing."""
-    return _table([], [], refused={}, failures={}, clocks={})
+    return timings([])
 
 
 def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
@@ -151,7 +157,7 @@ def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
         return Missing(reply.error)
     try:
         told = _exchange.decode(reply.body())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error):
+    except _UNREADABLE:
         return Missing(MALFORMED)
     if not all(math.isfinite(one) and abs(one) < _MOST_S for one in (told.receive_ts, told.transmit_ts)):
         return Missing(MALFORMED)
@@ -177,18 +183,11 @@ def _clock(readings: list[ReplyRecord]) -> SteadyClock | Missing:
     return SteadyClock(offset_ns=best.offset_ns, error_ns=max(best.error_ns, apart_ns))
 
 
-def _list(reply: ReplyRecord) -> list[msgspec.Raw] | Missing:
-    try:
-        return _items.decode(reply.body())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error):
-        return Missing("not a list of records, or cut off")
-
-
 def _row(raw: msgspec.Raw, clock: SteadyClock) -> tuple[float, ...] | Missing:
-    """Return the numbers of one record in the order of _STAMPS and _DURATIONS."""
+    """Return the numbers of one record in the order of _COLUMNS."""
     try:
         item = _item.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return Missing(MALFORMED)
     if any(part is not None for part in (item.ctx_request_id, item.ctx_perf_metrics, item.gen_perf_metrics)):
         return Missing(SHARED)
@@ -214,23 +213,6 @@ def _row(raw: msgspec.Raw, clock: SteadyClock) -> tuple[float, ...] | Missing:
         told.first_token_time - arrival_s,
         told.last_token_time - arrival_s,
     )
-
-
-def _table(
-    urls: list[str],
-    rows: list[tuple[float, ...]],
-    *,
-    refused: Mapping[str, int],
-    failures: Mapping[str, int],
-    clocks: Mapping[str, SteadyClock | Missing],
-) -> Timings:
-    columns = list(zip(*rows, strict=True)) or [()] * len((*_STAMPS, *_DURATIONS))
-    kinds: list[Any] = [np.int64] * len(_STAMPS) + [np.float64] * len(_DURATIONS)
-    table: dict[str, Any] = {
-        name: np.array(column, dtype=kind)
-        for name, column, kind in zip((*_STAMPS, *_DURATIONS), columns, kinds, strict=True)
-    }
-    return Timings(url=np.array(urls, dtype=np.object_), **table, refused=refused, failures=failures, clocks=clocks)
 
 
 def _ns(seconds: float) -> int:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 from xml.parsers.expat import ExpatError
@@ -33,13 +33,12 @@ _READ_BYTES = 1 << 18
 class Sample:
     """Means over the `elapsed_s` before it. `power_w` by part: gpu, cpu, dram, ane, or package where no part is known.
 
-    `temperature_c` by part (Intel only, the sampler `smc`); `gpu_busy_ratio` is NaN where it is not told.
+    `gpu_busy_ratio` is NaN where it is not told.
     """
 
     elapsed_s: float
     power_w: dict[str, float]
     gpu_busy_ratio: float = nan
-    temperature_c: dict[str, float] = field(default_factory=dict)
     thermal_pressure: str = ""
 
 
@@ -61,7 +60,7 @@ def parse_plist(document: bytes) -> Sample:
     elapsed_s = _number(root.get("elapsed_ns")) / 1e9
     if not elapsed_s > 0:
         raise ValueError("no elapsed_ns")
-    processor, gpu, smc = (_dictionary(root.get(key)) for key in ("processor", "gpu", "smc"))
+    processor, gpu = (_dictionary(root.get(key)) for key in ("processor", "gpu"))
     # Energies are mJ of the interval, powers mW; macOS 12 tells only the former, 13 and later both.
     watts = {
         part: _first(
@@ -75,7 +74,6 @@ def parse_plist(document: bytes) -> Sample:
         elapsed_s=elapsed_s,
         power_w=_parts(watts, package_w),
         gpu_busy_ratio=1 - _number(gpu.get("idle_ratio")),
-        temperature_c=_known({"cpu": _number(smc.get("cpu_die")), "gpu": _number(smc.get("gpu_die"))}),
         thermal_pressure=str(root.get("thermal_pressure") or ""),
     )
 
@@ -141,7 +139,6 @@ class Powermetrics:
                 power_w=power_w,
                 energy_j=self._energy_j[part],
                 utilisation_ratio=sample.gpu_busy_ratio if part == "gpu" else nan,
-                temperature_c=sample.temperature_c.get("cpu" if part == "package" else part, nan),
                 thermal_pressure=sample.thermal_pressure,
             )
 
@@ -177,15 +174,11 @@ def start(command: Sequence[str]) -> Powermetrics | Missing:
 
 def _parts(watts: dict[str, float], package_w: float) -> dict[str, float]:
     """Return the power of what is known. The whole is taken only where the CPU's part is not told: it contains it."""
-    known = _known(watts)
+    known = {part: power_w for part, power_w in watts.items() if not math.isnan(power_w)}
     if "cpu" in known or math.isnan(package_w):
         return known
     rest = {part: power_w for part, power_w in known.items() if part == "dram"}
     return {"package": package_w, **rest}
-
-
-def _known(values: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in values.items() if not math.isnan(value)}
 
 
 def _first(*values: float) -> float:

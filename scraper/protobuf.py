@@ -33,29 +33,27 @@ _SCALARS = {
     "sint32": _FIELD.TYPE_SINT32,
 }
 _PACKAGE = "io.prometheus.client"
-# Field, type, number; `*` is repeated. An enumeration is an int32 on the wire.
+# What is read of each: field, type, number; `*` is repeated. An enumeration is an int32 on the wire.
 _MESSAGES = {
-    "Timestamp": "seconds int64 1, nanos int32 2",
     "LabelPair": "name string 1, value string 2",
-    "Exemplar": "label *LabelPair 1, value double 2, timestamp Timestamp 3",
     "Gauge": "value double 1",
-    "Counter": "value double 1, exemplar Exemplar 2, created_timestamp Timestamp 3",
+    "Counter": "value double 1",
     "Quantile": "quantile double 1, value double 2",
-    "Summary": "sample_count uint64 1, sample_sum double 2, quantile *Quantile 3, created_timestamp Timestamp 4",
+    "Summary": "sample_count uint64 1, sample_sum double 2, quantile *Quantile 3",
     "Untyped": "value double 1",
-    "Bucket": "cumulative_count uint64 1, cumulative_count_float double 4, upper_bound double 2, exemplar Exemplar 3",
+    "Bucket": "cumulative_count uint64 1, cumulative_count_float double 4, upper_bound double 2",
     "BucketSpan": "offset sint32 1, length uint32 2",
     "Histogram": (
         "sample_count uint64 1, sample_count_float double 4, sample_sum double 2, bucket *Bucket 3, "
-        "created_timestamp Timestamp 15, schema sint32 5, zero_threshold double 6, zero_count uint64 7, "
+        "schema sint32 5, zero_threshold double 6, zero_count uint64 7, "
         "zero_count_float double 8, negative_span *BucketSpan 9, negative_delta *sint64 10, negative_count *double 11, "
-        "positive_span *BucketSpan 12, positive_delta *sint64 13, positive_count *double 14, exemplars *Exemplar 16"
+        "positive_span *BucketSpan 12, positive_delta *sint64 13, positive_count *double 14"
     ),
     "Metric": (
         "label *LabelPair 1, gauge Gauge 2, counter Counter 3, summary Summary 4, untyped Untyped 5, "
-        "histogram Histogram 7, timestamp_ms int64 6"
+        "histogram Histogram 7"
     ),
-    "MetricFamily": "name string 1, help string 2, type int32 3, metric *Metric 4, unit string 5",
+    "MetricFamily": "name string 1, help string 2, type int32 3, metric *Metric 4",
 }
 
 
@@ -158,7 +156,9 @@ class FamilyReader:
             if total > MAX_SERIES:
                 raise MalformedPage(f"more than {MAX_SERIES} series", line=number + 1, byte=start)
         self._last = read
-        self._forget()
+        kept = sum(map(len, self._known.values()))
+        while kept > 2 * MAX_SERIES:
+            kept -= len(self._known.pop(next(iter(self._known))))
         values = np.array([value for _, _, values in read for value in values], dtype=np.float64)
         return Page(series=self._layout([series for _, series, _ in read]), values=values)
 
@@ -169,11 +169,6 @@ class FamilyReader:
         series = self._known.pop(identity, None) or series_of(identity)
         self._known[identity] = series
         return message, series, values
-
-    def _forget(self) -> None:
-        kept = sum(map(len, self._known.values()))
-        while kept > 2 * MAX_SERIES:
-            kept -= len(self._known.pop(next(iter(self._known))))
 
     def _layout(self, families: list[tuple[Series, ...]]) -> tuple[Series, ...]:
         for place, (parts, series) in enumerate(self._layouts):

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scraper.arrays import Bools, Floats, Indices
 from scraper.histogram_fit import Fit, fit_rows
 from scraper.histogram_range import bucket_edges, order_bounds
 from scraper.histogram_read import StandIns, stand_ins, union
 from scraper.histogram_read import read as read_ranks
-from scraper.histogram_rows import Float64, Indices, clean, sound
+from scraper.histogram_rows import clean, sound
 
 __all__ = ["Estimates", "Fit", "estimate", "fit", "linear", "read", "read_rows"]
 
@@ -34,20 +35,20 @@ class Estimates:
     where there is no answer; lowest may be -inf and highest inf.
     """
 
-    values: Float64
-    low: Float64
-    high: Float64
-    lowest: Float64
-    highest: Float64
+    values: Floats
+    low: Floats
+    high: Floats
+    lowest: Floats
+    highest: Floats
 
     @property
-    def wide(self) -> NDArray[np.bool_]:
+    def wide(self) -> Bools:
         """Tell where the interval is wider than the value: buckets and sums cannot tell it."""
         with np.errstate(all="ignore"):
             return np.asarray(self.high - self.low > np.abs(self.values), dtype=np.bool_)
 
 
-def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLike) -> Float64:
+def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLike) -> Floats:
     """Estimate quantiles from per-interval deltas: bounds[B], counts[T, B], sums[T], qs[Q] (0 to 1) -> [Q].
 
     Bounds ascend and end in +inf; counts are not cumulative over buckets and may be fractional. Guarantee: never
@@ -89,7 +90,7 @@ def read(fits: Sequence[Fit], qs: ArrayLike) -> Estimates:
     return Estimates(values=values, low=low, high=high, lowest=lowest, highest=highest)
 
 
-def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], qs: ArrayLike) -> Float64:
+def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], qs: ArrayLike) -> Floats:
     """Read quantiles [Q] off a timeslice: for each fit the intervals of the slice, as indices of what it was given.
 
     Intervals that were joined because a page was read half written belong to the slice of the last of them.
@@ -113,7 +114,7 @@ def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], 
     return result
 
 
-def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
+def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Floats:
     """Interpolate linearly inside buckets, as Prometheus does: bounds[B], counts[T, B], qs[Q] -> [Q].
 
     Source: Prometheus `promql/quantile.go`. Special cases:
@@ -144,7 +145,7 @@ def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
     return result
 
 
-def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Float64) -> Float64:
+def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Floats) -> Floats:
     """Return values, low, high, lowest, highest: [5, Q]."""
     total = float(stand_in.weight.sum())
     position = _position(total, qs)
@@ -162,20 +163,20 @@ def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Float64) -> Float64:
     return np.stack((values, np.fmin(low, values) - digits, np.fmax(high, values) + digits, lowest, highest))
 
 
-def _between(bounds: Float64, share: Float64) -> Float64:
+def _between(bounds: Floats, share: Floats) -> Floats:
     """Interpolate between the bounds of two order statistics, [2Q] and [Q] -> [Q], where one may be infinite."""
     before, after = np.split(bounds, 2)
     return np.where(share == 0, before, np.where(np.isinf(before), before, before + share * (after - before)))
 
 
-def _mirrored(stand_in: StandIns, total: float, ranks: Float64) -> Float64:
+def _mirrored(stand_in: StandIns, total: float, ranks: Floats) -> Floats:
     """Read at ranks beyond the ends, too: what lies beyond is as far from the end as its mirror image inside."""
     first, last = 0.5, max(total - 0.5, 0.5)
     end = np.clip(ranks, first, last)
     return 2 * read_ranks(stand_in, end) - read_ranks(stand_in, np.clip(2 * end - ranks, first, last))
 
 
-def _position(total: float, qs: Float64) -> Float64:
+def _position(total: float, qs: Floats) -> Floats:
     return qs * max(total - 1.0, 0.0)
 
 
@@ -185,7 +186,7 @@ def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
     return np.flatnonzero(chosen[one.last])
 
 
-def _inside(edges: Float64, cumulative: Float64, totals: Float64, found: Indices, ranks: Float64) -> Float64:
+def _inside(edges: Floats, cumulative: Floats, totals: Floats, found: Indices, ranks: Floats) -> Floats:
     low = np.concatenate(([min(edges[0], 0.0)], edges[:-1]))[found]
     if edges[0] <= 0:
         low = np.where(found == 0, edges[0], low)

@@ -11,13 +11,12 @@ from math import nan
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Floats, Ints
 from scraper.missing import Missing
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 INTERVAL_S = 1.0
+MEASURED = ("power_w", "energy_j", "utilisation_ratio", "temperature_c", "memory_used_bytes")
 
 
 class HardwareRecord(msgspec.Struct, array_like=True, frozen=True, tag="reading", kw_only=True):
@@ -77,13 +76,13 @@ class DeviceSamples:
     name: str
     kind: str
     interval_s: float
-    at_ns: Int64
-    power_w: Float64
-    energy_j: Float64
+    at_ns: Ints
+    power_w: Floats
+    energy_j: Floats
     energy_range_j: float
-    utilisation_ratio: Float64
-    temperature_c: Float64
-    memory_used_bytes: Float64
+    utilisation_ratio: Floats
+    temperature_c: Floats
+    memory_used_bytes: Floats
     thermal_pressure: tuple[str, ...]
 
 
@@ -115,11 +114,7 @@ def _columns(records: list[HardwareRecord]) -> DeviceSamples:
         kind=first.kind,
         interval_s=INTERVAL_S,
         at_ns=np.array([r.at_ns for r in records], dtype=np.int64),
-        power_w=np.array([r.power_w for r in records], dtype=np.float64),
-        energy_j=np.array([r.energy_j for r in records], dtype=np.float64),
         energy_range_j=first.energy_range_j,
-        utilisation_ratio=np.array([r.utilisation_ratio for r in records], dtype=np.float64),
-        temperature_c=np.array([r.temperature_c for r in records], dtype=np.float64),
-        memory_used_bytes=np.array([r.memory_used_bytes for r in records], dtype=np.float64),
         thermal_pressure=tuple(r.thermal_pressure for r in records),
+        **{name: np.array([getattr(r, name) for r in records], dtype=np.float64) for name in MEASURED},
     )

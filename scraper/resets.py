@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Bools, Floats
 from scraper.exposition import Series
-from scraper.series import EndpointSeries, Float64
+from scraper.series import EndpointSeries
 
 START_TIME = "process_start_time_seconds"
 
 Named = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def unrolled(values: Float64, falls: NDArray[np.bool_]) -> tuple[Float64, NDArray[np.bool_]]:
+def unrolled(values: Floats, falls: Bools) -> tuple[Floats, Bools]:
     """Make cumulative columns (float64[T, K]) rise across resets: returns them and where those were (bool[T, K]).
 
     `falls` (bool[T]) are the rows of that function. Absent values take the last known one since the last reset, zero
@@ -29,7 +29,7 @@ def unrolled(values: Float64, falls: NDArray[np.bool_]) -> tuple[Float64, NDArra
     return filled + np.cumsum(lost, axis=0), resets
 
 
-def _filled(values: Float64, stated: NDArray[np.bool_]) -> Float64:
+def _filled(values: Floats, stated: Bools) -> Floats:
     """Put the last known value since the last stated reset where there is none, zero where there was none before."""
     at = np.arange(len(values))[:, None]
     # Twice the row of the last known value, or an odd number where a reset came after it.
@@ -38,14 +38,7 @@ def _filled(values: Float64, stated: NDArray[np.bool_]) -> Float64:
     return np.where((last >= 0) & (last % 2 == 0), found, 0.0)
 
 
-def _decreases(filled: Float64) -> NDArray[np.bool_]:
-    """Tell where values fell. Within 1e-9 that is rounding: several processes' values added up in another order."""
-    fell = np.zeros(filled.shape, dtype=np.bool_)
-    fell[1:] = filled[1:] < filled[:-1] * (1 - 1e-9)
-    return fell
-
-
-def falls(values: Float64, *restarts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def falls(values: Floats, *restarts: Bools) -> Bools:
     """Return the rows (bool[T]) at which cumulative columns (float64[T, K]) that restart together began at zero again.
 
     They did where one of them fell, and at the rows stated (`restarted`, `moved`): an engine that restarts under load
@@ -53,11 +46,14 @@ def falls(values: Float64, *restarts: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """
     stated = np.logical_or.reduce([np.zeros(len(values), dtype=np.bool_), *restarts])
     # What reappears after a stated restart with less than before it is no further one.
-    fell = _decreases(_filled(values, stated[:, None] & np.ones(values.shape, dtype=np.bool_))).any(axis=1)
-    return np.asarray(fell | stated, dtype=np.bool_)
+    filled = _filled(values, stated[:, None] & np.ones(values.shape, dtype=np.bool_))
+    fell: Bools = stated.copy()
+    # Within 1e-9 it is rounding: several processes' values added up in another order.
+    fell[1:] |= (filled[1:] < filled[:-1] * (1 - 1e-9)).any(axis=1)
+    return fell
 
 
-def restarted(endpoint: EndpointSeries) -> NDArray[np.bool_]:
+def restarted(endpoint: EndpointSeries) -> Bools:
     """Return the rows (bool[T]) by which the process had begun anew: by the start time that the page states, else by
     what fell. A page with start times of several processes tells nothing.
     """
@@ -68,7 +64,7 @@ def restarted(endpoint: EndpointSeries) -> NDArray[np.bool_]:
     return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _fell_together(endpoint)
 
 
-def _fell_together(endpoint: EndpointSeries) -> NDArray[np.bool_]:
+def _fell_together(endpoint: EndpointSeries) -> Bools:
     """Return the rows (bool[T]) at which most of the counters on the page, each histogram counted once, were below
     their last value since the last such row: SGLang and TensorRT-LLM state no start time, and a counter that has
     already passed its last value does not show the restart that the others show.
@@ -103,12 +99,12 @@ def alternates(endpoint: EndpointSeries) -> bool:
     return bool((known[1:] < known[:-1]).any())
 
 
-def _start_times(endpoint: EndpointSeries) -> Float64 | None:
+def _start_times(endpoint: EndpointSeries) -> Floats | None:
     columns = [column for column, one in enumerate(endpoint.series) if one.name == START_TIME]
     return np.asarray(endpoint.values[:, columns[0]]) if len(columns) == 1 else None
 
 
-def moved(moments: Float64) -> NDArray[np.bool_]:
+def moved(moments: Floats) -> Bools:
     """Tell where a moment is later than the last one known; one that goes back is another process's, not a restart."""
     latest = np.fmax.accumulate(moments)
     later = np.zeros(len(moments), dtype=np.bool_)

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scraper.arrays import Bools, Floats, Indices, Ints
 from scraper.exposition import Series, bound, without_le
 from scraper.log import FailureRecord, Row
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
+Float64 = Floats  # as the exporter calls them
+Int64 = Ints
 _CHUNK_ROWS = 64
 _Key = tuple[str, tuple[tuple[str, str], ...], float]
 
@@ -33,13 +33,13 @@ class EndpointSeries:
     """
 
     url: str
-    tick_ns: Int64
-    request_ns: Int64
-    response_ns: Int64
-    at_ns: Int64
+    tick_ns: Ints
+    request_ns: Ints
+    response_ns: Ints
+    at_ns: Ints
     series: tuple[Series, ...]
-    values: Float64
-    changed: NDArray[np.bool_]
+    values: Floats
+    changed: Bools
     failures: tuple[tuple[int, str], ...]
 
 
@@ -120,7 +120,7 @@ class SeriesTable:
             failures=tuple(self._failures),
         )
 
-    def _stamps(self, name: str) -> Int64:
+    def _stamps(self, name: str) -> Ints:
         parts = [np.array(getattr(chunk, name), dtype=np.int64) for chunk in self._chunks]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
@@ -136,7 +136,7 @@ class _Chunk:
 
     def __init__(self, series: tuple[Series, ...]) -> None:
         self.series = series
-        self.values: Float64 = np.empty((_CHUNK_ROWS, len(series)))
+        self.values: Floats = np.empty((_CHUNK_ROWS, len(series)))
         self.tick_ns, self.request_ns, self.response_ns = array("q"), array("q"), array("q")
         self.changed = array("b")
 
@@ -190,11 +190,11 @@ def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColum
     )
 
 
-def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, NDArray[np.intp]]]:
+def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, Indices]]:
     """Return the union of the layouts' series, and for each layout (by identity) the columns of its series."""
     columns: dict[_Key, int] = {}
     series: list[Series] = []
-    places: dict[int, NDArray[np.intp]] = {}
+    places: dict[int, Indices] = {}
     for layout in layouts:
         if id(layout) in places:
             continue
@@ -217,7 +217,7 @@ def _key(series: Series) -> _Key:
     return series.name, series.labels, 0.0
 
 
-def _fill_native(series: tuple[Series, ...], values: Float64) -> None:
+def _fill_native(series: tuple[Series, ...], values: Floats) -> None:
     """Give native histograms the buckets that pages leave out; where the resolution changed they stay absent."""
     if all(one.native is None for one in series):
         return

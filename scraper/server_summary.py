@@ -50,12 +50,20 @@ def server_summary(
                     parts[name].append(one_of)
                 missing |= {name: reason for name, reason in absent.items() if name not in missing}
         listed.append(entry)
-    summary: Json = {"engine": _engine(engine, engine_version)}
-    if engine is None:
+    summary: Json = {"engine": None}
+    if engine is not None:
+        version = engine_version or engine.version
+        summary["engine"] = {"name": engine.name, "version": version, "detected_by": engine.detected_by}
+    else:
         reason = _why_no_engine(endpoints)
         summary["reason"] = reason
         missing = dict.fromkeys(QUANTITIES, reason)
-    summary |= {name: _together(given) for name, given in parts.items() if given}
+    for name, given in parts.items():
+        if len(given) == 1:
+            summary[name] = given[0][1]
+        elif given:
+            shown = [part for part, _ in given]
+            summary[name] = describe(shown, measure(shown))
     summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
     summary["endpoints"] = listed
     return summary
@@ -67,14 +75,6 @@ def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | Non
         engine for one, engine in shown if not isinstance(canonical(one.series, engine.name)["queue_time"], Missing)
     )
     return next(telling, shown[0][1] if shown else None)
-
-
-def _together(given: list[_Own]) -> Json:
-    """Describe a quantity over all endpoints that show it; of a single one that has been done."""
-    if len(given) == 1:
-        return given[0][1]
-    parts = [part for part, _ in given]
-    return describe(parts, measure(parts))
 
 
 def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> tuple[dict[str, _Own], dict[str, str]]:
@@ -115,12 +115,6 @@ def _endpoint(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine | 
     entry["last"] = {"at_ns": int(endpoint.response_ns[chosen.last])}
     entry["per_interval_slices"] = chosen.per_interval
     return entry
-
-
-def _engine(engine: Engine | None, version: str | None) -> Json | None:
-    if engine is None:
-        return None
-    return {"name": engine.name, "version": version or engine.version, "detected_by": engine.detected_by}
 
 
 def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:

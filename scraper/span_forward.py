@@ -72,7 +72,9 @@ class Wire:
     def __init__(self, url: str, access: Access, *, zipped: bool = False) -> None:
         """Raises ValueError for a URL that is none of these."""
         self._url, self._access, self._zipped = url, access, zipped
-        self._speaks_grpc = _speaks_grpc(url)
+        parts = forward_parts(url)
+        alike = parts.port == GRPC_PORT and not parts.path.strip("/")
+        self._speaks_grpc = parts.scheme in ("grpc", "grpcs") or alike
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -242,10 +244,3 @@ def _reason(kind: str, body: bytes) -> str:
         with suppress(DecodeError):  # a google.rpc.Status, whose text stands in the same field
             text = ExportTracePartialSuccess.FromString(body).error_message
     return f": {' '.join(text.split())[:200]}" if text.strip() else ""
-
-
-def _speaks_grpc(url: str) -> bool:
-    parts = forward_parts(url)
-    if parts.scheme in ("grpc", "grpcs"):
-        return True
-    return parts.port == GRPC_PORT and not parts.path.strip("/")

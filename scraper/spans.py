@@ -134,10 +134,12 @@ class Receiver:
         app.router.add_post(HTTP_PATH, self._from_http)
         # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
         # a sender that is cut off does not see why.
+        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  nobody else is to hear it
+        logger.addFilter(self._noise)
         runner = web.AppRunner(
             app,
             access_log=None,
-            logger=self._noise_logger(),
+            logger=logger,
             auto_decompress=False,
             handler_cancellation=True,
             shutdown_timeout=1,
@@ -275,13 +277,8 @@ class Receiver:
         except OSError as error:
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
 
-    def _noise_logger(self) -> logging.Logger:
-        """Return what aiohttp reports to: what speaks no HTTP is worth a line, not a traceback each time."""
-        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  nobody else is to hear it
-        logger.addFilter(self._noise)
-        return logger
-
     def _noise(self, record: logging.LogRecord) -> bool:
+        """Take what aiohttp reports: what speaks no HTTP is worth a line, not a traceback each time."""
         error = record.exc_info[1] if record.exc_info else None
         text = " ".join(f"{record.getMessage()}: {error!r}".split())[:200]
         self._totals["malformed"] += 1

@@ -31,6 +31,7 @@ from scraper.hardware import record
 from scraper.log import ScrapeLog
 from scraper.pages import Pages
 from scraper.span_spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
+from scraper.target import Asking
 from scraper.timing_log import TimingLog
 
 if TYPE_CHECKING:
@@ -112,17 +113,14 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
             logs.callback(timings.close)
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
-                pages = Pages(
-                    access=spec.access,
-                    limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
+                asking = Asking(
                     clock_offset_ns=spec.clock_offset_ns,
                     seed=spec.seed,
+                    access=spec.access,
+                    limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
                     session=session,
-                    log=log,
-                    timings=timings,
-                    group=group,
-                    say=_say_if_read,
                 )
+                pages = Pages(asking, log=log, timings=timings, group=group, say=_say_if_read)
                 first = pages.turn_to(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
                 stopping = asyncio.Event()
                 if spec.hardware_out:

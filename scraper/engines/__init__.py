@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, catalogue, own_names
-from scraper.engines.columns import PageNames
+from scraper.engines.columns import CanonicalSource, PageNames
 from scraper.exposition import Series
 from scraper.missing import Missing
-from scraper.series import HistogramColumns
 
 __all__ = [
     "ENGINES",
@@ -55,23 +53,6 @@ class Engine:
     detected_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanonicalSource:
-    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`.
-
-    - `metric` is the name or the formula, with the names that the page shows.
-    - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).
-    - A histogram may have no buckets (a mean of two counters) and a column to take off its sum (`less`).
-    - A counter without columns is one that the engine creates with its first increment: it has counted nothing yet.
-    """
-
-    quantity: Quantity
-    metric: str
-    columns: tuple[int, ...]
-    histograms: tuple[HistogramColumns, ...]
-    over: tuple[int, ...] = ()
-
-
 def detect(series: Iterable[Series]) -> Engine | None:
     """Recognise an engine by a canonical metric of its own among the series of a page; none if there is none.
 
@@ -100,26 +81,18 @@ def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSou
 
 def _source(quantity: Quantity, page: PageNames) -> CanonicalSource | Missing:
     for entry in quantity.metrics:
-        found = page.find(entry, quantity.kind)
-        if found is None:
-            continue
-        own: dict[str, Any] = dict(entry.replaces)
-        return CanonicalSource(
-            quantity=replace(quantity, **own) if own else quantity,
-            metric=found.text,
-            columns=found.columns,
-            histograms=found.histograms,
-            over=found.over,
-        )
+        found = page.find(entry, quantity)
+        if found is not None:
+            return found
     if not quantity.metrics:
         return Missing(quantity.absent)
-    tried = " or ".join(_tried(entry) for entry in quantity.metrics if not entry.page)
+    tried = " or ".join(
+        entry.text() + (f" (beside {entry.beside})" if entry.beside else "")
+        for entry in quantity.metrics
+        if not entry.page
+    )
     switch = f"; {quantity.enable} switches it on" if quantity.enable else ""
     return Missing(f"the page shows no {quantity.kind} {tried}{switch}")
-
-
-def _tried(entry: Entry) -> str:
-    return f"{entry.text()} (beside {entry.beside})" if entry.beside else entry.text()
 
 
 def _version(series: list[Series], known: Catalogue) -> str | None:

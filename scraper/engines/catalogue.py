@@ -17,6 +17,11 @@ ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "dynamo", "dynamo_work
 Kind = Literal["histogram", "gauge", "counter"]
 Form = Literal["metric", "add", "mean", "less", "over"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
+_PAIRS: dict[Form, tuple[str, str]] = {
+    "mean": ("sum", "count"),
+    "less": ("histogram", "less"),
+    "over": ("gauge", "over"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,26 +189,16 @@ def _entry(table: dict[str, Any]) -> Entry:
         names=names,
         where=(where, *(other for _ in names[1:])),
         where_not=_labels(table.get("where_not", {})),
-        beside=table.get("beside", ""),
-        none_beside=table.get("none_beside", ""),
-        page=table.get("page", ""),
-        since=table.get("since", ""),
-        until=table.get("until", ""),
-        note=table.get("note", ""),
+        **{key: table.get(key, "") for key in ("beside", "none_beside", "page", "since", "until", "note")},
         replaces=tuple((key, table[key]) for key in ("unit", "observed", "meaning") if key in table),
     )
 
 
 def _form(table: dict[str, Any]) -> tuple[Form, tuple[str, ...]]:
-    if "sum" in table:
-        return "mean", (table["sum"], table["count"])
-    if "histogram" in table:
-        return "less", (table["histogram"], table["less"])
-    if "gauge" in table:
-        return "over", (table["gauge"], table["over"])
-    if "add" in table:
-        return "add", tuple(table["add"])
-    return "metric", (table["metric"],)
+    for form, keys in _PAIRS.items():
+        if keys[0] in table:
+            return form, (table[keys[0]], table[keys[1]])
+    return ("add", tuple(table["add"])) if "add" in table else ("metric", (table["metric"],))
 
 
 def _labels(table: dict[str, str | list[str]]) -> Labels:

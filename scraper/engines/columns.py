@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from scraper.engines.catalogue import Catalogue, Entry, Kind, Labels
+from scraper.engines.catalogue import Catalogue, Entry, Kind, Labels, Quantity
 from scraper.exposition import Series
 from scraper.series import HistogramColumns, histograms
 
 Item = TypeVar("Item")
 LabelSet = tuple[tuple[str, str], ...]
+Ranks = tuple[tuple[int, str], ...]
 _NUMBERS = {"gauge": ("gauge", "unknown"), "counter": ("counter", "unknown"), "histogram": ("counter", "unknown")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What an entry names on a page: see `CanonicalSource`."""
+class CanonicalSource:
+    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`.
 
-    text: str
+    - `metric` is the name or the formula, with the names that the page shows.
+    - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).
+    - A histogram may have no buckets (a mean of two counters) and a column to take off its sum (`less`).
+    - A counter without columns is one that the engine creates with its first increment: it has counted nothing yet.
+    """
+
+    quantity: Quantity
+    metric: str
     columns: tuple[int, ...] = ()
     histograms: tuple[HistogramColumns, ...] = ()
     over: tuple[int, ...] = ()
@@ -45,14 +53,16 @@ class PageNames:
             self.exposed.setdefault(family, group.family)
             self.groups.setdefault(family, []).append(group)
 
-    def find(self, entry: Entry, kind: Kind) -> Found | None:
-        """Return what an entry names on this page, None where the page does not show all of it."""
+    def find(self, entry: Entry, quantity: Quantity) -> CanonicalSource | None:
+        """Return where this page has a quantity by an entry, None where the page does not show all of it."""
         if entry.beside and entry.beside not in self.exposed:
             return None
-        text = entry.text(self.exposed)
+        own: dict[str, Any] = dict(entry.replaces)
+        found = CanonicalSource(quantity=replace(quantity, **own), metric=entry.text(self.exposed))
+        kind = quantity.kind
         if entry.form == "over":
             columns, over = (self._columns(entry, index, kind) for index in (0, 1))
-            return Found(text=text, columns=columns, over=over) if columns and over else None
+            return replace(found, columns=columns, over=over) if columns and over else None
         if entry.form == "mean":
             groups = self._means(entry)
         elif entry.form == "less":
@@ -62,8 +72,8 @@ class PageNames:
         else:
             each = [self._columns(entry, index, kind) for index in range(len(entry.names))]
             shown = all(each) or entry.none_beside in self.exposed
-            return Found(text=text, columns=tuple(c for part in each for c in part)) if shown else None
-        return Found(text=text, histograms=groups) if groups else None
+            return replace(found, columns=tuple(c for part in each for c in part)) if shown else None
+        return replace(found, histograms=groups) if groups else None
 
     def _columns(self, entry: Entry, index: int, kind: Kind) -> tuple[int, ...]:
         """Return the columns of a name, one a label set; a histogram's sum and count are counters too."""
@@ -147,21 +157,17 @@ def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], 
             for one in kept
             if not dict(labels_of(one)).get(total) or _without(labels_of(one), (total,)) not in whole
         ]
-    lowest: dict[LabelSet, tuple[str, ...]] = {}
-    for one in kept:
-        group = _without(labels_of(one), known.ranks)
-        lowest[group] = min(lowest.get(group, _ranks(labels_of(one), known)), _ranks(labels_of(one), known), key=_order)
-    return [one for one in kept if _ranks(labels_of(one), known) == lowest[_without(labels_of(one), known.ranks)]]
+    lowest: dict[LabelSet, Ranks] = {}
+    ranked = [(one, _without(labels_of(one), known.ranks), _ranks(labels_of(one), known)) for one in kept]
+    for _, group, ranks in ranked:
+        lowest[group] = min(lowest.get(group, ranks), ranks)
+    return [one for one, group, ranks in ranked if ranks == lowest[group]]
 
 
 def _without(labels: LabelSet, names: Sequence[str]) -> LabelSet:
     return tuple(pair for pair in labels if pair[0] not in names)
 
 
-def _ranks(labels: LabelSet, known: Catalogue) -> tuple[str, ...]:
-    own = dict(labels)
-    return tuple(own.get(label, "") for label in known.ranks)
-
-
-def _order(ranks: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    return tuple((int(rank) if rank.isdecimal() else -1, rank) for rank in ranks)
+def _ranks(labels: LabelSet, known: Catalogue) -> Ranks:
+    shown = [dict(labels).get(label, "") for label in known.ranks]
+    return tuple((int(rank) if rank.isdecimal() else -1, rank) for rank in shown)

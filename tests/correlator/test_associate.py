@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from autoregressive import autoregressive
 from engine_series import engine, requests
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,11 +38,8 @@ def test_latency_that_follows_the_queue_half_a_second_later_is_found_at_that_lag
     found = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
 
     assert found.lag_s == 0.5
-    assert found.rho is not None
     assert found.rho > 0.95
-    assert found.ci95 is not None
     assert 0 < found.ci95[0] < found.rho < found.ci95[1] <= 1
-    assert found.rho_lag0 is not None
     assert found.rho_lag0 < found.rho
     assert (300, "one", "") == (found.pairs, found.combined, found.missing)
     assert 0 < found.blocks < 300
@@ -135,16 +133,6 @@ def test_no_answer_is_a_reason(count: int, gauge: np.ndarray, values: np.ndarray
     assert (None, None, None, 0) == (found.rho, found.rho_lag0, found.ci95, found.blocks)
 
 
-def test_a_quantity_that_the_engine_does_not_tell_is_a_reason():
-    shown = engine(np.arange(0, 10, 0.25), waiting=np.arange(40.0))
-    found = associated(requests(np.linspace(3, 7, 20)), np.arange(20.0), shown)
-
-    assert ["requests_waiting", "requests_running", "kv_cache_usage", "preemptions", "prefix_cache_hit_rate"] == list(
-        found
-    )
-    assert "the page shows no gauge vllm:num_requests_running" == found["requests_running"].missing
-
-
 def test_every_measure_is_set_beside_every_quantity():
     shown = engine(np.arange(0, 10, 0.25), waiting=walk(1, 40))
     measures = {"ttft_ms": walk(1, 20), "e2e_ms": walk(2, 20)}
@@ -158,13 +146,6 @@ def test_no_requests_are_no_error():
     assert found["requests_waiting"].missing.startswith("only 0 requests")
 
 
-def test_a_gauge_is_unknown_after_its_last_scrape():
-    shown = engine(np.arange(0, 10, 0.25), waiting=np.arange(40.0))
-    found = associated(requests(np.linspace(100, 120, 50)), np.arange(50.0), shown)
-
-    assert found["requests_waiting"].rho is None
-
-
 def test_a_lag_that_loses_its_pairs_is_not_the_best():
     """A dozen early requests agree with the gauge 8 s later perfectly, but the run had ended by then for the others."""
     gauge_s = np.arange(0, 20, 0.5)
@@ -176,17 +157,8 @@ def test_a_lag_that_loses_its_pairs_is_not_the_best():
 
     found = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
 
-    assert found.rho is not None
     assert found.rho < 0.9
     assert 8 != found.lag_s
-
-
-def autoregressive(random: np.random.Generator, size: int, phi: float) -> np.ndarray:
-    steps = random.normal(size=size)
-    steps[1:] *= math.sqrt(1 - phi * phi)
-    for at in range(1, size):
-        steps[at] += phi * steps[at - 1]
-    return steps
 
 
 @pytest.mark.parametrize(("rho", "phi"), [(0.0, 0.9), (0.7, 0.9), (0.5, 0.95), (0.0, 0.0)])
@@ -202,7 +174,6 @@ def test_intervals_cover_what_they_claim(rho: float, phi: float):
         gauge = autoregressive(random, 420, phi)
         ttft = rho * gauge[10:410] + math.sqrt(1 - rho * rho) * autoregressive(random, 400, phi)
         found = associated(requests(at_s), ttft, engine(np.arange(420), waiting=gauge))["requests_waiting"]
-        assert found.ci95_lag0 is not None
         covered.append(found.ci95_lag0[0] <= truth <= found.ci95_lag0[1])
         widths.append(found.ci95_lag0[1] - found.ci95_lag0[0])
 
@@ -240,5 +211,4 @@ def test_a_correlation_that_is_perfect_has_an_interval_up_to_it():
     found = associated(requests(at_s), gauge[10:90], engine(gauge_s, waiting=gauge))["requests_waiting"]
 
     assert 1.0 == pytest.approx(found.rho_lag0)
-    assert found.ci95_lag0 is not None
     assert 0.999 < found.ci95_lag0[0] <= found.ci95_lag0[1] <= 1.0

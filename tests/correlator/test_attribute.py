@@ -409,33 +409,6 @@ def test_token_counts_of_another_tokenizer_prove_nothing():
     assert straight.queue_s == pytest.approx(other.queue_s, abs=0.01)
 
 
-def test_an_engine_that_observes_at_another_moment_is_refused_by_name():
-    """SGLang's queue time is of requests that began, not of those that ended."""
-    made = world(40, 12)
-    page = scraped(made, 0.2)
-    names = {"vllm:request_queue_time_seconds": "sglang:queue_time_seconds"}
-    names["vllm:request_prefill_time_seconds"] = "sglang:per_stage_req_latency_seconds"
-    series = tuple(renamed(one, names) for one in page.series if one.family in names)
-    columns = [column for column, one in enumerate(page.series) if one.family in names]
-    sglang = replace(page, series=series, values=page.values[:, columns])
-
-    table = attribute(seen(made), [sglang])
-
-    assert {"none"} == set(table.quality)
-    (reason,) = set(table.reason)
-    assert reason.startswith("sglang:queue_time_seconds is observed not when a request ends, but at its first forward")
-    assert np.isnan(table.queue_s).all()
-    assert isinstance(server_percentiles(table, [sglang], "queue", [0.5]), Missing)
-
-
-def renamed(one: Series, names: dict[str, str]) -> Series:
-    """A series under another family's name; the stage is SGLang's label."""
-    family = names[one.family]
-    stage = (("stage", "prefill_forward"),) if "stage" in family else ()
-    labels = tuple(sorted((*one.labels, *stage)))
-    return Series(name=one.name.replace(one.family, family), labels=labels, family=family, type=one.type, help="")
-
-
 @pytest.mark.parametrize(
     ("size", "interval_s", "reason"),
     [
@@ -454,4 +427,7 @@ def test_without_scrapes_there_is_a_reason_and_without_requests_nothing():
 
     assert {NOT_SCRAPED} == set(attribute(seen(made), []).reason)
     assert 0 == len(attribute(seen(made, rows=np.zeros(10, dtype=np.bool_)), [scraped(made, 0.1)]))
-    assert {"no scrape succeeded"} == set(attribute(seen(made), [without(scraped(made, 0.1), range(10000))]).reason)
+    nothing = [without(scraped(made, 0.1), range(10000))]
+    table = attribute(seen(made), nothing)
+    assert ({"none"}, {"no scrape succeeded"}) == (set(table.quality), set(table.reason))
+    assert isinstance(server_percentiles(table, nothing, "queue", [0.5]), Missing)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from autoregressive import autoregressive
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.signal import lfilter
 
 from correlator.blame import PARTS, Blame, Threshold, blame
 from correlator.blocks import block_count, block_length
@@ -113,22 +113,12 @@ def test_intervals_cover_the_share(phi: float):
     truth, covered = 1 / 1.5, []
     for seed in range(50):
         random = np.random.default_rng(np.random.SeedSequence(seed))
-        queue = random.normal(size=1000)
-        queue[1:] *= math.sqrt(1 - phi * phi)
-        for at in range(1, 1000):
-            queue[at] += phi * queue[at - 1]
+        queue = autoregressive(random, 1000, phi)
         found = blamed(columns(queue_ms=10 + queue, prefill_ms=10 + math.sqrt(0.5) * random.normal(size=1000)))
         interval = found.ci95["queue"]
-        assert interval is not None
         covered.append(interval[0] <= truth <= interval[1])
 
     assert np.mean(covered) >= 0.86
-
-
-def autoregressive(random: np.random.Generator, size: int, phi: float) -> Floats:
-    values = random.normal(size=size)
-    values[1:] *= math.sqrt(1 - phi * phi)
-    return lfilter([1.0], [1.0, -phi], values)
 
 
 def test_intervals_cover_the_share_of_a_queue_with_a_long_tail():
@@ -140,7 +130,6 @@ def test_intervals_cover_the_share_of_a_queue_with_a_long_tail():
         queue = np.exp(sigma * autoregressive(random, 300, 0.9))
         found = blamed(columns(queue_ms=queue, prefill_ms=np.exp(0.6 * random.normal(size=300))))
         interval = found.ci95["queue"]
-        assert interval is not None
         covered.append(interval[0] <= variances[0] / sum(variances) <= interval[1])
 
     assert np.mean(covered) >= 0.84

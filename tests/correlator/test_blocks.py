@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from autoregressive import autoregressive
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from correlator.blocks import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
-
-
-def autoregressive(seed: int, size: int, phi: float) -> np.ndarray:
-    """An AR(1) of variance 1, stationary from its start."""
-    steps = np.random.default_rng(seed).normal(size=size)
-    steps[1:] *= np.sqrt(1 - phi * phi)
-    for at in range(1, size):
-        steps[at] += phi * steps[at - 1]
-    return steps
 
 
 def test_independent_values_have_blocks_of_two():
@@ -26,11 +18,11 @@ def test_independent_values_have_blocks_of_two():
 
 def test_a_block_is_twice_as_long_as_neighbours_resemble_each_other():
     """0.8 to the 11th is the first power of 0.8 below 0.1."""
-    assert 22 == pytest.approx(block_length(autoregressive(3, 200_000, 0.8)), abs=2)
+    assert 22 == pytest.approx(block_length(autoregressive(np.random.default_rng(3), 200_000, 0.8)), abs=2)
 
 
 def test_unknown_values_do_not_change_how_long_neighbours_resemble_each_other():
-    values = autoregressive(3, 200_000, 0.8)
+    values = autoregressive(np.random.default_rng(3), 200_000, 0.8)
     values[::50] = np.nan
     assert 22 == pytest.approx(block_length(values), abs=2)
 

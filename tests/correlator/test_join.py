@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import recordings
 from recordings import Recording
 
-from correlator.join import SOURCES, Joined, join
+from correlator.join import SOURCES, join
 from loadgen.log import RequestLog
 from scraper.engine_spans import EngineSpans
 
@@ -32,8 +32,8 @@ def requests(*rows: Mapping[str, Any]) -> RequestLog:
 
 def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     """Spans of vLLM told by what is special about each; times in ms."""
-    texts = {"trace_id": "", "span_id": "", "parent_span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
-    stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS, "received_ns": 4000 * MS}
+    texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
+    stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS}
     times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode")}
     columns: dict[str, Any] = {
         name: np.array([row.get(name, text) for row in rows], np.object_) for name, text in texts.items()
@@ -58,12 +58,6 @@ def main() -> Recording:
     return recordings.recording("main")
 
 
-def without(spans: EngineSpans) -> EngineSpans:
-    """No spans at all."""
-    columns = {one.name: getattr(spans, one.name)[:0] for one in fields(EngineSpans) if one.name != "refused"}
-    return EngineSpans(**columns, refused={})
-
-
 def test_every_request_of_a_run_is_joined_by_its_trace(main: Recording):
     """397 of 397, and each has the times of its span to the bit."""
     joined = join(main.requests, main.spans)
@@ -81,7 +75,7 @@ def test_all_three_sources_tell_the_same(main: Recording):
     """Without trace ids the request id, without spans the reply: queue, prefill and decode are equal to the bit."""
     nameless = replace(main.requests, trace_id=np.full(397, "", dtype=np.object_))
     by_trace, by_id = join(main.requests, main.spans), join(nameless, main.spans)
-    by_reply = join(main.requests, without(main.spans))
+    by_reply = join(main.requests, engine())
     assert [{"trace"}, {"request id"}, {"response"}] == [set(one.source) for one in (by_trace, by_id, by_reply)]
     for part in ("queue_ms", "prefill_ms", "decode_ms"):
         expected = getattr(by_trace, part).tobytes()
@@ -272,7 +266,6 @@ def test_no_times_have_a_reason(fate: dict[str, Any], reason: str):
 def test_nothing_is_joined_with_nothing():
     """An empty run has an empty table; every source is one that is known."""
     joined = join(requests(), engine())
-    assert isinstance(joined, Joined)
     assert 0 == len(joined)
     assert ("trace", "request id", "response", "none") == SOURCES
 

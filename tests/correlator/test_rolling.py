@@ -96,12 +96,6 @@ def test_what_was_not_waited_for_says_so():
     assert ["window_full", "no_engine_span"] == table.reason.tolist()
 
 
-def test_the_choices_of_a_request_are_one_request():
-    """With the queue and prefill of the first to have a token, as in a run."""
-    table = ended(call(), engine("choice-0", ttft_ms=220, queue_ms=60), engine("choice-1", ttft_ms=200, queue_ms=50))
-    assert (1, 50.0) == (len(table), pytest.approx(table.parts.queue_ms[0]))
-
-
 @given(way=times, gate=times, admission=times, queue=times, prefill=times, decode=times, out=times)
 def test_parts_always_add_up(
     way: float, gate: float, admission: float, queue: float, prefill: float, decode: float, out: float

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import recordings
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from sent_spans import SERVER, S, body
+from sent_spans import SERVER, S, body, span
 
 from correlator.parts import select
 from correlator.rolling import Ended
 from correlator.rolling_estimate import RollingEstimate
 from correlator.trace_window import TraceWindow
 from correlator.traced_requests import TracedRequest
-from scraper.exposition import Series
+from loadgen.log import RequestLog
 from scraper.log import Row
 from scraper.span_log import packed
 
 Floats = npt.NDArray[np.float64]
-RECORDING = Path(__file__).parents[1] / "data/vllm_overload.npz"
-URL = "http://engine.test/metrics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,47 +35,39 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def traffic() -> Traffic:
-    with np.load(RECORDING) as file:
-        data = {name: file[name] for name in file.files}
-    start_ns = int(data["start_ns"])
-    series = tuple(
-        Series(name=name, labels=tuple((key, value) for key, value in labels), family=family, type=kind, help="")
-        for name, labels, family, kind in json.loads(str(data["series"]))
-    )
+    case = recordings.overload()
+    (page,) = case.scrapes
     pages = [
         Row(
-            url=URL,
-            tick_ns=int(request_ns) + start_ns,
-            request_ns=int(request_ns) + start_ns,
-            response_ns=int(response_ns) + start_ns,
-            series=series,
+            url=page.url,
+            tick_ns=int(request_ns),
+            request_ns=int(request_ns),
+            response_ns=int(response_ns),
+            series=page.series,
             values=values,
             changed=True,
         )
-        for request_ns, response_ns, values in zip(
-            data["scrape_request_ns"], data["scrape_response_ns"], data["scrape_values"], strict=True
-        )
+        for request_ns, response_ns, values in zip(page.request_ns, page.response_ns, page.values, strict=True)
     ]
     return Traffic(
-        spans=[_span(data, place, start_ns) for place in range(len(data["submit_ns"]))],
+        spans=[_span(case.requests, place) for place in range(len(case.requests))],
         pages=pages,
-        queue_ms=data["queue_s"] * 1e3,
-        prefill_ms=data["prefill_s"] * 1e3,
+        queue_ms=case.queue_s * 1e3,
+        prefill_ms=case.prefill_s * 1e3,
     )
 
 
-def _span(data: dict[str, npt.NDArray[np.int64]], place: int, start_ns: int) -> Span:
-    submit_ns, end_ns = int(data["submit_ns"][place]), int(data["end_ns"][place])
-    one = Span(trace_id=(place + 1).to_bytes(16), span_id=(place + 1).to_bytes(8), kind=SERVER, name="chat")
-    one.start_time_unix_nano, one.end_time_unix_nano = submit_ns + start_ns, end_ns + start_ns
-    one.attributes.add(key="gen_ai.operation.name").value.string_value = "chat"
-    told = {
-        "gen_ai.response.time_to_first_chunk": (int(data["first_output_ns"][place]) - submit_ns) / 1e9,
-        "gen_ai.usage.input_tokens": float(data["input_tokens"][place]),
-        "gen_ai.usage.output_tokens": float(data["output_tokens"][place]),
+def _span(sent: RequestLog, place: int) -> Span:
+    submit_ns = int(sent.submit_ns[place])
+    told: dict[str, str | float] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.time_to_first_chunk": (int(sent.first_output_ns[place]) - submit_ns) / 1e9,
+        "gen_ai.usage.input_tokens": float(sent.input_tokens[place]),
+        "gen_ai.usage.output_tokens": float(sent.output_tokens[place]),
     }
-    for key, value in told.items():
-        one.attributes.add(key=key).value.double_value = value
+    one = span("chat", "", kind=SERVER, told=told, trace=(place + 1).to_bytes(16))
+    one.span_id = (place + 1).to_bytes(8)
+    one.start_time_unix_nano, one.end_time_unix_nano = submit_ns, int(sent.end_ns[place])
     return one
 
 
@@ -125,32 +114,29 @@ def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Tr
         assert np.abs(told - truth_ms).sum() / truth_ms.sum() < wape, part
 
 
+def all_at_once(traffic: Traffic) -> tuple[list[TracedRequest], int]:
+    """All requests, and when the last of them had ended."""
+    window = TraceWindow()
+    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
+    window.take(packed(now_ns, "grpc", body(traffic.spans)))
+    return window.finished(now_ns + 10 * S), now_ns
+
+
 def test_the_window_is_bounded(traffic: Traffic):
     """What it cannot hold is told as not estimated, and none is forgotten."""
     estimate = RollingEstimate(most=50)
-    window = TraceWindow()
     estimate.scraped(traffic.pages[0])
-    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
-    window.take(packed(now_ns, "grpc", body(traffic.spans)))
-    assert [] == estimate.hold(window.finished(now_ns + 10 * S))
+    requests, now_ns = all_at_once(traffic)
+    assert [] == estimate.hold(requests)
     assert {"requests": 50, "waiting": 50} == estimate.sizes
     reasons = [reason for ended in estimate.estimated(now_ns, all_of_it=True) for reason in ended.reason]
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 
 def test_without_pages_nobody_waits_for_an_estimate(traffic: Traffic):
-    """There will be none."""
-    estimate, window = RollingEstimate(), TraceWindow()
-    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
-    window.take(packed(now_ns, "grpc", body(traffic.spans)))
-    assert 161 == len(estimate.hold(window.finished(now_ns + 10 * S)))
-
-
-def test_pages_that_are_not_scraped_any_more_are_forgotten(traffic: Traffic):
-    """Else their last scrape would be waited for."""
-    estimate, window = RollingEstimate(), TraceWindow()
-    estimate.scraped(traffic.pages[0])
-    estimate.forget_pages([])
-    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
-    window.take(packed(now_ns, "grpc", body(traffic.spans)))
-    assert 161 == len(estimate.hold(window.finished(now_ns + 10 * S)))
+    """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
+    never, no_more = RollingEstimate(), RollingEstimate()
+    no_more.scraped(traffic.pages[0])
+    no_more.forget_pages([])
+    requests, _ = all_at_once(traffic)
+    assert [161, 161] == [len(estimate.hold(requests)) for estimate in (never, no_more)]

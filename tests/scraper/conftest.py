@@ -5,18 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from served import Handler, Serve
 
 from scraper.endpoint import Scrape
 
 REPOSITORY = Path(__file__).parents[2]
 URL = "http://engine.test/metrics"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[dict[str, Handler]], Awaitable[str]]
 
 
 @pytest.fixture(scope="session")

@@ -6,31 +6,22 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
+from served import Serve, answer
 
-from scraper.endpoint import Limits, Scrape, _headers, open_session, scrape
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[dict[str, Handler]], Awaitable[str]]
+from scraper.access import Access
+from scraper.endpoint import LIMITS, Limits, Scrape, _headers, open_session, scrape
 
 MIB = 1024 * 1024
 PAGE = b"# TYPE x gauge\nx 1\n"
 
 
-async def once(url: str, limits: Limits | None = None) -> Scrape:
+async def once(url: str, limits: Limits = LIMITS) -> Scrape:
     async with open_session() as session:
-        return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=limits or Limits())
-
-
-def encoded(body: bytes, encoding: str) -> Handler:
-    async def handler(_: web.Request) -> web.Response:
-        return web.Response(body=body, headers={"Content-Type": "text/plain", "Content-Encoding": encoding})
-
-    return handler
+        return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +38,7 @@ def encoded(body: bytes, encoding: str) -> Handler:
 )
 async def test_compressed_pages(serve: Serve, body: bytes, encoding: str, page: bytes, error: str):
     """What was asked for is unpacked, anything else is a reason."""
-    found = await once(await serve({"/metrics": encoded(body, encoding)}) + "/metrics")
+    found = await once(await serve({"/metrics": answer(body, **{"Content-Encoding": encoding})}) + "/metrics")
     assert (page, error) == (found.body, found.error)
 
 
@@ -63,7 +54,7 @@ async def test_compressed_pages(serve: Serve, body: bytes, encoding: str, page: 
 )
 def test_only_what_travels_is_compressed(url: str, encoding: str):
     """On its own machine the engine is spared the work."""
-    assert encoding == _headers(url, None)["Accept-Encoding"]
+    assert encoding == _headers(url, Access())["Accept-Encoding"]
 
 
 def zeros_compressed(size: int) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from scraper.engine_spans import IMPOSSIBLE, EngineSpans, engine_spans, whole_request
-from scraper.span_log import OFF_CLOCK, Counts, ExportRecord, StateRecord, decode, last_counts, packed
+from scraper.span_log import OFF_CLOCK, ExportRecord, decode, packed
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
@@ -74,10 +74,9 @@ def edges() -> list[ExportRecord]:
 
 
 def test_vllms_requests_are_found_among_its_start_up(edges: Sequence[ExportRecord]):
-    """57 of 69 spans tell requests; each came after it ended, and its parts fit into it. One process sent them."""
+    """57 of 69 spans tell requests; the parts of each fit into it. One process sent them."""
     spans = engine_spans(edges)
     assert (57, {}, {"vllm"}, False) == (len(spans), spans.refused, set(spans.engine), spans.is_gateway.any())
-    assert (spans.received_ns > spans.end_ns).all()
     assert (spans.queue_s + spans.prefill_s + spans.decode_s <= (spans.end_ns - spans.arrival_ns) / 1e9).all()
     assert (spans.queue_s + spans.prefill_s <= spans.ttft_s).all()
     assert {"68133369-4d70-41c9-8ebd-4345a951c037"} == set(spans.clock)
@@ -227,7 +226,6 @@ def test_a_gateways_span_has_stamps_and_no_times():
     assert [True, False] == spans.is_gateway.tolist()
     assert ["dynamo", "vllm"] == spans.engine.tolist()
     assert ["sl-1", ""] == spans.request_id.tolist()
-    assert ["", ROOT.hex()] == spans.parent_span_id.tolist()
     assert [START_NS, START_NS + 5 * MS] == spans.arrival_ns.tolist()
     assert [(-1, -1, -1, -1), (100, -1, -1, -1)] == times(spans)
 
@@ -267,7 +265,6 @@ def test_what_is_awaited_is_a_span_that_says_all():
 def test_what_was_logged_is_what_is_read(body: bytes, received_ns: int):
     """Any bytes come back as they were, those that are no export too: they are refused where they are parsed."""
     kept = decode(msgspec.msgpack.encode(packed(received_ns, "http", body)))
-    assert isinstance(kept, ExportRecord)
     assert (received_ns, "http", body) == (kept.received_ns, kept.via, kept.body())
 
 
@@ -277,11 +274,3 @@ def test_bytes_that_no_receiver_wrote_are_an_error():
         packed(0, "http", b"\xff").request()
     with pytest.raises(ValueError, match="not an export"):
         ExportRecord(received_ns=0, via="http", packed=b"x").request()
-
-
-def test_counts_add_up_over_receivers():
-    """The last word of each counts; one without an end died."""
-    states = [("started", 0), ("settled", 2), ("started", 0), ("ended", 3), ("started", 0)]
-    records = [StateRecord(at_ns=0, state=state, counts=Counts(spans=spans)) for state, spans in states]
-    assert (Counts(spans=5), 2) == last_counts(records)
-    assert (Counts(), 0) == last_counts([])

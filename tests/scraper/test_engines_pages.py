@@ -98,7 +98,6 @@ def test_tgi_page_by_its_source():
 def told(page: Page) -> str:
     """Return a page's quantities as text, one a line."""
     engine = detect(page.series)
-    assert engine is not None
     lines = [f"engine {engine.name}, by {engine.detected_by}"]
     for name, source in canonical(page.series, engine.name).items():
         if isinstance(source, Missing):

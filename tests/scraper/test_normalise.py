@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from scraper.exposition import parse
 from scraper.missing import Missing
 from scraper.normalise import (
-    Buckets,
     CounterIncrease,
     Cut,
-    GaugeSamples,
     HistogramIncrease,
     Window,
     counter,
@@ -171,45 +169,55 @@ def test_slices_shorter_than_the_updates_become_scrape_intervals():
 LAYOUT = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="+Inf"} 0\nh_sum 0\nh_count 0\n'
 
 
-def observed(rows: list[list[float]], slice_s: float = 1000) -> HistogramIncrease:
-    one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, LAYOUT)
+def observed(rows: list[list[float]], slice_s: float = 1000, layout: str = LAYOUT) -> HistogramIncrease:
+    one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
     found = histogram(one, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
     assert isinstance(found, HistogramIncrease)
     return found
 
 
 def test_histogram_increase_by_interval_and_slice():
-    """Counts, sums and buckets (not cumulative) by scrape interval, by slice, and in all."""
-    found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
-    assert isinstance(found.buckets, Buckets)
-    assert (3, 6.5, [2, 1], [4.5, 2.0]) == (found.count, found.sum, found.counts.tolist(), found.sums.tolist())
-    assert [[1, 1], [0, 1]] == found.buckets.intervals.tolist()
-    assert ([1, 2], [[1, 1], [0, 1]]) == (found.buckets.totals.tolist(), found.buckets.slices.tolist())
-    assert ([2, 1], [4.5, 2.0]) == (found.slice_counts.tolist(), found.slice_sums.tolist())
+    """Counts, sums and buckets (not cumulative) by slice and in all; and by the scrape intervals in which something was
+    observed, from which percentiles are read."""
+    found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
+    assert (3, 6.5, [4.5, 0.0, 2.0]) == (found.count, found.sum, found.sums.tolist())
+    assert ([1, 2], [[1, 1], [0, 0], [0, 1]]) == (found.buckets.totals.tolist(), found.buckets.slices.tolist())
+    assert ([2, 0, 1], [4.5, 0.0, 2.0]) == (found.slice_counts.tolist(), found.slice_sums.tolist())
+    (rows,) = found.intervals
+    assert ([1, np.inf], [[1, 1], [0, 1]], [4.5, 2.0]) == (
+        rows.bounds.tolist(),
+        rows.counts.tolist(),
+        rows.sums.tolist(),
+    )
+    assert ([0, 2], 9.5) == (rows.slices.tolist(), rows.total)
 
 
 def test_histogram_reset_restarts_all_its_columns():
-    """When the count fell every column counts from zero, also one that happens not to have fallen."""
+    """When the count fell every column counts from zero, also one that happens not to have fallen: the page itself is
+    then the interval."""
     found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
-    assert isinstance(found.buckets, Buckets)
-    assert (6, 42.0, 1) == (found.count, found.sum, found.resets)
-    assert [4, 2] == found.buckets.totals.tolist()
+    assert (6, 42.0, 1, [4, 2]) == (found.count, found.sum, found.resets, found.buckets.totals.tolist())
+    (rows,) = found.intervals
+    assert ([[0, 1], [3, 1], [1, 0]], [1.0, 40.0, 1.0]) == (rows.counts.tolist(), rows.sums.tolist())
 
 
 def test_histogram_whose_bounds_change_has_no_buckets():
-    """New bounds in the middle of a run leave count and sum, and a reason in place of the buckets."""
+    """New bounds in the middle of a run leave count and sum, and a reason in place of the buckets; its observations are
+    read under their own bounds."""
     layout = LAYOUT.replace('h_bucket{le="+Inf"} 0\n', 'h_bucket{le="+Inf"} 0\nh_bucket{le="2"} 0\n')
-    rows = [[1, 2, NAN, 2.0, 2], [NAN, 3, 3, 3.0, 3]]
-    one = endpoint([1, 2], rows, layout)
-    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 2))
-    assert isinstance(found, HistogramIncrease)
-    assert (1, 1.0, Missing("the bucket bounds changed during the run")) == (found.count, found.sum, found.buckets)
+    found = observed(
+        [[1, 2, NAN, 2.0, 2], [2, 4, NAN, 5.0, 4], [NAN, 1, 1, 1.5, 1], [NAN, 3, 2, 6.0, 3]], layout=layout
+    )
+    assert (5, 9.0, Missing("the bucket bounds changed during the run")) == (found.count, found.sum, found.buckets)
+    read = {tuple(part.bounds.tolist()): (part.counts.tolist(), part.sums.tolist()) for part in found.intervals}
+    assert {(1.0, np.inf): ([[1, 1]], [3.0]), (2.0, np.inf): ([[1, 0], [1, 1]], [1.5, 4.5])} == read
 
 
 def test_histogram_that_appears_in_the_window_counts_from_zero():
-    """A labelled child that appears with its first observation counts whole."""
-    found = observed([[NAN] * 4, [1, 2, 5.0, 2]])
-    assert (2, 5.0) == (found.count, found.sum)
+    """A labelled child that appears with its first observation counts whole, its first page as an interval."""
+    found = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
+    assert (3, 8.0) == (found.count, found.sum)
+    assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [(rows.counts.tolist(), rows.sums.tolist()) for rows in found.intervals]
     one = endpoint([1, 2], [[NAN] * 4] * 2, LAYOUT)
     absent = histogram(one, histograms(one.series)[0], chosen(one, 1, 2))
     assert Missing("the series is on no page of the window") == absent
@@ -218,7 +226,6 @@ def test_histogram_that_appears_in_the_window_counts_from_zero():
 def test_histogram_of_fractional_counts():
     """Counts may be fractions, as scaled exporters have them."""
     found = observed([[0.5, 0.5, 1, 0.5], [1.0, 1.25, 2, 1.25]])
-    assert isinstance(found.buckets, Buckets)
     assert (0.75, [0.5, 0.25]) == (found.count, found.buckets.totals.tolist())
 
 
@@ -226,7 +233,6 @@ def test_gauge_is_judged_inside_the_window_only():
     """Neither the warm-up's nor the idle tail's values are the window's; absent and infinite ones are none."""
     one = endpoint([1, 2, 3, 4, 5, 6], [[9], [1], [NAN], [float("inf")], [3], [0]])
     found = gauge(one, 0, chosen(one, 1.5, 5.5))
-    assert isinstance(found, GaugeSamples)
     assert ([1, 3], [2 * S - 1, 5 * S - 1]) == (found.values.tolist(), found.at_ns.tolist())
     assert Missing("no scrape fell inside the window") == gauge(one, 0, chosen(one, 2.1, 2.9))
     assert Missing("the series is on no page inside the window") == gauge(one, 0, chosen(one, 2.5, 3.5))
@@ -310,10 +316,7 @@ def test_series_made_anew_are_told_by_their_created():
 def test_a_histogram_restarts_with_its_process():
     """Buckets, sum and count all begin at zero where the start time moves, whether or not one of them fell."""
     rows = [[1, 2, 3.0, 2, 1e9], [1, 2, 3.0, 2, 1e9], [4, 8, 9.0, 8, 1e9 + 3], [4, 9, 10.0, 9, 1e9 + 3]]
-    one = endpoint([1, 2, 3, 4], rows, LAYOUT + "process_start_time_seconds 0\n")
-    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 4))
-    assert isinstance(found, HistogramIncrease)
-    assert isinstance(found.buckets, Buckets)
+    found = observed(rows, layout=LAYOUT + "process_start_time_seconds 0\n")
     assert (9, 10.0, 1, [4, 5]) == (found.count, found.sum, found.resets, found.buckets.totals.tolist())
 
 
@@ -324,46 +327,9 @@ def test_what_a_formula_takes_off_is_off_every_sum():
     one = endpoint([1, 2, 3, 4], rows, layout)
     columns = HistogramColumns(family="t", labels=(), help="", bounds=(), le=(), buckets=(), sum=0, count=1, less=2)
     found = histogram(one, columns, chosen(one, 1, 4))
-    assert isinstance(found, HistogramIncrease)
     assert (2 + 1 + 1, 2.0 + 1.75 + 1.0) == (found.count, found.sum)
     assert [2.0, 1.75, 1.0] == found.sums.tolist()
     assert Missing("the histogram has no buckets") == found.buckets
-
-
-def test_rows_are_the_intervals_in_which_something_was_observed():
-    """Percentiles are read from counts and sums of busy scrape intervals, each with the slice that it belongs to."""
-    found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
-    (rows,) = found.intervals
-    assert ([1, np.inf], [[1, 1], [0, 1]], [4.5, 2.0]) == (
-        rows.bounds.tolist(),
-        rows.counts.tolist(),
-        rows.sums.tolist(),
-    )
-    assert ([0, 2], 9.5) == (rows.slices.tolist(), rows.total)
-
-
-def test_rows_after_a_reset_are_the_page_itself():
-    """What an engine shows after it restarted is one interval from zero."""
-    found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
-    assert [[[0, 1], [3, 1], [1, 0]]] == [rows.counts.tolist() for rows in found.intervals]
-    assert [[1.0, 40.0, 1.0]] == [rows.sums.tolist() for rows in found.intervals]
-
-
-def test_rows_of_bounds_that_changed_stand_apart():
-    """An engine that comes back with other buckets has its observations read under their own bounds."""
-    layout = LAYOUT.replace('h_bucket{le="+Inf"} 0\n', 'h_bucket{le="+Inf"} 0\nh_bucket{le="2"} 0\n')
-    rows = [[1, 2, NAN, 2.0, 2], [2, 4, NAN, 5.0, 4], [NAN, 1, 1, 1.5, 1], [NAN, 3, 2, 6.0, 3]]
-    one = endpoint([1, 2, 3, 4], rows, layout)
-    found = histogram(one, histograms(one.series)[0], chosen(one, 1, 4))
-    assert isinstance(found, HistogramIncrease)
-    read = {tuple(part.bounds.tolist()): (part.counts.tolist(), part.sums.tolist()) for part in found.intervals}
-    assert {(1.0, np.inf): ([[1, 1]], [3.0]), (2.0, np.inf): ([[1, 0], [1, 1]], [1.5, 4.5])} == read
-
-
-def test_rows_of_a_histogram_that_appears_start_at_zero():
-    """The first page of a labelled child that appears in the window is an interval of its own."""
-    found = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
-    assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [(rows.counts.tolist(), rows.sums.tolist()) for rows in found.intervals]
 
 
 def test_pages_of_several_processes_in_turn_are_noticed():

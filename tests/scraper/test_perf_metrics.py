@@ -145,7 +145,6 @@ def test_the_reading_of_the_shortest_way_counts():
     assert SteadyClock(offset_ns=T0_NS - 1000 * 10**9 - 10**7, error_ns=500_000) == later
     read = timings([reply(CLOCK, EXCHANGE), reply(CLOCK, drifted), reply(URL, [])])
     known = read.clocks[CLOCK]
-    assert isinstance(known, SteadyClock)
     assert 10**7 - 500_000 == known.error_ns
 
 
@@ -163,7 +162,6 @@ def test_the_offset_is_right_within_its_error(zero_ns: int, there_ns: int, ways_
     known = clock_reading(
         record_of(Scrape(url=CLOCK, tick_ns=0, request_ns=T0_NS, response_ns=end_ns, status=200, body=raw))
     )
-    assert isinstance(known, SteadyClock)
     assert abs(known.offset_ns - zero_ns) <= known.error_ns + 1000
 
 
@@ -207,9 +205,3 @@ def test_a_log_gives_replies_back_but_empty_lists(tmp_path: Path):
     found = [decode(payload) for payload in read_frames(tmp_path / "timings-0.log")]
     assert [record_of(told[0]), record_of(told[2])] == found
     assert [b'[{"a":1}]', b""] == [one.body() for one in found]
-
-
-def test_nothing_read_is_an_empty_table():
-    """And of nothing asked, no clock."""
-    read = timings([])
-    assert (0, {}, {}, {}) == (len(read), read.refused, read.failures, read.clocks)

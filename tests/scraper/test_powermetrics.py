@@ -50,7 +50,6 @@ INTEL = (
     HEAD
     + b"""<dict><key>elapsed_ns</key><integer>1000000000</integer>
 <key>processor</key><dict><key>package_watts</key><real>37.25</real><key>package_joules</key><real>37.25</real></dict>
-<key>smc</key><dict><key>cpu_die</key><real>67.0</real><key>gpu_die</key><real>59.5</real></dict>
 </dict></plist>
 """
 )
@@ -76,10 +75,9 @@ def test_a_plist_with_energies_alone_is_divided_by_its_interval():
 
 
 def test_a_plist_of_an_intel_mac_tells_the_package():
-    """No parts, so the whole; temperatures of the dies where the sampler `smc` was asked for."""
+    """No parts, so the whole."""
     sample = parse_plist(INTEL)
     assert {"package": 37.25} == sample.power_w
-    assert {"cpu": 67.0, "gpu": 59.5} == sample.temperature_c
     assert isnan(sample.gpu_busy_ratio)
 
 

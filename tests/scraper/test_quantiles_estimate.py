@@ -33,21 +33,16 @@ values = st.lists(st.floats(0.001, 8), min_size=1, max_size=60)
 
 @given(values)
 def test_one_observation_an_interval_is_known(seen: list[float]):
-    """Where every interval has one observation, quantiles are numpy's of the observations."""
+    """Where every interval has one observation, quantiles are numpy's of the observations; inside finite buckets the
+    range that cannot be wrong then holds the quantile and nothing else."""
     counts, sums = scraped([[value] for value in seen])
-    assert estimate(BOUNDS, counts, sums, QS) == pytest.approx(np.quantile(seen, QS), rel=1e-9)
-
-
-@given(st.lists(st.floats(0.001, 5), min_size=1, max_size=60))
-def test_what_is_known_leaves_no_doubt(seen: list[float]):
-    """Then the range that cannot be wrong holds the quantile and nothing else, inside finite buckets."""
-    counts, sums = scraped([[value] for value in seen])
-    taken = read([fit(BOUNDS, counts, sums)], QS)
     truth = np.quantile(seen, QS)
-    assert taken.values == pytest.approx(truth, rel=1e-6)
-    assert taken.lowest == pytest.approx(truth, rel=1e-6, abs=1e-7)
-    assert taken.highest == pytest.approx(truth, rel=1e-6, abs=1e-7)
-    assert not taken.wide.any()
+    assert estimate(BOUNDS, counts, sums, QS) == pytest.approx(truth, rel=1e-9)
+    if max(seen) <= 5:
+        taken = read([fit(BOUNDS, counts, sums)], QS)
+        for found in (taken.values, taken.lowest, taken.highest):
+            assert found == pytest.approx(truth, rel=1e-6, abs=1e-7)
+        assert not taken.wide.any()
 
 
 @pytest.mark.parametrize(("intervals", "tolerance"), [(5, 0.02), (10, 0.002)])

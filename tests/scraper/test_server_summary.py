@@ -60,7 +60,9 @@ def summarised(
     records: list[Scrape], start_s: float, end_s: float, slice_ns: int = S, version: str | None = None
 ) -> dict[str, Any]:
     window = Window(start_ns=round(start_s * S), end_ns=round(end_s * S))
-    return server_summary(build(rows(records)), window, slice_ns, engine_version=version)
+    summary = server_summary(build(rows(records)), window, slice_ns, engine_version=version)
+    json.dumps(summary, allow_nan=False)
+    return summary
 
 
 def test_main_recording_adds_up_to_its_spans(recording: Callable[[str], list[Scrape]]):
@@ -237,7 +239,6 @@ def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
     """An infinite or NaN value is none: it neither spoils a sum nor is a maximum."""
     pages = [page(n, 3) + page(n, value, engine="1") for n, value in enumerate((1, float("inf"), -float("inf"), 2, 0))]
     summary = summarised(scrapes("a", [text.replace("inf", "Inf") for text in pages]), 1.5, 4.5)
-    json.dumps(summary, allow_nan=False)
     waiting = summary["requests_waiting"]["stats"]
     assert (3, 3.0, 5.0) == (waiting["count"], waiting["min"], waiting["max"])
     assert 0.3 == summary["kv_cache_usage"]["stats"]["max"]
@@ -247,7 +248,6 @@ def test_what_is_too_large_to_add_up_is_a_reason():
     """Sums beyond the largest number are missing everywhere; the report stays strict JSON."""
     pages = [page(n, n) + page(n, n, engine="1") for n in (0.0, 1.5e308, 0.0, 1.7e308)]
     summary = summarised(scrapes("a", pages), 1.5, 4.5)
-    json.dumps(summary, allow_nan=False)
     for name in ("queue_time", "requests_finished"):
         assert ({}, "the values are too large to add up") == (
             summary[name]["stats"],
@@ -255,7 +255,6 @@ def test_what_is_too_large_to_add_up_is_a_reason():
         ), name
     assert 0.0 == summary["requests_waiting"]["stats"]["max"]
     spread = summarised(scrapes("a", [page(1, n) for n in (0, 1e308, 1.7e308, 1e200)]), 1.5, 4.5)
-    json.dumps(spread, allow_nan=False)
     assert ({}, "the values are too large to add up") == (
         spread["requests_waiting"]["stats"],
         spread["requests_waiting"]["missing"]["stats"],
@@ -266,7 +265,6 @@ def test_what_is_too_large_to_add_up_is_a_reason():
 def test_a_spread_too_large_is_missing_alone():
     """Where only the standard deviation overflows, the other statistics stand."""
     summary = summarised(scrapes("a", [page(1, n) for n in (0, 1e200, 3e200)]), 1.5, 3.5)
-    json.dumps(summary, allow_nan=False)
     waiting = summary["requests_waiting"]
     assert 2e200 == waiting["stats"]["mean"]
     assert "std" not in waiting["stats"]
@@ -278,7 +276,6 @@ def test_a_sum_too_large_leaves_the_count():
     pages = [page(n, 0).replace(f"{n * 0.5}", f"{1.7e308 * min(n, 1)}", 1) for n in (0.0, 4.0)]
     pages = [text + text.replace('engine="0"', 'engine="1"') for text in pages]
     queue = summarised(scrapes("a", pages), 1.5, 2.5)["queue_time"]
-    json.dumps(queue, allow_nan=False)
     assert 8 == queue["stats"]["count"]
     assert "p50" in queue["stats"]
     assert ("the values are too large to add up",) * 3 == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,14 +12,12 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from scraper_process import started
+from served import Handler, Serve
 
 from scraper.endpoint import Scrape
-from scraper.normalise import CounterIncrease, Cut, HistogramIncrease, Window, counter, cut, histogram
+from scraper.normalise import Cut, Window, counter, cut, histogram
 from scraper.series import build, histograms
 from scraper.target import offset_ns
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[dict[str, Handler]], Awaitable[str]]
 
 INTERVAL_NS = 20_000_000
 
@@ -72,12 +69,10 @@ async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
     for column, one in enumerate(endpoint.series):
         if one.type == "counter":
             increase = counter(endpoint, column, chosen)
-            assert isinstance(increase, CounterIncrease)
             assert last[one.name, one.labels] - first.get((one.name, one.labels), 0.0) == increase.total, one
             compared += 1
     for columns in histograms(endpoint.series):
         observed = histogram(endpoint, columns, chosen)
-        assert isinstance(observed, HistogramIncrease)
         for suffix, value in (("_count", observed.count), ("_sum", observed.sum)):
             key = (columns.family + suffix, columns.labels)
             assert last[key] - first.get(key, 0.0) == value, key
@@ -134,7 +129,6 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     targets = [f"{base}/metrics", f"{base}/absent"]
     async with started(tmp_path, targets=targets, interval_s=3600) as worker:
         assert {"ok": 1, "failed": 1, "skipped": 0, "stale": 0} == await worker.event("ready")
-        assert worker.process.stdin is not None
         worker.process.stdin.close()
         assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
     records = worker.records()
@@ -167,7 +161,6 @@ async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, t
         for _ in range(2):
             worker.send({"cmd": "settle", "seconds": 0})
             await worker.event("settled")
-        assert worker.process.stdin is not None
         worker.process.stdin.close()
         assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
     ticks = {
@@ -246,7 +239,6 @@ async def test_nobody_reads_what_it_says(serve: Serve, tmp_path: Path):
     async with started(tmp_path, targets=[*targets, f"{base}/metrics"]) as worker:
         await asyncio.wait_for(many.wait(), 30)
         worker.send({"cmd": "exit"})
-        assert worker.process.stdout is not None
         said = (await worker.process.stdout.read()).splitlines()
         assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
     assert 1 <= len(said) <= len(targets) + 1

@@ -6,26 +6,23 @@ import asyncio
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
 from aiohttp import web
 from scraper_process import started
+from served import TEXT, Serve, answer
 
 from scraper.log import FailureRecord, Row
 from scraper.target import offset_ns
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[dict[str, Handler]], Awaitable[str]]
 
 INTERVAL_NS = 250_000_000
 TIMEOUT_S = 0.4
 TICKS = 12
 TURNS = ("stale", "fresh")
 MIB = 1024 * 1024
-TEXT = "text/plain; version=0.0.4"
 # What each target does, and what is said of it.
 REASONS = {
     "/html": "speaks something else: a web page (HTML)",
@@ -41,13 +38,6 @@ REASONS = {
     "/endless": "too large: more than 1048576 bytes",
     "/teapot": "HTTP 418",
 }
-
-
-def answer(body: bytes, kind: str = TEXT, status: int = 200, **headers: str) -> Handler:
-    async def handler(_: web.Request) -> web.Response:
-        return web.Response(body=body, status=status, headers={"Content-Type": kind, **headers})
-
-    return handler
 
 
 async def silent(_: web.Request) -> web.Response:
@@ -75,7 +65,6 @@ async def torn(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": TEXT, "Content-Length": "100"})
     await response.prepare(request)
     await response.write(b"x 1\n")
-    assert request.transport is not None
     request.transport.close()
     return response
 

@@ -1,0 +1,13 @@
+"""Made-up values whose neighbours resemble each other."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.signal import lfilter
+
+
+def autoregressive(random: np.random.Generator, size: int, phi: float) -> np.ndarray:
+    """An AR(1) of variance 1, stationary from its start."""
+    values = random.normal(size=size)
+    values[1:] *= np.sqrt(1 - phi * phi)
+    return lfilter([1.0], [1.0, -phi], values)
