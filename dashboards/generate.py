@@ -13,6 +13,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -20,7 +21,7 @@ from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
-from panels import COLOURS, SIDECAR, Panel, Query, Row
+from panels import COLOURS, SIDECAR, Panel
 from rows import ROWS
 
 with warnings.catch_warnings():
@@ -52,38 +53,23 @@ def _dashboard() -> dashboard.Dashboard:
         .refresh("5s")
         .editable()
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
-        .variables([_datasource_variable(), *_label_variables()])
+        .variables(
+            [
+                dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"),
+                _label_variable("instance", "Sidecar", "label_values(sidelight_build_info, instance)"),
+                _label_variable(
+                    "endpoint", "Engine endpoint", f"label_values(sidelight_engine_info{{{SIDECAR}}}, endpoint)"
+                ),
+            ]
+        )
         .annotation(_phases())
     )
     number = 0
     for row in ROWS:
-        _check_widths(row)
         board = board.with_row(dashboard.Row(row.title).id(number := number + 1))
         for panel in row.panels:
             board = board.with_panel(_panel(panel).id(number := number + 1))
     return board
-
-
-def _check_widths(row: Row) -> None:
-    """Raise ValueError where a line of panels does not fill the 24 columns: the SDK would let it stick out."""
-    filled = 0
-    for panel in row.panels:
-        filled += panel.width
-        if filled > 24:
-            raise ValueError(f"row '{row.title}': '{panel.title}' begins in one line and ends in the next")
-        filled %= 24
-    if filled:
-        raise ValueError(f"row '{row.title}': the last line fills only {filled} of 24 columns")
-
-
-def _datasource_variable() -> dashboard.DatasourceVariable:
-    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
-
-
-def _label_variables() -> tuple[dashboard.QueryVariable, ...]:
-    sidecars = "label_values(sidelight_build_info, instance)"
-    endpoints = f"label_values(sidelight_engine_info{{{SIDECAR}}}, endpoint)"
-    return _label_variable("instance", "Sidecar", sidecars), _label_variable("endpoint", "Engine endpoint", endpoints)
 
 
 def _label_variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
@@ -119,13 +105,7 @@ def _phases() -> dashboard.AnnotationQuery:
 
 
 def _panel(panel: Panel) -> AnyPanel:
-    shape: AnyPanel
-    if panel.kind == "tile":
-        shape = _tile(panel)
-    elif panel.kind == "heatmap":
-        shape = _heatmap(panel)
-    else:
-        shape = _graph(panel)
+    shape: AnyPanel = {"tile": _tile, "heatmap": _heatmap}.get(panel.kind, _graph)(panel)
     shape = (
         shape.title(panel.title)
         .description(panel.description)
@@ -136,35 +116,31 @@ def _panel(panel: Panel) -> AnyPanel:
         .span(panel.width)
         .height(panel.height)
     )
-    for index, query in enumerate(panel.queries):
-        shape = shape.with_target(_query(query, chr(ord("A") + index), as_heatmap=panel.kind == "heatmap"))
+    form = prometheus_model.PromQueryFormat
+    for ref_id, (legend, expr) in zip(ascii_uppercase, panel.queries.items(), strict=False):
+        target = (
+            prometheus.Dataquery()
+            .expr(expr)
+            .legend_format(legend)
+            .format(form.HEATMAP if panel.kind == "heatmap" else form.TIME_SERIES)
+            .editor_mode(prometheus_model.QueryEditorMode.CODE)
+            .datasource(DATASOURCE)
+            .ref_id(ref_id)
+        )
+        shape = shape.with_target(target.instant() if panel.instant else target.range())
     return shape
-
-
-def _query(query: Query, ref_id: str, *, as_heatmap: bool) -> prometheus.Dataquery:
-    shape = prometheus_model.PromQueryFormat.HEATMAP if as_heatmap else prometheus_model.PromQueryFormat.TIME_SERIES
-    target = (
-        prometheus.Dataquery()
-        .expr(query.expr)
-        .legend_format(query.legend)
-        .format(shape)
-        .editor_mode(prometheus_model.QueryEditorMode.CODE)
-        .datasource(DATASOURCE)
-        .ref_id(ref_id)
-    )
-    return target.instant() if query.instant else target.range()
 
 
 def _tile(panel: Panel) -> stat.Panel:
     text = common_model.BigValueTextMode.NAME if panel.shows_name else common_model.BigValueTextMode.VALUE
-    trend = any(query.instant for query in panel.queries)
+    steps = [model.Threshold(value=value, color=colour) for value, colour in panel.steps]
     return (
         stat.Panel()
         .text_mode(text)
         .color_mode(common_model.BigValueColorMode.VALUE)
-        .graph_mode(common_model.BigValueGraphMode.NONE if trend else common_model.BigValueGraphMode.AREA)
+        .graph_mode(common_model.BigValueGraphMode.NONE if panel.instant else common_model.BigValueGraphMode.AREA)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-        .thresholds(_thresholds(panel))
+        .thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
     )
 
 
@@ -188,8 +164,7 @@ def _graph(panel: Panel) -> timeseries.Panel:
         graph = graph.max(panel.highest)
     if panel.kind == "stack":
         graph = graph.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
-    legends = {query.legend for query in panel.queries}
-    names = legends | ({"queue", "prefill", "other"} if "{{part}}" in legends else set())
+    names = panel.queries.keys() | ({"queue", "prefill", "other"} if "{{part}}" in panel.queries else set())
     for name in sorted(names & COLOURS.keys()):
         colour = model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": COLOURS[name]})
         graph = graph.override_by_name(name, [colour])
@@ -207,11 +182,6 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
         .tooltip(heatmap.HeatmapTooltip().mode(common_model.TooltipDisplayMode.SINGLE).y_histogram(True))
         .show_legend()
     )
-
-
-def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
-    steps = [model.Threshold(value=value, color=colour) for value, colour in panel.steps]
-    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a panel, a row and a query are, and the PromQL they are made of; `rows` holds them, `generate` writes JSON.
+"""What a panel and a row are, and the PromQL they are made of; `rows` holds them, `generate` writes JSON.
 
 Rules kept throughout: `sum by (le)` before a quantile, `max` for usage, `> 0` on denominators (no traffic is no data,
 not NaN), `$__rate_interval` for rates over time, and `$__range` for tiles that answer for the whole range shown.
@@ -7,7 +7,9 @@ Means come from sum and count and are exact; quantiles are interpolated inside a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 SIDECAR = 'instance=~"$instance"'
@@ -37,33 +39,36 @@ COLOURS = {
 Kind = Literal["tile", "lines", "stack", "heatmap"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """One PromQL expression and the name of its series; `instant` asks only for the end of the range."""
-
-    expr: str
-    legend: str
-    instant: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: `description` says what to conclude from it; `steps` are thresholds as (from, colour), base first."""
+    """One panel.
+
+    queries      the name of each series and its PromQL
+    description  what to conclude from it
+    steps        thresholds as (from, colour), base first
+    instant      asks only for the end of the range
+    """
 
     kind: Kind
     title: str
+    queries: Mapping[str, str]
     description: str
-    unit: str
-    queries: tuple[Query, ...]
+    unit: str = "s"
     width: int = 12
     height: int = 8
     highest: float | None = None
     steps: tuple[tuple[float | None, str], ...] = ((None, "text"),)
+    instant: bool = False
     shows_name: bool = False
     empty: str = "no data"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+tile = partial(Panel, "tile", width=4, height=4)
+lines = partial(Panel, "lines")
+stack = partial(Panel, "stack")
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A titled row of panels; widths add up to 24 a line."""
 
@@ -86,14 +91,22 @@ def total(counter: str, labels: str, by: str = "") -> str:
     return f"sum{f' by ({by})' if by else ''} (rate({counter}{{{labels}}}[$__rate_interval]))"
 
 
-def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> tuple[Query, ...]:
-    """Return one query a quantile, named after the side and the percentile ("client p99")."""
-    return tuple(Query(expr=quantile(q, metric, labels), legend=f"{side} p{q * 100:g}".strip()) for q in qs)
+def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_interval") -> str:
+    """Return the PromQL of what a counter gained, added up over what `by` does not name."""
+    return f"sum{f' by ({by})' if by else ''} (increase({counter}{{{labels}}}[{window}]))"
+
+
+def share(counter: str, of: str) -> str:
+    """Return the PromQL of the share that series with further labels have of a counter, over the range shown."""
+    part = increase(counter, f"{SIDECAR}, {of}", window="$__range")
+    return f"({part} or vector(0)) / ({increase(counter, SIDECAR, window='$__range')} > 0)"
+
+
+def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> dict[str, str]:
+    """Return the PromQL of each quantile, named after the side and the percentile ("client p99")."""
+    return {f"{side} p{q * 100:g}".strip(): quantile(q, metric, labels) for q in qs}
 
 
 def heatmap(title: str, metric: str, labels: str, description: str) -> Panel:
     """Return a panel of how a histogram's observations are spread over time."""
-    expr = f"sum by (le) (increase({metric}_bucket{{{labels}}}[$__rate_interval]))"
-    return Panel(
-        kind="heatmap", title=title, unit="s", queries=(Query(expr=expr, legend="{{le}}"),), description=description
-    )
+    return Panel("heatmap", title, {"{{le}}": increase(f"{metric}_bucket", labels, by="le")}, description)

@@ -105,7 +105,6 @@ def correlation(found: Findings) -> dict[str, Any]:
 
 
 def _group(found: Findings, rows: Bools) -> dict[str, Any]:
-    """Put some requests together."""
     timed = rows & np.isfinite(found.parts.ttft_ms)
     return {
         "requests": int(timed.sum()),

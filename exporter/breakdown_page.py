@@ -6,13 +6,17 @@ from small fixed sets: what is behind a request (a model, a user, a trace) never
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from exporter.snapshot import Cumulative, PartCounts, WatchCounts
+
+Numbers = TypeVar("Numbers", CounterMetricFamily, GaugeMetricFamily)
 
 REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
 
@@ -21,21 +25,20 @@ def part_families(counts: PartCounts | None) -> Iterator[Metric]:
     """Yield the breakdown as metric families; none of a breakdown that is not made."""
     if counts is None:
         return
-    for name, what, histograms in (
+    for name, what, found in (
         ("ttft", "TTFT of each request by part; of one source, all parts add up to it.", counts.ttft),
         ("e2e", "End-to-end time of each request by part; of one source, all parts add up to it.", counts.e2e),
     ):
-        yield _histograms(f"sidelight_{name}_part_seconds", what, histograms)
+        yield histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
     for name, what, label, numbers in (
         ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
         ("sidelight_breakdown_quality", "Requests by how good their breakdown is.", "quality", counts.quality),
         ("sidelight_breakdown_missing", "Requests whose TTFT is not broken down, by why.", "reason", counts.missing),
     ):
-        yield _counters(name, what, label, numbers)
+        yield series(CounterMetricFamily, name, what, (label,), numbers)
 
 
 def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
-    """Yield what a resident sidecar says of itself."""
     if counts is None:
         return
     received = counts.receiver
@@ -53,23 +56,29 @@ def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
         yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
     refused = {kind: received[kind] for kind in REFUSED if kind in received}
     what = "Exports (bad_spans, off_clock: spans) not used, by why."
-    yield _counters("sidelight_receiver_refused", what, "kind", refused)
-    sizes = GaugeMetricFamily("sidelight_window_size", "How much is kept for requests that go on.", labels=["what"])
-    for what, size in counts.sizes.items():
-        sizes.add_metric([what], size)
-    yield sizes
+    yield series(CounterMetricFamily, "sidelight_receiver_refused", what, ("kind",), refused)
+    what = "How much is kept for requests that go on."
+    yield series(GaugeMetricFamily, "sidelight_window_size", what, ("what",), counts.sizes)
 
 
-def _counters(name: str, what: str, label: str, numbers: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, what, labels=[label])
-    for key, count in numbers.items():
-        family.add_metric([key], count)
+def series(
+    kind: type[Numbers], name: str, what: str, labels: Sequence[str], numbers: Mapping[Any, float | None]
+) -> Numbers:
+    """Return a family with a sample for each number that is known and finite, by its label or labels."""
+    family = kind(name, what, labels=labels)
+    for key, number in numbers.items():
+        if number is not None and math.isfinite(number):
+            family.add_metric([key] if isinstance(key, str) else key, number)
     return family
 
 
-def _histograms(name: str, what: str, histograms: Mapping[tuple[str, str], Cumulative]) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, what, labels=["part", "source"])
-    for labels, one in histograms.items():
-        upper = (*(str(bound) for bound in one.bounds_s), "+Inf")
-        family.add_metric(labels, list(zip(upper, accumulate(one.counts), strict=True)), one.sum_s)
+def histograms(
+    name: str, what: str, labels: Sequence[str], found: Iterable[tuple[Sequence[str], Cumulative | None]]
+) -> HistogramMetricFamily:
+    """Return a family with a histogram for each that is known and finite, by its labels."""
+    family = HistogramMetricFamily(name, what, labels=labels)
+    for values, one in found:
+        if one is not None and math.isfinite(one.sum_s + sum(one.counts)):
+            upper = (*(str(bound) for bound in one.bounds_s), "+Inf")
+            family.add_metric(values, list(zip(upper, accumulate(one.counts), strict=True)), one.sum_s)
     return family

@@ -26,7 +26,7 @@ WITHIN = {
 }
 SOURCES = {
     "trace": "engine's spans",
-    "response": "engine's replies or records",
+    "response": "replies, records",
     "histogram": "estimate",
     "mixed": "several",
     "client": "client",

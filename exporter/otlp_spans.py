@@ -108,7 +108,7 @@ def spans(told: Told, place: int) -> list[Span]:
     below = [
         Span(
             trace_id=trace,
-            span_id=_child_id(told.run_id, index, phase.name),
+            span_id=blake2b(f"{told.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
             parent_span_id=own,
             flags=1,
             name=phase.name,
@@ -214,10 +214,6 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
 
 
-def _child_id(run_id: str, index: int, name: str) -> bytes:
-    return blake2b(f"{run_id}/{index}/{name}".encode(), digest_size=8, person=b"span").digest()
-
-
 def _export(told: Told, batch: Sequence[Span]) -> ExportTraceServiceRequest:
     about = {"service.name": "sidelight", "service.version": told.version, "sidelight.run_id": told.run_id}
     scope = InstrumentationScope(name="sidelight", version=told.version)
@@ -227,7 +223,6 @@ def _export(told: Told, batch: Sequence[Span]) -> ExportTraceServiceRequest:
 
 
 def _attributes(values: Mapping[str, Value]) -> list[KeyValue]:
-    """Return the attributes whose value is known."""
     return [KeyValue(key=key, value=_any(value)) for key, value in values.items() if value is not None and value != ""]
 
 

@@ -48,26 +48,17 @@ def counted(
     ended = (whole.source != "none") & np.isfinite(whole.e2e_ms)
     source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
+    ttft_ms = {part: getattr(parts, f"{part}_ms") for part in TTFT_PARTS}
+    ttft_ms["other"] = parts.other_ms - np.nan_to_num(parts.admission_ms)
+    e2e_ms = {part: getattr(whole, f"{part}_ms") for part in E2E_PARTS}
+    e2e_ms["other"] = whole.e2e_other_ms - np.nan_to_num(whole.admission_ms)
     return PartCounts(
-        ttft=_observed(before.ttft, _ttft_ms(parts), np.where(parts.covered, parts.source, "")),
-        e2e=_observed(before.e2e, _e2e_ms(whole), np.where(ended, whole.source, "")),
+        ttft=_observed(before.ttft, ttft_ms, np.where(parts.covered, parts.source, "")),
+        e2e=_observed(before.e2e, e2e_ms, np.where(ended, whole.source, "")),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
         missing=before.missing if reasons is None else _more(before.missing, reasons[reasons != ""]),
     )
-
-
-def _ttft_ms(parts: Parts) -> dict[str, Floats]:
-    return {**_common_ms(parts), "other": parts.other_ms - np.nan_to_num(parts.admission_ms)}
-
-
-def _e2e_ms(parts: Parts) -> dict[str, Floats]:
-    rest_ms = parts.e2e_other_ms - np.nan_to_num(parts.admission_ms)
-    return {**_common_ms(parts), "decode": parts.decode_ms, "other": rest_ms}
-
-
-def _common_ms(parts: Parts) -> dict[str, Floats]:
-    return {part: getattr(parts, f"{part}_ms") for part in TTFT_PARTS[:-1]}
 
 
 def _observed(

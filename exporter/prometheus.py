@@ -7,48 +7,39 @@ page: no family and no zero stands in for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
-from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from exporter.breakdown_page import part_families, watch_families
-from exporter.snapshot import ClientCounts, Cumulative, EngineCounts, GeneratorCounts, Snapshot
+from exporter.breakdown_page import histograms, part_families, series, watch_families
+from exporter.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
 
-# Canonical quantity -> (name on the page, help). Counters get their _total from the client library.
-ENGINE_HISTOGRAMS = MappingProxyType(
-    {
-        "queue_time": ("sidelight_engine_queue_time_seconds", "Time waiting to be scheduled, by the engine's clock."),
-        "prefill_time": ("sidelight_engine_prefill_time_seconds", "Time from scheduling to the first token."),
-        "decode_time": ("sidelight_engine_decode_time_seconds", "Time from the first token to the last."),
-        "ttft": ("sidelight_engine_ttft_seconds", "Time to first token, by the engine's clock."),
-        "inter_token_latency": ("sidelight_engine_inter_token_latency_seconds", "Time between tokens, by the engine."),
-        "e2e_latency": ("sidelight_engine_e2e_latency_seconds", "Arrival to last token, by the engine's clock."),
-    }
-)
-ENGINE_GAUGES = MappingProxyType(
-    {
-        "requests_running": ("sidelight_engine_requests_running", "Requests in the engine's running batch."),
-        "requests_waiting": ("sidelight_engine_requests_waiting", "Requests waiting to be scheduled."),
-        "kv_cache_usage": ("sidelight_engine_kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1."),
-    }
-)
-ENGINE_COUNTERS = MappingProxyType(
-    {
-        "prompt_tokens": ("sidelight_engine_prompt_tokens", "Prompt tokens processed."),
-        "generation_tokens": ("sidelight_engine_generation_tokens", "Tokens generated."),
-        "preemptions": ("sidelight_engine_preemptions", "Requests thrown out of the batch for want of KV cache."),
-        "prefix_cache_queries": ("sidelight_engine_prefix_cache_queries", "Prefix cache: tokens looked up."),
-        "prefix_cache_hits": ("sidelight_engine_prefix_cache_hits", "Prefix cache: tokens found."),
-        "requests_finished": ("sidelight_engine_requests_finished", "Requests the engine finished."),
-    }
-)
+# What is said of each canonical quantity. Counters get their _total from the client library.
+ENGINE_HISTOGRAMS = {
+    "queue_time": "Time waiting to be scheduled, by the engine's clock.",
+    "prefill_time": "Time from scheduling to the first token.",
+    "decode_time": "Time from the first token to the last.",
+    "ttft": "Time to first token, by the engine's clock.",
+    "inter_token_latency": "Time between tokens, by the engine.",
+    "e2e_latency": "Arrival to last token, by the engine's clock.",
+}
+ENGINE_GAUGES = {
+    "requests_running": ("requests_running", "Requests in the engine's running batch."),
+    "requests_waiting": ("requests_waiting", "Requests waiting to be scheduled."),
+    "kv_cache_usage": ("kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1."),
+}
+ENGINE_COUNTERS = {
+    "prompt_tokens": "Prompt tokens processed.",
+    "generation_tokens": "Tokens generated.",
+    "preemptions": "Requests thrown out of the batch for want of KV cache.",
+    "prefix_cache_queries": "Prefix cache: tokens looked up.",
+    "prefix_cache_hits": "Prefix cache: tokens found.",
+    "requests_finished": "Requests the engine finished.",
+}
 
 
 class LivePage(Collector):
@@ -63,7 +54,6 @@ class LivePage(Collector):
         self.registry.register(self)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show this snapshot from now on."""
         self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:
@@ -101,10 +91,8 @@ def _about(snapshot: Snapshot) -> Iterator[Metric]:
 def _client(client: ClientCounts | None) -> Iterator[Metric]:
     if client is None:
         return
-    requests = CounterMetricFamily("sidelight_client_requests", "Requests that ended, by status.", labels=["status"])
-    for status, count in client.requests.items():
-        requests.add_metric([status], count)
-    yield requests
+    what = "Requests that ended, by status."
+    yield series(CounterMetricFamily, "sidelight_client_requests", what, ("status",), client.requests)
     in_flight = "Requests submitted and not yet ended."
     yield GaugeMetricFamily("sidelight_client_requests_in_flight", in_flight, value=client.in_flight)
     yield CounterMetricFamily(
@@ -117,21 +105,20 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
         ("time_per_output_token", "First token to last, over tokens less one.", client.time_per_output_token),
         ("e2e_latency", "Last byte of the request to last token.", client.e2e),
     ):
-        yield _histogram(f"sidelight_client_{name}_seconds", what, [(None, histogram)])
+        yield histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
 
 
 def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
     if generator is None:
         return
-    yield _histogram(
+    yield histograms(
         "sidelight_generator_schedule_lateness_seconds",
         "How much later than scheduled a request was dispatched: the generator's own error.",
-        [(None, generator.schedule_lateness)],
+        (),
+        [((), generator.schedule_lateness)],
     )
-    cpu = CounterMetricFamily("sidelight_generator_cpu_seconds", "CPU time of our processes.", labels=["process"])
-    for process, seconds in generator.cpu_seconds.items():
-        cpu.add_metric([process], seconds)
-    yield cpu
+    what = "CPU time of our processes."
+    yield series(CounterMetricFamily, "sidelight_generator_cpu_seconds", what, ("process",), generator.cpu_seconds)
     yield GaugeMetricFamily(
         "sidelight_generator_loop_delay_max_seconds",
         "The latest that a timer of a load worker came, since the start of the run.",
@@ -144,49 +131,21 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     for engine in engines:
         info.add_metric([engine.endpoint], {"engine": engine.engine, "version": engine.version})
     yield info
-    for quantity, (name, what) in ENGINE_HISTOGRAMS.items():
-        yield _histogram(name, what, [(engine.endpoint, engine.histograms.get(quantity)) for engine in engines])
+    for quantity, what in ENGINE_HISTOGRAMS.items():
+        found = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
+        yield histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), found)
     for quantity, (name, what) in ENGINE_GAUGES.items():
-        gauge = GaugeMetricFamily(name, what, labels=["endpoint"])
-        yield _numbers(gauge, ((engine.endpoint, engine.gauges.get(quantity)) for engine in engines))
-    for quantity, (name, what) in ENGINE_COUNTERS.items():
-        counter = CounterMetricFamily(name, what, labels=["endpoint"])
-        yield _numbers(counter, ((engine.endpoint, engine.counters.get(quantity)) for engine in engines))
+        gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
+        yield series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
+    for quantity, what in ENGINE_COUNTERS.items():
+        counters = {engine.endpoint: engine.counters.get(quantity) for engine in engines}
+        yield series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)
 
 
 def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
-    scrapes = CounterMetricFamily(
-        "sidelight_scrapes", "Scrapes of the engine, by how they ended.", labels=["endpoint", "outcome"]
-    )
-    for engine in engines:
-        for outcome, count in engine.scrapes.items():
-            scrapes.add_metric([engine.endpoint, outcome], count)
-    yield scrapes
-    duration = GaugeMetricFamily(
-        "sidelight_scrape_duration_seconds", "How long the last scrape took.", labels=["endpoint"]
-    )
-    yield _numbers(duration, ((engine.endpoint, engine.last_scrape_duration_s) for engine in engines))
-
-
-def _numbers(
-    family: GaugeMetricFamily | CounterMetricFamily, rows: Iterable[tuple[str, float | None]]
-) -> GaugeMetricFamily | CounterMetricFamily:
-    """Add one sample a row; a row without a finite number is left out."""
-    for label, value in rows:
-        if value is not None and math.isfinite(value):
-            family.add_metric([label], value)
-    return family
-
-
-def _histogram(name: str, what: str, rows: Iterable[tuple[str | None, Cumulative | None]]) -> HistogramMetricFamily:
-    """Add one histogram a row of (endpoint, or None for a histogram without labels; what was observed)."""
-    rows = tuple(rows)
-    labelled = any(endpoint is not None for endpoint, _ in rows)
-    family = HistogramMetricFamily(name, what, labels=["endpoint"] if labelled else [])
-    for endpoint, histogram in rows:
-        if histogram is None or not math.isfinite(histogram.sum_s + sum(histogram.counts)):
-            continue
-        upper = (*(str(bound) for bound in histogram.bounds_s), "+Inf")
-        buckets = list(zip(upper, accumulate(histogram.counts), strict=True))
-        family.add_metric([] if endpoint is None else [endpoint], buckets, histogram.sum_s)
-    return family
+    scrapes = {(engine.endpoint, how): count for engine in engines for how, count in engine.scrapes.items()}
+    what = "Scrapes of the engine, by how they ended."
+    yield series(CounterMetricFamily, "sidelight_scrapes", what, ("endpoint", "outcome"), scrapes)
+    durations_s = {engine.endpoint: engine.last_scrape_duration_s for engine in engines}
+    what = "How long the last scrape took."
+    yield series(GaugeMetricFamily, "sidelight_scrape_duration_seconds", what, ("endpoint",), durations_s)

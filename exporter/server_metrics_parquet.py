@@ -172,7 +172,6 @@ def _texts(piece: _Piece) -> dict[str, str | None]:
 
 
 def _groups(runs: Iterator[_Run]) -> Iterator[list[_Run]]:
-    """Collect runs until a row group is full."""
     group: list[_Run] = []
     rows = 0
     for run in runs:

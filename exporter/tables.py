@@ -5,7 +5,6 @@ directory).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,12 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRow:
-    """One number of one slice; `source` is server (the engine's quantities) or correlation (the breakdown of TTFT)."""
-
-    source: str
-    quantity: str
-    statistic: str
-    unit: str
-    slice: int
-    start_ns: int
-    end_ns: int
-    value: float
+# `source` is server (the engine's quantities) or correlation (the breakdown of TTFT).
+SLICE_COLUMNS: dict[str, pa.DataType] = {
+    **dict.fromkeys(("source", "quantity", "statistic", "unit"), pa.string()),
+    **dict.fromkeys(("slice", "start_ns", "end_ns"), pa.int64()),
+    "value": pa.float64(),
+}
 
 
 def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
@@ -120,13 +113,7 @@ def timeslices_table(summary: Mapping[str, Any]) -> pa.Table:
     submitted in it.
     """
     rows = [*_server_rows(summary["server"]), *_breakdown_rows(summary["correlation"])]
-    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    return pa.table(
-        {
-            field.name: pa.array([getattr(row, field.name) for row in rows], kinds[str(field.type)])
-            for field in fields(SliceRow)
-        }
-    )
+    return pa.Table.from_pylist(rows, schema=pa.schema(SLICE_COLUMNS))
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
@@ -134,7 +121,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def _server_rows(server: Mapping[str, Any]) -> Iterator[SliceRow]:
+def _server_rows(server: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for quantity, found in server.items():
         if isinstance(found, Mapping) and isinstance(found.get("timeslices"), Sequence):
             unit = str(found["unit"])
@@ -143,7 +130,7 @@ def _server_rows(server: Mapping[str, Any]) -> Iterator[SliceRow]:
                 yield from _slice_rows("server", quantity, number, piece, {**dict.fromkeys(piece, unit), **units})
 
 
-def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[SliceRow]:
+def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for number, piece in enumerate(correlation["timeslices"]):
         flags = {f"{kind}_{name}": value for kind in ("coverage", "quality") for name, value in piece[kind].items()}
         units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in (*piece, *flags)}
@@ -153,19 +140,19 @@ def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[SliceRow]:
 
 def _slice_rows(
     source: str, quantity: str, number: int, piece: Mapping[str, Any], units: Mapping[str, str]
-) -> Iterator[SliceRow]:
+) -> Iterator[dict[str, Any]]:
     for statistic, value in piece.items():
         if statistic not in {"start_ns", "end_ns"} and isinstance(value, int | float) and not isinstance(value, bool):
-            yield SliceRow(
-                source=source,
-                quantity=quantity,
-                statistic=statistic,
-                unit=units[statistic],
-                slice=number,
-                start_ns=int(piece["start_ns"]),
-                end_ns=int(piece["end_ns"]),
-                value=float(value),
-            )
+            yield {
+                "source": source,
+                "quantity": quantity,
+                "statistic": statistic,
+                "unit": units[statistic],
+                "slice": number,
+                "start_ns": piece["start_ns"],
+                "end_ns": piece["end_ns"],
+                "value": value,
+            }
 
 
 def _whole(values: npt.NDArray[np.int64]) -> pa.Array[Any]:

@@ -66,7 +66,6 @@ def as_text(summary: Mapping[str, Any]) -> str:
 
 
 def render(summary: Mapping[str, Any]) -> Group:
-    """Return the report as something rich can print."""
     return Group(*_sections(summary))
 
 
@@ -120,7 +119,6 @@ def _heading(summary: Mapping[str, Any]) -> Text:
 
 
 def _load(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
-    """Return what was asked for: the load and the workload."""
     limits = [f"{config['duration']:g} s"] if config["duration"] else []
     limits += [f"{config['requests']} requests"] if config["requests"] else []
     tokenizer = (workload["tokenizer"] or {}).get("name", "an unknown tokenizer")
@@ -132,7 +130,6 @@ def _load(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
 
 
 def _loop(config: Mapping[str, Any]) -> str:
-    """Return how requests were submitted."""
     if config["concurrency"]:
         return f"closed loop, {config['concurrency']} " + ("at one instant" if config.get("barrier") else "in flight")
     if config.get("trace"):
@@ -193,7 +190,6 @@ def _objectives(slo: Mapping[str, Any] | None) -> Iterator[RenderableType]:
 
 
 def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Give a row a workload class, where there are several."""
     if len(classes) < 2:
         return
     shown = table("Classes", "ok", "TTFT mean", "p50", "p99", "TPOT mean", "E2E p50", "p99", "tokens/s")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
@@ -19,6 +19,16 @@ _HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(?P<value>[^
 _PEM = "give the path of a PEM file"
 
 
+def option(group: Group, text: str, **more: Any) -> Parameter:
+    """Return where an option stands in --help, and what is said of it there."""
+    return Parameter(group=group, help=text, **more)
+
+
+def given(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same of a flag or a list: off or empty until it is given, so that no default is shown of it."""
+    return option(group, text, negative="", show_default=False, **more)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
@@ -26,53 +36,37 @@ class AccessOptions:
 
     metrics_ca: Annotated[
         Path | None,
-        Parameter(
-            group=METRICS_ACCESS,
-            help="Trust only what this authority signed (PEM). Default: for pages at the host of --url what --ca and "
+        option(
+            METRICS_ACCESS,
+            "Trust only what this authority signed (PEM). Default: for pages at the host of --url what --ca and "
             "the like say, else the system's.",
         ),
     ] = None
     metrics_cert: Annotated[
-        Path | None, Parameter(group=METRICS_ACCESS, help="Client certificate (PEM; may hold its key as well).")
+        Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may hold its key as well).")
     ] = None
     metrics_key: Annotated[
-        Path | None, Parameter(group=METRICS_ACCESS, help="Key of the client certificate (PEM, without a password).")
+        Path | None, option(METRICS_ACCESS, "Key of the client certificate (PEM, without a password).")
     ] = None
     metrics_token: Annotated[
         str | None,
-        Parameter(
-            group=METRICS_ACCESS,
-            env_var="SIDELIGHT_METRICS_TOKEN",
-            help="Bearer token. Prefer the environment variable.",
-        ),
+        option(METRICS_ACCESS, "Bearer token. Prefer the environment variable.", env_var="SIDELIGHT_METRICS_TOKEN"),
     ] = None
     metrics_user: Annotated[
         str | None,
-        Parameter(
-            group=METRICS_ACCESS,
+        option(
+            METRICS_ACCESS,
+            "USER:PASSWORD of basic authentication. Prefer the environment variable.",
             env_var="SIDELIGHT_METRICS_USER",
-            help="USER:PASSWORD of basic authentication. Prefer the environment variable.",
         ),
     ] = None
     metrics_header: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=METRICS_ACCESS, negative="", show_default=False, help="A further header, 'Name: value' (repeatable)."
-        ),
+        tuple[str, ...], given(METRICS_ACCESS, "A further header, 'Name: value' (repeatable).")
     ] = ()
-    metrics_insecure: Annotated[
-        bool,
-        Parameter(
-            group=METRICS_ACCESS, negative="", show_default=False, help="Take any certificate, whoever presents it."
-        ),
-    ] = False
+    metrics_insecure: Annotated[bool, given(METRICS_ACCESS, "Take any certificate, whoever presents it.")] = False
     scrape_timeout: Annotated[
         float,
-        Parameter(
-            name=("--metrics-timeout", "--scrape-timeout"),
-            group=METRICS_ACCESS,
-            help="Seconds until one scrape is given up.",
-        ),
+        option(METRICS_ACCESS, "Seconds until one scrape is given up.", name=("--metrics-timeout", "--scrape-timeout")),
     ] = 5.0
 
 

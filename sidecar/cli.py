@@ -109,9 +109,7 @@ def demo(  # noqa: PLR0913  an argument is an option
         json=json,
     )
     return _measured(
-        lambda progress: demonstration.demo(load, engine=engine, command=_command(), progress=progress),
-        quiet=quiet,
-        as_json=json,
+        load, lambda progress: demonstration.demo(load, engine=engine, command=_command(), progress=progress)
     )
 
 
@@ -125,12 +123,7 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     from sidecar import session  # noqa: PLC0415  as above
 
     checked = config.check(options)
-    return _measured(
-        lambda progress: session.run(checked, command=_command(), progress=progress),
-        quiet=options.quiet,
-        as_json=options.json,
-        finish=lambda derived, progress: _export(derived, checked.otlp_export, checked, progress),
-    )
+    return _measured(checked, lambda progress: session.run(checked, command=_command(), progress=progress))
 
 
 @app.command(group=MEASURE)
@@ -139,11 +132,7 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
     from sidecar import session  # noqa: PLC0415  as above
 
     checked = config.check_scrape(options)
-    return _measured(
-        lambda progress: session.scrape(checked, command=_command(), progress=progress),
-        quiet=options.quiet,
-        as_json=options.json,
-    )
+    return _measured(checked, lambda progress: session.scrape(checked, command=_command(), progress=progress))
 
 
 @app.command(group=MEASURE)
@@ -218,15 +207,9 @@ def schema(
     return 0
 
 
-def _measured(
-    measure: Callable[[Progress], Coroutine[Any, Any, Path]],
-    *,
-    quiet: bool,
-    as_json: bool,
-    finish: Callable[[Derived, Progress], None] | None = None,
-) -> int:
-    """Measure, derive, print, finish. An interrupted run is derived and printed too, and exits 130."""
-    mode = mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=sys.stderr.isatty())
+def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Path]]) -> int:
+    """Measure, derive, print, export. An interrupted run is derived and printed too, and exits 130."""
+    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         try:
             path = asyncio.run(measure(progress))
@@ -242,8 +225,8 @@ def _measured(
         summary = derived.summary
         progress.done(str(path), summary["status"])
     derive.print_report(summary, path)
-    if finish is not None:
-        finish(derived, progress)
+    if isinstance(options, RunOptions):
+        _export(derived, options.otlp_export, options, progress)
     if summary["status"] == "interrupted":
         return Interrupted.exit_code
     requests = summary["client"]["requests"]

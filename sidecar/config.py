@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from scraper.access import masked
 from sidecar.access import AccessOptions, check_access, flag_of, header_names
 from sidecar.errors import ConfigurationError
-from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
+from sidecar.load_options import DEFAULT_RATE_PER_S, ContactOptions, DoctorOptions, RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.span_options import SpanOptions, check_collector, check_spans
 
@@ -129,7 +129,7 @@ def check_doctor(options: DoctorOptions) -> DoctorOptions:
     return options
 
 
-def _check_target(options: RunOptions | DoctorOptions) -> None:
+def _check_target(options: ContactOptions) -> None:
     if not options.url:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
     for url in options.url:

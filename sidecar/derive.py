@@ -19,7 +19,6 @@ from loadgen.log import select
 from loadgen.metrics import client_summary
 from loadgen.self_check import self_check
 from loadgen.slo import parse_slo
-from loadgen.stats import Missing as NotKnown
 from scraper.hardware_summary import hardware_summary
 from scraper.normalise import Window
 from scraper.server_summary import server_summary
@@ -106,12 +105,13 @@ def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
         output_tokens=_output_tokens(client["throughput"]),
         engine_here=_engine_here(run),
     )
+    watts = hardware["gpu"]["mean_power_w"]
     client |= client_details(
         measured,
         start_ns=window.start_ns,
         end_ns=window.end_ns,
         slo=slo,
-        power_watts=_gpu_watts(hardware),
+        power_watts=NO_POWER if watts is None else float(watts),
         concurrency=manifest["config"].get("concurrency"),
         barrier=bool(manifest["config"].get("barrier")),
     )
@@ -122,6 +122,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
         server = {**server, "reason": manifest["server_missing"]}
     correlation = correlation_of(run, found, window, _slice_ns(run))
     sent = workload(run)
+    warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended
     check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
     return {
         "schema_version": manifests.SCHEMA_VERSION,
@@ -145,7 +146,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
         "correlation": correlation,
         "hardware": hardware,
         "self_check": check,
-        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": UNTESTED, "warmup": _warm_up(run)},
+        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": UNTESTED, "warmup": warm_up},
     }
 
 
@@ -208,11 +209,6 @@ def workload(run: Run) -> dict[str, Any]:
     }
 
 
-def _warm_up(run: Run) -> dict[str, Any] | None:
-    """Return what was recorded of the warm-up, None where the run never came to its end."""
-    return next((event.data for event in run.events if event.name == "warmup"), None)
-
-
 def _surroundings(run: Run) -> dict[str, Any]:
     """Return what stands beside the generator's own error: the clock, the network, and what else the machine did."""
     ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
@@ -222,11 +218,6 @@ def _surroundings(run: Run) -> dict[str, Any]:
         "network_rtt_ms": run.manifest.get("network_rtt_ms", []),
         "machine": ended.get("machine"),
     }
-
-
-def _gpu_watts(hardware: Mapping[str, Any]) -> float | NotKnown:
-    watts = hardware["gpu"]["mean_power_w"]
-    return NO_POWER if watts is None else float(watts)
 
 
 def _slice_ns(run: Run) -> int:

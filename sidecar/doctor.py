@@ -79,7 +79,6 @@ async def _ask(console: Console, url: str, options: DoctorOptions, contact: Cont
 
 
 async def _see(console: Console, target: str, access: Access, limits: Limits) -> None:
-    """Describe the metrics page at a URL, or say why there is none."""
     found = await discover(target, access=access, limits=limits)
     if isinstance(found, Missing):
         _say(console, BAD, f"no server metrics: {found.reason}")
@@ -115,16 +114,14 @@ async def _see_timings(console: Console, url: str, access: Access, limits: Limit
         count = len(read) + sum(read.refused.values())
         _say(console, GOOD, f"{masked(url)}: {count} records of requests; no other reader gets them")
         if not count:
-            _say(console, NOTE, f"none ended since the last reading, or it is off: {_switch_of_timings()}")
+            timing = engines.catalogue("trtllm").timing
+            switch = next(one.enable for one in timing if clock_of(one.name.partition(" ")[0]))
+            _say(console, NOTE, f"none ended since the last reading, or it is off: {switch}")
     (known,) = read.clocks.values()
     if isinstance(known, SteadyClock):
         _say(console, GOOD, f"the clock of its stamps is known to {known.error_ns / 1e6:.2f} ms")
     elif not read.refused:
         _say(console, BAD, f"its records cannot be joined: {known.reason}")
-
-
-def _switch_of_timings() -> str:
-    return next(one.enable for one in engines.catalogue("trtllm").timing if clock_of(one.name.partition(" ")[0]))
 
 
 def advice(reason: str) -> Iterator[str]:
@@ -155,7 +152,7 @@ def describe(look: Look, clock: Clock) -> Iterator[Line]:
     engine = engines.detect(page.series)
     if engine is None:
         yield BAD, f"no engine is recognised among its series; known: {', '.join(engines.ENGINES)}"
-        yield NOTE, f"{engines.catalogue('vllm').title}: {engines.catalogue('vllm').enable}"
+        yield NOTE, _switch("vllm")
         return
     known = engines.catalogue(engine.name)
     version = f" {engine.version}" if engine.version else ""

@@ -43,7 +43,6 @@ class EngineView:
     failure: str = ""
 
     def take(self, record: Row | FailureRecord) -> None:
-        """Take in one scrape."""
         if isinstance(record, Row):
             self.outcomes["ok"] += 1
             self.answered_ns, self.failure = record.response_ns, ""

@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 
 from exporter.snapshot import EngineCounts, GeneratorCounts, Snapshot
-from loadgen.frames import FrameTail, decode_log, decode_planned
+from loadgen.frames import decode_log, decode_planned
 from loadgen.log import RequestLog, assemble
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat
 from scraper.log import LogReader
 from sidecar.clock import Clock
 from sidecar.engine_view import EngineView
+from sidecar.log_tails import LogTails
 from sidecar.progress import View
 from sidecar.run import RAW
 from sidecar.tally import Tally
@@ -49,14 +50,13 @@ class LiveRun:
         loaded: bool = True,
         protocol: str = "chat",
     ) -> None:
-        self._raw = path / RAW
         self._run_id = run_id
         self._clock = clock
         self._planned_s = planned_s
         self._stale_s = stale_s
         self._loaded = loaded
         self._protocol = protocol
-        self._tails: dict[Path, FrameTail] = {}
+        self._tails = LogTails(path / RAW)
         self._phase, self._phase_ns = "start", clock.now_ns()
         self._plan: dict[int, PlannedRequest] = {}
         self._open: dict[int, list[RequestPart]] = {}
@@ -73,8 +73,7 @@ class LiveRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for tail in self._tails.values():
-            tail.close()
+        self._tails.__exit__()
 
     def enter(self, phase: str) -> None:
         """Begin a phase: the view counts from here."""
@@ -82,10 +81,9 @@ class LiveRun:
         self._tallies.setdefault(phase, Tally())
 
     def poll(self) -> None:
-        """Take in what the logs have gained."""
         # Requests before plans: what a worker was sent stands in a plan by the time it is in the worker's log.
-        parts = [decode_log(payload) for payload in self._news("requests-*.log")]
-        for payload in self._news("plan-*.log"):
+        parts = [decode_log(payload) for _, payload in self._tails.news("requests-*.log")]
+        for _, payload in self._tails.news("plan-*.log"):
             first = decode_planned(payload)
             for planned in (first, *first.turns):
                 self._plan[planned.index] = msgspec.structs.replace(planned, body=b"", turns=())
@@ -98,7 +96,7 @@ class LiveRun:
                 ended.setdefault(self._plan[record.index].phase, []).append(record.index)
         for phase, indices in ended.items():
             self._count(phase, indices)
-        for payload in self._news("scrapes-*.log"):
+        for _, payload in self._tails.news("scrapes-*.log"):
             scrape = self._scrapes.take(payload)
             if scrape is None:
                 continue
@@ -107,16 +105,14 @@ class LiveRun:
             if self._parts is not None:
                 self._parts.scraped(scrape)
         if self._parts is not None:
-            for payload in self._news("spans-*.log"):
+            for _, payload in self._tails.news("spans-*.log"):
                 self._parts.spans(payload)
             self._parts.poll(self._clock.now_ns())
 
     def engines(self) -> set[str]:
-        """Return the names of the engines whose pages were recognised."""
         return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}
 
     def view(self) -> View:
-        """Return the current phase for the panel."""
         tally = self._tallies.get(self._phase, Tally())
         now_ns = self._clock.now_ns()
         ttft_ms = np.array(tally.ttfts_ms)
@@ -160,15 +156,6 @@ class LiveRun:
             parts=None if self._parts is None else self._parts.counts,
         )
 
-    def _news(self, pattern: str) -> list[bytes]:
-        payloads: list[bytes] = []
-        for path in sorted(self._raw.glob(pattern)):
-            if path not in self._tails:
-                self._tails[path] = FrameTail(path)
-            while new := self._tails[path].read_new():
-                payloads += new
-        return payloads
-
     def _take(self, part: RequestPart) -> bool:
         """Keep one part of a request; tell whether it is the last."""
         parts = self._open.setdefault(part.index, [])
@@ -187,7 +174,8 @@ class LiveRun:
         tally.count(log)
         if self._shown:
             self._break_down(phase, log)
-        tally.forget_before(self._clock.now_ns() - int(RATE_S * 1e9))
+        while tally.lately and tally.lately[0][0] < self._clock.now_ns() - RATE_S * 1e9:
+            tally.lately.popleft()
 
     def _break_down(self, phase: str, log: RequestLog) -> None:
         if self._parts is None:

@@ -51,11 +51,9 @@ class LiveParts:
         self._next_ns = 0
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
-        """Take in requests that have ended."""
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
 
     def spans(self, payload: bytes) -> None:
-        """Take in a record of the log of spans."""
         record = decode(payload)
         if not isinstance(record, ExportRecord):
             return
@@ -65,7 +63,6 @@ class LiveParts:
                 self._spans.setdefault(span.trace_id, []).append((received_ns, scope, own_copy(span)))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
-        """Take in a scrape."""
         if scrape.url not in self._pages:
             self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=round(WINDOW_S * 1e9))
         self._pages[scrape.url].append(scrape)
@@ -90,7 +87,6 @@ class LiveParts:
             self._count(select(log, waits), nothing(int(waits.sum()), ""))
 
     def _has_come(self, log: RequestLog) -> bool:
-        """Tell whether each of these requests has a span."""
         return all(bytes.fromhex(one) in self._spans for one in log.trace_id)
 
     @property
@@ -135,7 +131,6 @@ class LiveParts:
 
 
 def _stacked(logs: Sequence[RequestLog]) -> RequestLog:
-    """Put request logs one below the other."""
     sizes = np.concatenate([np.diff(log.chunk_start) for log in logs])
     columns = {
         one.name: np.concatenate([getattr(log, one.name) for log in logs])

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from loadgen.fitter import PlanOrder
 from sidecar.load_options import RunOptions
-from sidecar.phases import Session, note, record, run_phase, settle, unless_stopped, unless_stopped_for, watching
+from sidecar.phases import Session, record, run_phase, settle, tell, unless_stopped, unless_stopped_for, watching
 from sidecar.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan
 from sidecar.prepare import Prepared
 from sidecar.processes import START_TIMEOUT_S
@@ -31,7 +31,7 @@ async def load(session: Session, options: RunOptions, found: Prepared, *, begun_
         await unless_stopped(session.stop, _prepare(session, options, found))
         children = session.workers if session.scraper is None else (*session.workers, session.scraper)
         await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
-        async with watching(session.live, session.progress, session.page):
+        async with watching(session):
             if await warm_up(session, options, found):
                 # The reference scrape lies between the end of the warm-up and the first measured request.
                 await unless_stopped_for(session.stop, settle_s)
@@ -44,15 +44,7 @@ async def load(session: Session, options: RunOptions, found: Prepared, *, begun_
                 until_s=options.duration,
             )
             _note_if_used_up(session, options, elapsed_s=(session.clock.now_ns() - started_ns) / 1e9)
-            if session.scraper is not None:
-                await settle(
-                    session.scraper,
-                    session.path,
-                    session.clock,
-                    seconds=settle_s,
-                    live=session.live,
-                    listening=None if session.stop.is_set() else session.listening,
-                )
+            await settle(session, settle_s, listening=None if session.stop.is_set() else session.listening)
 
 
 async def _prepare(session: Session, options: RunOptions, found: Prepared) -> None:
@@ -70,7 +62,7 @@ async def _prepare(session: Session, options: RunOptions, found: Prepared) -> No
     about = await write_plan(requests, plan, progress=session.progress)
     if options.save_requests is not None:
         about["saved_sha256"] = save_requests(options.save_requests, plan, found.load)
-    record(session.path, session.clock, "planned", **about)
+    record(session, "planned", **about)
 
 
 @asynccontextmanager
@@ -82,9 +74,7 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
     async def stop() -> None:
         await asyncio.sleep(begun_s + seconds - asyncio.get_running_loop().time())
-        text = f"the deadline of {seconds:g} s was reached; what was in flight then is cancelled"
-        session.progress.warn(text)
-        note(session.path, session.clock, text)
+        tell(session, f"the deadline of {seconds:g} s was reached; what was in flight then is cancelled")
         session.stop.set()
 
     waiting = asyncio.ensure_future(stop())
@@ -103,6 +93,4 @@ def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float)
     if elapsed_s < options.duration and not session.stop.is_set():
         prepared, of_all = planned_requests(options), f"{elapsed_s:.1f} of {options.duration:g} s"
         what = "saved requests" if prepared is None else f"{prepared} prepared requests"
-        text = f"all {what} were used up after {of_all}; name --requests"
-        session.progress.warn(text)
-        note(session.path, session.clock, text)
+        tell(session, f"all {what} were used up after {of_all}; name --requests")

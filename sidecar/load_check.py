@@ -13,7 +13,7 @@ from loadgen.slo import parse_slo
 from loadgen.traces import Trace, TraceError, read_trace
 from sidecar.access import flag_of, require_headers, require_tls
 from sidecar.errors import ConfigurationError
-from sidecar.load_options import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
+from sidecar.load_options import DEFAULT_RATE_PER_S, ContactOptions, RunOptions
 
 BURST_S = 1.0
 NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
@@ -58,7 +58,7 @@ def check_load(options: RunOptions) -> None:
         )
 
 
-def check_contact(options: RunOptions | DoctorOptions) -> None:
+def check_contact(options: ContactOptions) -> None:
     """Raise ConfigurationError where what goes with every request cannot be used: headers, fields, certificates."""
     require_headers("--header", options.header)
     extra_of(options)
@@ -69,7 +69,7 @@ def check_contact(options: RunOptions | DoctorOptions) -> None:
     require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
 
 
-def extra_of(options: RunOptions | DoctorOptions) -> dict[str, object]:
+def extra_of(options: ContactOptions) -> dict[str, object]:
     """Return the fields of `--extra-body`. Raises ConfigurationError where it is no JSON object."""
     given = options.extra_body
     try:

@@ -1,4 +1,4 @@
-"""The logs of a run that goes on for long: what is new in them, and deleting the oldest."""
+"""The logs of a run that goes on: what is new in them, and deleting the oldest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadgen.frames import FrameTail
 
 
 class LogTails:
-    """Owns the open files of a directory's logs, which go on in further files by number. A context manager."""
+    """Owns the open files of a directory's logs. A context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -25,8 +25,11 @@ class LogTails:
         for tail in self._tails.values():
             tail.close()
 
-    def news(self, pattern: str) -> Iterator[tuple[Path, bytes]]:
-        """Give the payloads that are new, in order, each with its file; one that another follows is then closed."""
+    def news(self, pattern: str, *, in_turn: bool = False) -> Iterator[tuple[Path, bytes]]:
+        """Give the payloads that are new, in order, each with its file.
+
+        Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
+        """
         paths = sorted(self._directory.glob(pattern))
         for path in paths:
             if path in self._done:
@@ -36,7 +39,7 @@ class LogTails:
             while payloads := self._tails[path].read_new():
                 for payload in payloads:
                     yield path, payload
-            if path != paths[-1]:  # which was there before we read to the end: nothing more comes
+            if in_turn and path != paths[-1]:  # which was there before we read to the end: nothing more comes
                 self._tails.pop(path).close()
                 self._done.add(path)
 

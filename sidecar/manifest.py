@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.clock import Clock, iso_ms
+from sidecar.config import as_recorded
 from sidecar.errors import CannotWrite, Interrupted, SidelightError
-from sidecar.run import MANIFEST, write_json
+from sidecar.run import MANIFEST, create, write_json
+from sidecar.span_options import SpanOptions
 from sidecar.version import VERSION
 
 SCHEMA_VERSION = "1.0"
@@ -25,22 +27,31 @@ DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
 
 
-def new_run_id() -> str:
-    """Return an id that sorts by time and does not repeat."""
-    return f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+@asynccontextmanager
+async def recorded(
+    options: SpanOptions,
+    out: Path | None,
+    command: Sequence[str],
+    clock: Clock,
+    stop: asyncio.Event,
+    *,
+    about: Mapping[str, Any],
+    **decided: object,
+) -> AsyncIterator[tuple[str, Path]]:
+    """Make a run directory and give the run's id and the directory; write its manifest now, and again at the end, with
+    how and when that was: `complete`, `interrupted` or `crashed` with a reason.
 
-
-def begin(
-    run_id: str, *, config: Mapping[str, Any], command: Sequence[str], clock: Clock, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the manifest of a run that starts now; `about` is what was found out about the target."""
+    `about` is what was found out about the target, `decided` are options that nobody gave. Raises as `run.create`.
+    """
+    run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
+    path = create(out or Path("runs") / run_id)
     now_ns = clock.now_ns()
-    return {
+    manifest = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run_id,
         "tool": {"name": "sidelight", "version": VERSION},
         "command": list(command),
-        "config": dict(config),
+        "config": {**as_recorded(options), "out": str(path), **decided},
         "started_at": iso_ms(now_ns),
         "started_ns": now_ns,
         "clock": {
@@ -59,20 +70,13 @@ def begin(
         **about,
     }
 
-
-@asynccontextmanager
-async def recorded(path: Path, about: dict[str, Any], clock: Clock, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Write the manifest at the start and again at the end, with how and when that was: `complete`, `interrupted` or
-    `crashed` with a reason.
-    """
-
     def close(status: str, **why: str) -> None:
         now_ns = clock.now_ns()
-        write_json(path / MANIFEST, about | {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns} | why)
+        write_json(path / MANIFEST, manifest | {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns} | why)
 
-    write_json(path / MANIFEST, about)
+    write_json(path / MANIFEST, manifest)
     try:
-        yield
+        yield run_id, path
     except Interrupted:
         pass
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from sidecar.access import given, option
 from sidecar.span_options import SpanOptions
 
 TARGET = Group("Target", sort_key=1)
@@ -25,64 +26,43 @@ def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
 
 
 # Each option is written once and shared by the commands that take it.
-Url = Annotated[str | None, Parameter(group=TARGET, help="OpenAI-compatible base URL, with or without /v1. Required.")]
-Model = Annotated[str | None, Parameter(group=TARGET, help="Model to ask for. Default: the only one the server lists.")]
+Url = Annotated[str | None, option(TARGET, "OpenAI-compatible base URL, with or without /v1. Required.")]
+Model = Annotated[str | None, option(TARGET, "Model to ask for. Default: the only one the server lists.")]
 ApiKey = Annotated[
-    str | None,
-    Parameter(group=TARGET, env_var="SIDELIGHT_API_KEY", help="Bearer token. Prefer the environment variable."),
+    str | None, option(TARGET, "Bearer token. Prefer the environment variable.", env_var="SIDELIGHT_API_KEY")
 ]
 Metrics = Annotated[
     tuple[str, ...],
-    Parameter(
-        group=SCRAPING,
-        negative="",
-        show_default=False,
-        help="Prometheus URL (repeatable). Default: discovered from --url. That of TensorRT-LLM's /perf_metrics comes "
+    given(
+        SCRAPING,
+        "Prometheus URL (repeatable). Default: discovered from --url. That of TensorRT-LLM's /perf_metrics comes "
         "on top: it tells the times of each request, and is empty for others once read.",
     ),
 ]
-ScrapeInterval = Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")]
-SliceDuration = Annotated[float, Parameter(group=SCRAPING, help="Length of a time slice, in seconds.")]
-Out = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="Run directory; must not hold a run. Default: a new one under runs/.")
-]
+ScrapeInterval = Annotated[float, option(SCRAPING, "Seconds between scrapes.")]
+SliceDuration = Annotated[float, option(SCRAPING, "Length of a time slice, in seconds.")]
+Out = Annotated[Path | None, option(OUTPUT, "Run directory; must not hold a run. Default: a new one under runs/.")]
 Listen = Annotated[
     str | None,
-    Parameter(
-        group=OUTPUT,
-        help="HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
+    option(
+        OUTPUT,
+        "HOST:PORT of the live Prometheus page; port 0 takes a free one, 'off' serves none. Default: "
         "127.0.0.1:9464, or a free port where that is taken.",
     ),
 ]
 Formats = Annotated[
     tuple[str, ...],
-    Parameter(
-        group=OUTPUT,
-        negative="",
-        converter=_split,
-        show_default=False,
-        help="Files to write besides summary.json, separated by commas: json, csv, jsonl, parquet (the export of "
+    given(
+        OUTPUT,
+        "Files to write besides summary.json, separated by commas: json, csv, jsonl, parquet (the export of "
         "server metrics; the last two hold every scrape), text (report.txt). Default: json,csv,text.",
+        converter=_split,
     ),
 ]
-Quiet = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="No live panel, only the result.")
-]
-JsonProgress = Annotated[
-    bool,
-    Parameter(
-        group=OUTPUT,
-        negative="",
-        show_default=False,
-        help="Machine-readable progress: a JSON line an event, on stderr.",
-    ),
-]
-Verbose = Annotated[
-    bool, Parameter(group=OUTPUT, negative="", show_default=False, help="Show the traceback behind an error line.")
-]
-ConfigFile = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="YAML file with any of these options; the command line wins.")
-]
+Quiet = Annotated[bool, given(OUTPUT, "No live panel, only the result.")]
+JsonProgress = Annotated[bool, given(OUTPUT, "Machine-readable progress: a JSON line an event, on stderr.")]
+Verbose = Annotated[bool, given(OUTPUT, "Show the traceback behind an error line.")]
+ConfigFile = Annotated[Path | None, option(OUTPUT, "YAML file with any of these options; the command line wins.")]
 
 
 @Parameter(name="*")
@@ -92,9 +72,7 @@ class ScrapeOptions(SpanOptions):
 
     url: Url = None
     metrics: Metrics = ()
-    duration: Annotated[float | None, Parameter(group=SCRAPING, help="Seconds to scrape. Default: until Ctrl-C.")] = (
-        None
-    )
+    duration: Annotated[float | None, option(SCRAPING, "Seconds to scrape. Default: until Ctrl-C.")] = None
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
     out: Out = None

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapp
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from loadgen.records import trace_id
 from loadgen.steal import read_ticks, steal_json
@@ -36,27 +36,29 @@ AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, al
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Where this run receives spans over gRPC, as HOST:PORT, and what its trace ids are made of."""
-
-    address: str
-    run_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What the phases of one session share."""
+    """What the phases of one session share; `listening` is where it receives spans over gRPC, as HOST:PORT."""
 
+    run_id: str
     path: Path
     clock: Clock
     progress: Progress
     stop: asyncio.Event
-    workers: tuple[Child, ...]
-    drain_s: float
-    scraper: Child | None
     live: LiveRun
-    page: LivePage | None
-    listening: Listening | None = None
+    scraper: Child | None = None
+    listening: str | None = None
+    workers: tuple[Child, ...] = ()
+    drain_s: float = 0.0
+    page: LivePage | None = None
+
+
+class Recorded(Protocol):
+    """A run that goes on: where its events are written, and by which clock."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def clock(self) -> Clock: ...
 
 
 async def run_phase(
@@ -82,7 +84,7 @@ async def run_phase(
     for worker in session.workers:
         await worker.send(command)
     await _drained(session)
-    record(session.path, session.clock, "phase_end", phase=name, machine=steal_json(ticks, read_ticks()))
+    record(session, "phase_end", phase=name, machine=steal_json(ticks, read_ticks()))
 
 
 async def _drained(session: Session) -> None:
@@ -107,38 +109,38 @@ async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None
         await asyncio.wait_for(stop.wait(), seconds)
 
 
-async def settle(
-    scraper: Child, path: Path, clock: Clock, *, seconds: float, live: LiveRun, listening: Listening | None = None
-) -> None:
+async def settle(session: Session, seconds: float, *, listening: str | None) -> None:
     """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
 
     A dead scraper is noted, not fatal.
     """
-    awaited = await asyncio.to_thread(_awaited_spans, path, clock, listening) if listening else {}
+    if session.scraper is None:
+        return
+    awaited = await asyncio.to_thread(_awaited_spans, session) if listening else {}
     try:
-        await scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
+        await session.scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
         bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
-        settled = await scraper.expect("settled", timeout_s=bound_s)
+        settled = await session.scraper.expect("settled", timeout_s=bound_s)
     except WorkerDied as error:
-        note(path, clock, f"the scraper did not finish ({error}); server numbers end where its log does")
+        note(session, f"the scraper did not finish ({error}); server numbers end where its log does")
         return
     if "spans" in settled:
-        record(path, clock, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
-        for text in _told_of_spans(settled["spans"], listening, live.engines()):
-            note(path, clock, text)
+        record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
+        for text in _told_of_spans(settled["spans"], listening, session.live.engines()):
+            note(session, text)
 
 
-def _awaited_spans(path: Path, clock: Clock, listening: Listening) -> dict[str, Any]:
+def _awaited_spans(session: Session) -> dict[str, Any]:
     """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
-    indices, first_end_ns = last_answered(path, AWAITED_REQUESTS)
-    since_s = (clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
+    indices, first_end_ns = last_answered(session.path, AWAITED_REQUESTS)
+    since_s = (session.clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
     return {
-        "trace_ids": [trace_id(listening.run_id, index) for index in indices],
+        "trace_ids": [trace_id(session.run_id, index) for index in indices],
         "first_span_s": max(0.0, SETTLE_S - since_s),
     }
 
 
-def _told_of_spans(counts: Mapping[str, int], listening: Listening | None, found: Collection[str]) -> Iterator[str]:
+def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
     """Say that no span came, and what would bring some; and what was wrong with those that came."""
     if listening and not counts["spans"]:
         from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
@@ -150,7 +152,7 @@ def _told_of_spans(counts: Mapping[str, int], listening: Listening | None, found
             if timing.name.startswith("spans")
         ]
         yield (
-            f"no span came to {listening.address}, so times are not joined by trace; switch tracing on "
+            f"no span came to {listening}, so times are not joined by trace; switch tracing on "
             f"in the engine ({'; '.join(switches) or 'docs/engines.md tells how'})"
         )
     refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
@@ -166,7 +168,7 @@ def _told_of_spans(counts: Mapping[str, int], listening: Listening | None, found
 
 
 @asynccontextmanager
-async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> AsyncIterator[None]:
+async def watching(session: Session) -> AsyncIterator[None]:
     """Show the run while the block goes on."""
 
     failed = False
@@ -174,10 +176,10 @@ async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> 
     def look() -> None:
         nonlocal failed
         try:
-            live.poll()
-            progress.update(live.view())
-            if page is not None:
-                page.update(live.snapshot())
+            session.live.poll()
+            session.progress.update(session.live.view())
+            if session.page is not None:
+                session.page.update(session.live.snapshot())
         except Exception:  # a view is a sink: what it stumbles over must not end a measurement
             if not failed:
                 log.exception("the live view failed; the run goes on")
@@ -194,7 +196,7 @@ async def watching(live: LiveRun, progress: Progress, page: LivePage | None) -> 
         look()
     finally:
         watching.cancel()
-        progress.close()
+        session.progress.close()
         with suppress(asyncio.CancelledError):
             await watching
 
@@ -218,11 +220,17 @@ async def _first(*work: asyncio.Future[Any]) -> None:
     await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
 
 
-def record(path: Path, clock: Clock, name: str, **data: Any) -> None:
+def record(run: Recorded, name: str, **data: Any) -> None:
     """Append an event of this moment to the run's log."""
-    append_event(path, Event(at_ns=clock.now_ns(), name=name, data=data))
+    append_event(run.path, Event(at_ns=run.clock.now_ns(), name=name, data=data))
 
 
-def note(path: Path, clock: Clock, text: str) -> None:
+def note(run: Recorded, text: str) -> None:
     """Record something that a reader of the report must be told."""
-    record(path, clock, "note", text=text)
+    record(run, "note", text=text)
+
+
+def tell(session: Session, text: str) -> None:
+    """Say something to who watches the run, and to a reader of its report."""
+    session.progress.warn(text)
+    note(session, text)

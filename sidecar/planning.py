@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,42 +58,31 @@ class Load:
 def read_load(options: RunOptions) -> Load:
     """Read the files that a load is made of, if any. Raises ConfigurationError naming file, field, value and cure."""
     trace = read_arrivals(options.trace)
-    try:
-        replayed = None if options.replay_requests is None else saved.look(options.replay_requests)
-        workload = None if replayed is not None else _workload(options, options.seed)
-    except ValueError as error:
-        raise ConfigurationError(_named(options, str(error))) from error
     arrival = arrival_of(options, trace)
     notes = trace.notes if trace is not None and options.workload != "trace" else ()
-    if workload is not None:
-        if arrival is not None:
-            _offsets_ns(options, arrival, None)  # a schedule without a request is told before anybody is asked
-        return Load(
-            workload=workload,
-            arrival=arrival,
-            about={"label": workload.label, **workload.about},
-            notes=(*workload.notes, *notes),
-        )
-    if replayed is None:
-        raise AssertionError("there is a workload, or saved requests in its place")
-    about = {**replayed.workload, "replayed_from": str(options.replay_requests), "replayed_sha256": replayed.sha256}
-    if options.rate is None and options.arrival == "poisson" and _keeps_offsets(options):
-        arrival = None
-    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=replayed.count)
+    try:
+        if options.replay_requests is not None:
+            return _replayed(options, options.replay_requests, arrival, notes)
+        workload = _workload(options, options.seed)
+    except ValueError as error:
+        replayed = options.replay_requests
+        flag, value = ("--workload", options.workload) if replayed is None else ("--replay-requests", str(replayed))
+        raise ConfigurationError(named(flag, value, str(error))) from error
+    if arrival is not None:
+        _offsets_ns(options, arrival, None)  # a schedule without a request is told before anybody is asked
+    about = {"label": workload.label, **workload.about}
+    return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes))
 
 
-def _named(options: RunOptions, message: str) -> str:
-    if options.replay_requests is not None:
-        return named("--replay-requests", str(options.replay_requests), message)
-    return named("--workload", options.workload, message)
-
-
-def _keeps_offsets(options: RunOptions) -> bool:
-    """Whether saved requests say themselves when they are due."""
-    if options.replay_requests is None or options.concurrency is not None:
-        return False
-    first = next(saved.read(options.replay_requests), None)
-    return first is not None and first.offset_ns >= 0
+def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
+    """Return a load of saved requests; where nothing else was said, they say themselves when they are due."""
+    found = saved.look(path)
+    if arrival is not None and options.rate is None and options.arrival == "poisson":
+        first = next(saved.read(path), None)
+        if first is not None and first.offset_ns >= 0:
+            arrival = None
+    about = {**found.workload, "replayed_from": str(path), "replayed_sha256": found.sha256}
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=found.count)
 
 
 def preliminary_plan(
@@ -118,11 +107,9 @@ def measure_plan(
     """
     offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.saved)
     timed = replace(order, offsets_ns=offsets_ns, count=planned_requests(options))
-    if load.workload is None:
-        if options.replay_requests is None:
-            raise AssertionError("without a workload there are saved requests")
-        return saved.replay(options.replay_requests, order=timed, model=target.model)
-    return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
+    if load.workload is not None:
+        return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
+    return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model)
 
 
 def first_measured(options: RunOptions) -> int:

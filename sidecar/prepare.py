@@ -30,7 +30,7 @@ from scraper.missing import Missing
 from sidecar.access import metrics_access, require_headers
 from sidecar.errors import ConfigurationError, TargetUnreachable
 from sidecar.load_check import extra_of, named
-from sidecar.load_options import DoctorOptions, RunOptions
+from sidecar.load_options import ContactOptions, RunOptions
 from sidecar.options import ScrapeOptions
 from sidecar.planning import Load, read_load
 from sidecar.progress import Progress
@@ -107,8 +107,7 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
         )
 
 
-def contact_of(options: RunOptions | DoctorOptions) -> Contact:
-    """Return how the target is spoken to."""
+def contact_of(options: ContactOptions) -> Contact:
     paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
     own = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     return Contact(
@@ -119,7 +118,7 @@ def contact_of(options: RunOptions | DoctorOptions) -> Contact:
     )
 
 
-def pages_access(options: RunOptions | DoctorOptions) -> Access:
+def pages_access(options: ContactOptions) -> Access:
     """Return how metrics pages are asked: at the API's own hosts with its TLS, unless theirs was given."""
     access = metrics_access(options, urls=options.url, api_key=options.api_key)
     hosts = {urlsplit(url).netloc for url in options.url}

@@ -10,10 +10,11 @@ import asyncio
 import json
 import re
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from sidecar.errors import WorkerDied
 
@@ -34,11 +35,10 @@ class Child:
         self._arguments = arguments
         self._stderr = stderr
         self._waits = stderr is None
-        self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         with nullcontext() if self._stderr is None else self._stderr.open("ab") as stderr:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process: Process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 *self._arguments,
@@ -47,6 +47,8 @@ class Child:
                 stderr=stderr,
                 start_new_session=True,
             )
+        self._stdin = cast("asyncio.StreamWriter", self._process.stdin)
+        self._stdout = cast("asyncio.StreamReader", self._process.stdout)
         return self
 
     async def begin(self, spec: Mapping[str, Any], *, stderr: Path) -> None:
@@ -56,26 +58,21 @@ class Child:
         await self.send({**spec, "stderr": str(stderr)})
 
     async def __aexit__(self, *_: object) -> None:
-        process = self._running
-        if process.stdin is not None:
-            process.stdin.close()
+        self._stdin.close()
         if self._waits:
-            process.kill()
+            self._process.kill()
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await process.wait()
+                await self._process.wait()
         except TimeoutError:
-            process.kill()
-            await process.wait()
+            self._process.kill()
+            await self._process.wait()
 
     async def send(self, command: Mapping[str, Any]) -> None:
         """Write one command. A child that has ended is noticed by `expect`, which can say why."""
-        stdin = self._running.stdin
-        if stdin is None:
-            raise AssertionError("a child has a standard input")
         with suppress(ConnectionResetError, BrokenPipeError):
-            stdin.write(json.dumps(dict(command)).encode() + b"\n")
-            await stdin.drain()
+            self._stdin.write(json.dumps(dict(command)).encode() + b"\n")
+            await self._stdin.drain()
 
     async def expect(self, event: str, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the next message of this kind, passing over others.
@@ -94,12 +91,9 @@ class Child:
             raise WorkerDied(f"{self.name} was not {event} within {timeout_s:g} s") from None
 
     async def _next_message(self) -> dict[str, Any]:
-        stdout = self._running.stdout
-        if stdout is None:
-            raise AssertionError("a child has a standard output")
-        line = await stdout.readline()
+        line = await self._stdout.readline()
         if not line:
-            code = await self._running.wait()
+            code = await self._process.wait()
             raise WorkerDied(f"{self.name} ended with code {code}: {self._last_words()}")
         message = json.loads(line)
         return message if isinstance(message, dict) else {}
@@ -111,9 +105,3 @@ class Child:
         # The last line of a traceback names the error, but not that of an exception group.
         telling = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]
         return f"{telling[-1]} (all of it in {self._stderr})" if telling else f"it said nothing in {self._stderr}"
-
-    @property
-    def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            raise AssertionError(f"{self.name} was not started")
-        return self._process

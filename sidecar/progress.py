@@ -76,7 +76,6 @@ class Progress:
             self._live = None
 
     def stage(self, text: str) -> None:
-        """Say what is being done now."""
         if self.mode == "json":
             self._json({"event": "stage", "stage": text})
         elif self.mode != "quiet":
@@ -126,7 +125,6 @@ class Progress:
 
 
 def line(view: View) -> str:
-    """Return one moment as a line of text."""
     client = (
         f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
         f"{_number(view.output_tokens_per_s)} tokens/s, "

@@ -124,7 +124,6 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def append_event(path: Path, event: Event) -> None:
-    """Append one event to `raw/events.log` of the run directory."""
     fd = open_log(path / RAW / "events.log")
     try:
         append_frame(fd, msgspec.msgpack.encode(event))

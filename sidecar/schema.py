@@ -47,15 +47,15 @@ def configuration() -> dict[str, Any]:
 
 
 def summary() -> dict[str, Any]:
-    """Return the schema of `summary.json`."""
-    loaded: dict[str, Any] = json.loads(resources.files("sidecar").joinpath("summary.schema.json").read_text("utf-8"))
-    return loaded
+    return _described("sidecar", "summary.schema.json")
 
 
 def server_metrics() -> dict[str, Any]:
-    """Return the schema of `server_metrics_export.json`."""
-    path = resources.files("exporter").joinpath("server_metrics.schema.json")
-    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return _described("exporter", "server_metrics.schema.json")
+
+
+def _described(package: str, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(resources.files(package).joinpath(name).read_text("utf-8"))
     return loaded
 
 

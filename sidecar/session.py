@@ -22,11 +22,11 @@ from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
-from sidecar.config import as_recorded, listen_address
+from sidecar.config import listen_address
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
-from sidecar.phases import Listening, Session, note, record, settle, unless_stopped, unless_stopped_for, watching
+from sidecar.phases import Session, record, settle, tell, unless_stopped, unless_stopped_for, watching
 from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.span_options import receiver_spec, require_ports
@@ -65,37 +65,34 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         async with until_deadline(begun_s, options.deadline):
             found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
         page = await _serve(stack, options.listen, progress)
-        run_id = manifests.new_run_id()
-        path = run_directory.create(options.out or Path("runs") / run_id)
-        config = as_recorded(replace(options, model=found.target.model, out=path))
-        about = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
-        await stack.enter_async_context(manifests.recorded(path, about, clock, stop))
-        _tell(found.notes, path, clock, progress)
+        model = found.target.model
+        recorded = manifests.recorded(options, options.out, command, clock, stop, about=found.about, model=model)
+        run_id, path = await stack.enter_async_context(recorded)
         stale_s = STALE_TICKS * options.scrape_interval
         live = stack.enter_context(
             LiveRun(
                 path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
             )
         )
-        for number, worker in enumerate(workers):
-            spec = worker_spec(number, path, run_id, found, options, clock)
-            await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
-        listening = None
-        if found.targets or options.otlp_listen is not None:
-            spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
-            listening = await _begin_scraper(scraper, spec, path, run_id, progress)
         session = Session(
+            run_id=run_id,
             path=path,
             clock=clock,
             progress=progress,
             stop=stop,
+            live=live,
             workers=tuple(workers),
             drain_s=options.drain_timeout,
-            scraper=scraper if found.targets or listening is not None else None,
-            live=live,
             page=page,
-            listening=listening,
         )
+        for text in found.notes:
+            tell(session, text)
+        for number, worker in enumerate(workers):
+            spec = worker_spec(number, path, run_id, found, options, clock)
+            await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
+        if found.targets or options.otlp_listen is not None:
+            spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
+            session = await _scraping(session, scraper, spec)
         await load(session, options, found, begun_s=begun_s)
     return path
 
@@ -111,51 +108,42 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         require_ports(options)
         clock = anchor()
         found = await unless_stopped(stop, prepare_scrape(options))
-        run_id = manifests.new_run_id()
-        path = run_directory.create(options.out or Path("runs") / run_id)
-        config = as_recorded(replace(options, out=path))
-        started = manifests.begin(run_id, config=config, command=command, clock=clock, about=found.about)
         # Ctrl-C is how a scrape without a duration is meant to end.
         awaited = stop if options.duration is not None else asyncio.Event()
-        async with manifests.recorded(path, started, clock, awaited), AsyncExitStack() as stack:
-            _tell(found.notes, path, clock, progress)
-            scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
-            spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
-            listening = await _begin_scraper(scraper, spec, path, run_id, progress)
-            await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+        recorded = manifests.recorded(options, options.out, command, clock, awaited, about=found.about)
+        async with recorded as (run_id, path), AsyncExitStack() as stack:
             stale_s = STALE_TICKS * options.scrape_interval
             live = stack.enter_context(
                 LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
             )
-            await stack.enter_async_context(watching(live, progress, None))
+            session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
+            for text in found.notes:
+                tell(session, text)
+            scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
+            spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
+            session = await _scraping(session, scraper, spec)
+            await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+            await stack.enter_async_context(watching(session))
             live.enter("measure")
-            record(path, clock, "phase_start", phase="measure")
+            record(session, "phase_start", phase="measure")
             await unless_stopped_for(stop, options.duration)
-            record(path, clock, "phase_end", phase="measure")
-            await settle(scraper, path, clock, seconds=options.scrape_interval, live=live, listening=listening)
+            record(session, "phase_end", phase="measure")
+            await settle(session, options.scrape_interval, listening=session.listening)
     return path
 
 
-def _tell(notes: Sequence[str], path: Path, clock: Clock, progress: Progress) -> None:
-    for text in notes:
-        progress.warn(text)
-        note(path, clock, text)
-
-
-async def _begin_scraper(
-    scraper: Child, spec: Mapping[str, Any], path: Path, run_id: str, progress: Progress
-) -> Listening | None:
-    """Tell the scraper what to do; return where it receives spans, None where it does not."""
-    await scraper.begin(spec, stderr=path / run_directory.RAW / "scraper.stderr")
+async def _scraping(session: Session, scraper: Child, spec: Mapping[str, Any]) -> Session:
+    """Tell the scraper what to do; return the session with it, and with where it receives spans, if it does."""
+    await scraper.begin(spec, stderr=session.path / run_directory.RAW / "scraper.stderr")
     if "spans" not in spec:
-        return None
+        return replace(session, scraper=scraper)
     addresses = [spec["spans"]["grpc"], spec["spans"]["http"]]
     if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
         ports = await scraper.expect("listening", timeout_s=START_TIMEOUT_S)
         found = ports["grpc_port"], ports["http_port"]
         addresses = [f"{one.rpartition(':')[0]}:{port}" for one, port in zip(addresses, found, strict=True)]
-    progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
-    return Listening(address=addresses[0], run_id=run_id)
+    session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
+    return replace(session, scraper=scraper, listening=addresses[0])
 
 
 def worker_spec(

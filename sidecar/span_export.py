@@ -36,7 +36,6 @@ def export_run(derived: Derived, url: str, access: Access, progress: Progress) -
 
 
 def told_of(derived: Derived) -> Told:
-    """Return what the spans of a run tell."""
     run = derived.run
     found = (engines.detect(endpoint.series) for endpoint in run.endpoints)
     manifest = run.manifest

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 
 from scraper.access import Access
 from scraper.span_spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
-from sidecar.access import AccessOptions, require_headers, require_tls
+from sidecar.access import AccessOptions, given, option, require_headers, require_tls
 from sidecar.clock import Clock
 from sidecar.errors import ConfigurationError
 
@@ -18,21 +18,14 @@ SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 # Written once for `run` and for `report`.
 OtlpExport = Annotated[
     str | None,
-    Parameter(
-        group=SPANS,
-        help="When all is measured, send a span of each request with its phases to this collector: grpc://HOST:PORT, "
+    option(
+        SPANS,
+        "When all is measured, send a span of each request with its phases to this collector: grpc://HOST:PORT, "
         "or http://HOST with port 4317 (gRPC) or any other (HTTP/protobuf). docs/otlp.md says what is in them.",
     ),
 ]
-OtlpHeader = Annotated[
-    tuple[str, ...],
-    Parameter(
-        group=SPANS, negative="", show_default=False, help="A header for these collectors, 'Name: value' (repeatable)."
-    ),
-]
-OtlpCa = Annotated[
-    Path | None, Parameter(group=SPANS, help="Trust these collectors by this authority (PEM). Default: the system's.")
-]
+OtlpHeader = Annotated[tuple[str, ...], given(SPANS, "A header for these collectors, 'Name: value' (repeatable).")]
+OtlpCa = Annotated[Path | None, option(SPANS, "Trust these collectors by this authority (PEM). Default: the system's.")]
 
 
 @Parameter(name="*")
@@ -42,17 +35,17 @@ class SpanOptions(AccessOptions):
 
     otlp_listen: Annotated[
         str | None,
-        Parameter(
-            group=SPANS,
-            help="Receive the spans of engines and gateways by OTLP: gRPC at HOST:PORT, HTTP/protobuf at PORT+1; port "
+        option(
+            SPANS,
+            "Receive the spans of engines and gateways by OTLP: gRPC at HOST:PORT, HTTP/protobuf at PORT+1; port "
             "0 takes free ones. Usual is 127.0.0.1:4317; docs/engines.md has each engine's switch. Default: off.",
         ),
     ] = None
     otlp_forward: Annotated[
         str | None,
-        Parameter(
-            group=SPANS,
-            help="Pass received spans on to this collector: grpc://HOST:PORT, or http://HOST with port 4317 (gRPC) or "
+        option(
+            SPANS,
+            "Pass received spans on to this collector: grpc://HOST:PORT, or http://HOST with port 4317 (gRPC) or "
             "any other (HTTP/protobuf); grpcs and https with TLS.",
         ),
     ] = None

@@ -59,13 +59,7 @@ class Tally:
         told = log.output_tokens > 0
         self.lately.extend(zip(log.end_ns[told].tolist(), log.output_tokens[told].tolist(), strict=True))
 
-    def forget_before(self, at_ns: int) -> None:
-        """Drop from `lately` what ended before a time."""
-        while self.lately and self.lately[0][0] < at_ns:
-            self.lately.popleft()
-
     def client_counts(self, *, in_flight: int) -> ClientCounts:
-        """Return the tally as the live page shows it."""
         return ClientCounts(
             requests=dict(self.statuses),
             in_flight=in_flight,

@@ -23,7 +23,7 @@ from loadgen.link import TlsSpec, WorkerSpec, tls_context
 from loadgen.links import link_of
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.failures import UNREADABLE
-from loadgen.protocols.models import OPENAI, Listing
+from loadgen.protocols.models import OPENAI
 from loadgen.protocols.prompt import Endpoint, Prompt, Target, root_url
 from loadgen.records import plan_end
 from loadgen.transport import Exchange
@@ -76,18 +76,12 @@ async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
             raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} has no list to choose from")
         return Served(url=root_url(url), model=model, max_model_len=None)
     address = f"{root_url(url)}{listing.path}"
-    limits = await _models(address, listing, contact)
+    try:
+        limits = listing.read(await _get(address, contact))
+    except UNREADABLE:
+        raise TargetSpeaksElse(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
     chosen = _choose(model, tuple(limits), address)
     return Served(url=root_url(url), model=chosen, max_model_len=limits.get(chosen))
-
-
-async def _models(url: str, listing: Listing, contact: Contact) -> dict[str, int | None]:
-    raw = await _get(url, contact)
-    try:
-        return listing.read(raw)
-    except UNREADABLE:
-        what = "JSON, but not a list of models" if _is_json(raw) else f"no list of models but {_excerpt(raw)!r}"
-        raise TargetSpeaksElse(f"{url}: {what}; is this {_what(contact)}?") from None
 
 
 def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
@@ -95,10 +89,8 @@ def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
         return served[0]
     if model in served:
         return model
-    names = ", ".join(served) or "none"
-    if model is None:
-        raise ConfigurationError(f"--model is missing; {listing} serves: {names}")
-    raise ConfigurationError(f"--model {model}: not served; {listing} serves: {names}")
+    what = "--model is missing" if model is None else f"--model {model}: not served"
+    raise ConfigurationError(f"{what}; {listing} serves: {', '.join(served) or 'none'}")
 
 
 async def _get(url: str, contact: Contact) -> bytes:
@@ -119,26 +111,19 @@ async def _get(url: str, contact: Contact) -> bytes:
         )
     if response.status != 200:
         raise TargetSpeaksElse(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
-    if not _is_json(raw):
+    try:
+        msgspec.json.decode(raw)
+    except UNREADABLE:
         raise TargetSpeaksElse(
             f"{url}: not JSON but {response.content_type} ({_excerpt(raw)!r}); this is a web page, not {_what(contact)}"
-        )
+        ) from None
     return raw
 
 
 def _what(contact: Contact) -> str:
-    """Name what was expected."""
     if PROTOCOLS[contact.endpoint].models is OPENAI:
         return "an OpenAI-compatible endpoint"
     return f"what --endpoint {contact.endpoint} says"
-
-
-def _is_json(raw: bytes) -> bool:
-    try:
-        msgspec.json.decode(raw)
-    except UNREADABLE:
-        return False
-    return True
 
 
 def _excerpt(raw: bytes) -> str:
@@ -165,7 +150,6 @@ def _cause(error: Exception) -> BaseException:
 
 
 def _cure(url: str, error: Exception) -> str:
-    """Return what to look at when a connection failed."""
     cause = _cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "name its authority with --ca FILE, or take any certificate with --insecure"

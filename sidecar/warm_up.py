@@ -11,7 +11,7 @@ from loadgen.log import RequestLog, select
 from loadgen.request_metrics import request_metrics
 from loadgen.warmup import PROBES, more_requests, parse_warmup, stable, statement
 from sidecar.load_options import RunOptions
-from sidecar.phases import Session, note, record, run_phase, unless_stopped
+from sidecar.phases import Session, record, run_phase, tell, unless_stopped
 from sidecar.planning import DRAFT_ROOM, preliminary_plan, write_plan
 from sidecar.prepare import Prepared
 from sidecar.run import RAW, read_requests
@@ -44,7 +44,7 @@ async def warm_up(session: Session, options: RunOptions, found: Prepared) -> boo
             if session.stop.is_set() or stable(after_ms):
                 break
     told = statement(policy, _log(session, "warmup"), drained=drained, before_ms=before_ms, after_ms=after_ms)
-    record(session.path, session.clock, "warmup", **told)
+    record(session, "warmup", **told)
     return policy.kind != "none"
 
 
@@ -65,9 +65,7 @@ async def _by_the_draft(session: Session, options: RunOptions, found: Prepared) 
         await run_phase(session, _path(session, name), concurrency=_width(options, count))
         sent += count
         if (_log(session, "warmup").status == "ok").sum() == (log.status == "ok").sum():
-            text = "the warm-up was given up: a round brought no reply that was whole"
-            session.progress.warn(text)
-            note(session.path, session.clock, text)
+            tell(session, "the warm-up was given up: a round brought no reply that was whole")
             break
     return not (_log(session, "warmup").status == "cancelled").any()
 
@@ -110,7 +108,7 @@ async def _plan(
     )
     requests = preliminary_plan(options, found.target, found.tokenizer, order, round_=first_index)
     about = await write_plan(requests, _path(session, name), progress=session.progress)
-    record(session.path, session.clock, "planned", **about)
+    record(session, "planned", **about)
 
 
 def _width(options: RunOptions, count: int) -> int:

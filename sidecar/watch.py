@@ -11,7 +11,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -23,10 +23,10 @@ from sidecar import manifest as manifests
 from sidecar import run as run_directory
 from sidecar.access import metrics_access
 from sidecar.clock import Clock, anchor
-from sidecar.config import as_recorded, listen_address
+from sidecar.config import listen_address
 from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.log_tails import next_number
-from sidecar.phases import note, record
+from sidecar.phases import note, record, unless_stopped_for
 from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.span_options import receiver_spec, require_ports
@@ -74,7 +74,7 @@ class Watch:
         """Say something that went wrong, and keep it for whoever reads the directory."""
         self.progress.warn(text)
         with suppress(OSError):  # a full disk is no reason to end
-            note(self.path, self.clock, text)
+            note(self, text)
 
 
 async def watch(options: WatchOptions, *, command: Sequence[str], progress: Progress) -> str:
@@ -86,16 +86,15 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
     run_directory.require_free(options.out)
     require_ports(options)
     clock = anchor()
-    run_id = manifests.new_run_id()
     page = LivePage()
     lacking = ["starting"]  # what /readyz says
     async with AsyncExitStack() as stack:
         url = await _served(stack, options, page, lambda: lacking[0])
-        path = run_directory.create(options.out or Path("runs") / run_id)
-        pages = [{"configured": masked(one), "url": masked(one)} for one in options.metrics]
-        config = {**as_recorded(replace(options, out=path)), "slice_duration": SLICE_S}
-        begun = manifests.begin(run_id, config=config, command=command, clock=clock, about={"metrics_targets": pages})
-        await stack.enter_async_context(manifests.recorded(path, begun, clock, asyncio.Event()))
+        about = {"metrics_targets": [{"configured": masked(one), "url": masked(one)} for one in options.metrics]}
+        recorded = manifests.recorded(
+            options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
+        )
+        run_id, path = await stack.enter_async_context(recorded)
         view = stack.enter_context(WatchView(path / run_directory.RAW, run_id=run_id, pages=options.metrics))
         one = Watch(
             path=path,
@@ -106,13 +105,13 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
             view=view,
             page=page,
             lacking=lacking,
-            begun_ns=begun["started_ns"],
+            begun_ns=clock.now_ns(),
         )
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(one))
-        record(path, clock, "phase_start", phase="measure")
+        record(one, "phase_start", phase="measure")
         await _until_stopped(one)
-        record(path, clock, "phase_end", phase="measure")
+        record(one, "phase_end", phase="measure")
         await asyncio.to_thread(_look, one, all_of_it=True)
         elapsed_s = (clock.now_ns() - one.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=one.restarts)
@@ -207,14 +206,13 @@ async def _begin(one: Watch, child: Child) -> None:
 
 
 def _mourn(one: Watch, death: WorkerDied) -> None:
-    """Count a death, and say it."""
     one.receiver = None
     one.restarts += 1
     if one.down_ns is None:
         one.down_ns = one.clock.now_ns()
     one.lacking[0] = "the receiver is down"
     with suppress(OSError):  # as in tell
-        record(one.path, one.clock, "receiver_died", reason=str(death), restarts=one.restarts)
+        record(one, "receiver_died", reason=str(death), restarts=one.restarts)
     one.tell(f"{death}; it is started again (death {one.restarts}); what was being sent to it has to come again")
 
 
@@ -239,7 +237,7 @@ async def _reload_on(one: Watch) -> None:
         text = f"reloaded: scraping {pages} every {options.scrape_interval:g} s"
         one.progress.stage(text)
         with suppress(OSError):
-            note(one.path, one.clock, text)
+            note(one, text)
 
 
 async def _look_on(one: Watch) -> None:
@@ -251,8 +249,7 @@ async def _look_on(one: Watch) -> None:
             told_s += TELL_S
             elapsed_s = (one.clock.now_ns() - one.begun_ns) / 1e9
             one.progress.stage(summary_line(one.view, elapsed_s=elapsed_s, restarts=one.restarts))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(one.stop.wait(), POLL_S)
+        await unless_stopped_for(one.stop, POLL_S)
 
 
 def _look(one: Watch, *, all_of_it: bool = False) -> None:

@@ -13,7 +13,7 @@ from cyclopts.config import Dict
 
 from scraper.access import masked
 from sidecar import config
-from sidecar.access import check_access, flag_of
+from sidecar.access import check_access, flag_of, given, option
 from sidecar.errors import ConfigurationError
 from sidecar.options import OUTPUT, SCRAPING, ConfigFile, JsonProgress, Out, Quiet, Verbose
 from sidecar.span_options import SPANS, SpanOptions, check_spans
@@ -31,32 +31,21 @@ class WatchOptions(SpanOptions):
 
     otlp_listen: Annotated[
         str,
-        Parameter(
-            group=SPANS,
-            help="Receive the spans of clients, gateways and engines by OTLP: gRPC at HOST:PORT, HTTP/protobuf at "
+        option(
+            SPANS,
+            "Receive the spans of clients, gateways and engines by OTLP: gRPC at HOST:PORT, HTTP/protobuf at "
             "PORT+1; port 0 takes free ones.",
         ),
     ] = "127.0.0.1:4317"
     metrics: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=SCRAPING,
-            negative="",
-            show_default=False,
-            help="Prometheus page of an engine (repeatable). Default: none; spans alone tell.",
-        ),
+        tuple[str, ...], given(SCRAPING, "Prometheus page of an engine (repeatable). Default: none; spans alone tell.")
     ] = ()
-    scrape_interval: Annotated[float, Parameter(group=SCRAPING, help="Seconds between scrapes.")] = 1.0
-    listen: Annotated[
-        str,
-        Parameter(group=OUTPUT, help="HOST:PORT of /metrics, /healthz and /readyz; port 0 takes a free one."),
-    ] = "127.0.0.1:9464"
-    keep: Annotated[
-        str, Parameter(group=OUTPUT, help="How long raw logs are kept: 90s, 30m, 1h, 2d. Older ones are deleted.")
-    ] = "1h"
-    keep_bytes: Annotated[
-        str, Parameter(group=OUTPUT, help="How much of them is kept: 500MB, 2GiB. The oldest are deleted.")
-    ] = "1GB"
+    scrape_interval: Annotated[float, option(SCRAPING, "Seconds between scrapes.")] = 1.0
+    listen: Annotated[str, option(OUTPUT, "HOST:PORT of /metrics, /healthz and /readyz; port 0 takes a free one.")] = (
+        "127.0.0.1:9464"
+    )
+    keep: Annotated[str, option(OUTPUT, "How long raw logs are kept: 90s, 30m, 1h, 2d. Older ones are deleted.")] = "1h"
+    keep_bytes: Annotated[str, option(OUTPUT, "How much of them is kept: 500MB, 2GiB. The oldest are deleted.")] = "1GB"
     out: Out = None
     quiet: Quiet = False
     json: JsonProgress = False

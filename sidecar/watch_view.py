@@ -71,7 +71,6 @@ class WatchView:
 
     @property
     def parts(self) -> PartCounts:
-        """Return the requests broken down so far."""
         return self._parts
 
     def missed(self, back_ns: int) -> None:
@@ -87,9 +86,9 @@ class WatchView:
         if not self._wanted.issuperset(self._engines):
             self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
             self._estimate.forget_pages(self._wanted)
-        for path, payload in self._tails.news(SCRAPES):
+        for path, payload in self._tails.news(SCRAPES, in_turn=True):
             self._take_page(path, payload)
-        for _, payload in self._tails.news(SPANS):
+        for _, payload in self._tails.news(SPANS, in_turn=True):
             self._take_spans(payload)
         finished = self._window.finished(now_ns, all_of_it=all_of_it)
         self._count_clients(finished)
@@ -106,7 +105,6 @@ class WatchView:
         return {**(self._before + self._now), **self._received}
 
     def snapshot(self, *, restarts: int, errors: int) -> Snapshot:
-        """Return what is known now."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         receiver = {**dict.fromkeys(Counts.__struct_fields__, 0), **self.receiver_counts()}
         return Snapshot(
@@ -167,7 +165,6 @@ class WatchView:
 
 
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
-    """Say in one line what was watched."""
     counts, received = view.parts.requests, view.receiver_counts()
     by_source = ", ".join(f"{counts[name]} by {name}" for name in SOURCES[:-1] if counts.get(name))
     refused = sum(received.get(name, 0) for name in REFUSED)

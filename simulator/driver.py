@@ -37,12 +37,10 @@ class TokenStream:
         self._arrival = asyncio.Event()
 
     def put(self, output: TokenOutput) -> None:
-        """Add a token."""
         self._pending.append(output)
         self._arrival.set()
 
     def close(self) -> None:
-        """Say that no more tokens come."""
         self._closed = True
         self._arrival.set()
 

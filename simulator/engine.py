@@ -50,16 +50,16 @@ class _Sequence:
     output_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    queued_ns: int | None = None
-    scheduled_ns: int | None = None
-    first_token_ns: int | None = None
+    queued_ns: int = -1
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
     last_token_ns: int = 0
-    last_chunk_ns: int | None = None
+    last_chunk_ns: int = -1
     prefilled: int = 0
 
     def is_prefill(self, chunk_tokens: int) -> bool:
         """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
-        return chunk_tokens > 1 or self.first_token_ns is None
+        return chunk_tokens > 1 or self.first_token_ns < 0
 
     def reach(self, tokens: int) -> int:
         """Note that so many tokens from the start are there; return how many of the prompt never were before."""
@@ -168,10 +168,10 @@ class Engine:
                 continue
             self._store(sequence, chunk_tokens)
             if sequence.computed < len(sequence.token_ids):
-                chunk_ns.append(now_ns - (sequence.last_chunk_ns or sequence.scheduled_ns or now_ns))
+                chunk_ns.append(now_ns - max(sequence.last_chunk_ns, sequence.scheduled_ns))
                 sequence.last_chunk_ns = now_ns
                 continue
-            if sequence.first_token_ns is None:
+            if sequence.first_token_ns < 0:
                 first_tokens.append(_first_token(sequence, now_ns))
             output = self._next_token(sequence, now_ns)
             tokens.append(output)
@@ -229,7 +229,7 @@ class Engine:
             self._running.append(self._waiting.popleft())
             sequence.blocks = blocks
             sequence.computed = cached
-            if sequence.scheduled_ns is None:
+            if sequence.scheduled_ns < 0:
                 sequence.scheduled_ns = now_ns
                 sequence.cached_tokens = cached
                 step.admissions.append(_admission(sequence, now_ns))
@@ -275,8 +275,8 @@ class Engine:
         request = sequence.request
         eos_chance = 0.0 if request.ignore_eos else self.settings.eos_chance
         token_id = reply_token(sequence.key, sequence.output_tokens, eos_chance=eos_chance)
-        interval_ns = None if sequence.first_token_ns is None else now_ns - sequence.last_token_ns
-        if sequence.first_token_ns is None:
+        interval_ns = None if sequence.first_token_ns < 0 else now_ns - sequence.last_token_ns
+        if sequence.first_token_ns < 0:
             sequence.first_token_ns = now_ns
         sequence.last_token_ns = now_ns
         sequence.output_tokens += 1
@@ -316,7 +316,7 @@ def _work(step: _Step) -> tuple[PrefillWork, int]:
 
 def _admission(sequence: _Sequence, now_ns: int) -> Admission:
     return Admission(
-        queue_ns=now_ns - (now_ns if sequence.queued_ns is None else sequence.queued_ns),
+        queue_ns=now_ns - sequence.queued_ns,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
     )
@@ -325,7 +325,7 @@ def _admission(sequence: _Sequence, now_ns: int) -> Admission:
 def _first_token(sequence: _Sequence, now_ns: int) -> FirstToken:
     return FirstToken(
         ttft_ns=now_ns - sequence.arrival_ns,
-        prefill_ns=now_ns - (now_ns if sequence.scheduled_ns is None else sequence.scheduled_ns),
+        prefill_ns=now_ns - sequence.scheduled_ns,
         streamed=sequence.request.streamed,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,

@@ -62,7 +62,6 @@ async def _ready(_request: bytes, _context: Any) -> bytes:
 
 
 async def _infer(requests: AsyncIterator[bytes], context: Any, *, service: Service) -> AsyncIterator[bytes]:
-    """Answer the requests of a stream one after the other."""
     traceparent = str(dict(context.invocation_metadata()).get("traceparent", ""))
     async for data in requests:
         arrival_ns = service.clock()

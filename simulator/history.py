@@ -27,15 +27,15 @@ class RequestRecord:
     """The true history of one request that finished or was aborted; stamps are int64 ns.
 
     `queued_ns` is when the engine took it in between two steps, `scheduled_ns` when it was scheduled for the first
-    time; both, like `first_token_ns`, are None where an abort came first. `cached_tokens` are the prompt tokens found
+    time; both, like `first_token_ns`, are -1 where an abort came first. `cached_tokens` are the prompt tokens found
     in the prefix cache at that first time. `finish_reason` is "stop", "length" or "abort".
     """
 
     request_id: str
     arrival_ns: int
-    queued_ns: int | None
-    scheduled_ns: int | None
-    first_token_ns: int | None
+    queued_ns: int
+    scheduled_ns: int
+    first_token_ns: int
     finished_ns: int
     prompt_tokens: int
     cached_tokens: int
@@ -45,6 +45,38 @@ class RequestRecord:
     preemptions: int
     streamed: bool = True
     traceparent: str = ""
+
+    # Of a request that finished, in seconds.
+
+    @property
+    def wait_s(self) -> float:
+        """From arrival to the first scheduling."""
+        return (self.scheduled_ns - self.arrival_ns) / 1e9
+
+    @property
+    def queue_s(self) -> float:
+        """The same from where the engine took it in."""
+        return (self.scheduled_ns - self.queued_ns) / 1e9
+
+    @property
+    def prefill_s(self) -> float:
+        return (self.first_token_ns - self.scheduled_ns) / 1e9
+
+    @property
+    def decode_s(self) -> float:
+        return (self.finished_ns - self.first_token_ns) / 1e9
+
+    @property
+    def inference_s(self) -> float:
+        return (self.finished_ns - self.scheduled_ns) / 1e9
+
+    @property
+    def ttft_s(self) -> float:
+        return (self.first_token_ns - self.arrival_ns) / 1e9
+
+    @property
+    def e2e_s(self) -> float:
+        return (self.finished_ns - self.arrival_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from aiohttp import web
 from simulator.dialects import Dialect, exo, ollama, responses, sglang, tgi
 from simulator.history import TokenOutput
 from simulator.requests import RefusedError
-from simulator.service import SERVICE, said, streamed, submitted, whole
+from simulator.service import SERVICE, Service, answering, streamed, submitted, whole
 
 
 async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -45,15 +45,13 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     return await _answer(request, tgi.WHOLE if b'"inputs"' in await request.read() else sglang.DIALECT)
 
 
-async def _tags(request: web.Request) -> web.Response:
-    model = request.app[SERVICE].settings.model
-    return said({"models": [{"name": model, "model": model}]})
+def _info(service: Service) -> object:
+    limit = service.settings.engine_settings.max_model_len
+    return {"model_id": service.settings.model, "max_input_tokens": limit - 1, "max_total_tokens": limit}
 
 
-async def _info(request: web.Request) -> web.Response:
-    settings = request.app[SERVICE].settings
-    limit = settings.engine_settings.max_model_len
-    return said({"model_id": settings.model, "max_input_tokens": limit - 1, "max_total_tokens": limit})
+def _tags(service: Service) -> object:
+    return {"models": [{"name": service.settings.model, "model": service.settings.model}]}
 
 
 ROUTES = [
@@ -62,6 +60,6 @@ ROUTES = [
     web.post("/generate_stream", partial(_answer, dialect=tgi.STREAMED)),
     web.post("/api/chat", partial(_answer, dialect=ollama.DIALECT)),
     web.post("/bench/chat/completions", partial(_answer, dialect=exo.DIALECT)),
-    web.get("/api/tags", _tags),
-    web.get("/info", _info),
+    web.get("/api/tags", answering(_tags)),
+    web.get("/info", answering(_info)),
 ]

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-import msgspec
-
 from simulator.history import RequestRecord
 
 # A machine's uptime: the clock's zero is nobody's business.
@@ -27,9 +25,6 @@ class PerfMetrics:
         self._numbers = count(1)
 
     def add(self, record: RequestRecord) -> None:
-        """Take in a request that finished."""
-        if record.scheduled_ns is None or record.first_token_ns is None:
-            return
         times = {
             "server_arrival_time": self._s(record.arrival_ns),
             "arrival_time": self._s(record.arrival_ns),
@@ -40,11 +35,11 @@ class PerfMetrics:
         }
         self._records.append({"request_id": next(self._numbers), "perf_metrics": {"timing_metrics": times}})
 
-    def take(self) -> bytes:
-        """Return the records as JSON and forget them."""
+    def take(self) -> list[dict[str, object]]:
+        """Return the records and forget them."""
         taken = list(self._records)
         self._records.clear()
-        return msgspec.json.encode(taken)
+        return taken
 
     def exchange(self) -> dict[str, float]:
         """Return two stamps of the clock: when it was asked, and when it answers."""

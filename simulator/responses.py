@@ -40,7 +40,6 @@ class EventTemplate:
 
 
 def event_template(told: Told, *, chat: bool, continuous_usage: bool) -> EventTemplate:
-    """Return the template of a stream."""
     kind = "chat.completion.chunk" if chat else "text_completion"
     fields = {"id": told.response_id, "object": kind, "created": told.created_s, "model": told.model}
     head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
@@ -98,16 +97,15 @@ def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None =
 
 def _metrics(record: RequestRecord | None) -> bytes:
     """Return vLLM's per-request metrics: what it calls time to first token begins with the scheduling."""
-    if record is None or record.queued_ns is None or record.scheduled_ns is None or record.first_token_ns is None:
+    if record is None:
         return b""
     decode_ms = (record.finished_ns - record.first_token_ns) / 1e6
-    inference_s = (record.finished_ns - record.scheduled_ns) / 1e9
     fields = {
         "time_to_first_token_ms": (record.first_token_ns - record.scheduled_ns) / 1e6,
         "queue_time_ms": (record.scheduled_ns - record.queued_ns) / 1e6,
         "generation_time_ms": decode_ms,
         "mean_itl_ms": decode_ms / (record.output_tokens - 1) if record.output_tokens > 1 else None,
-        "tokens_per_second": record.output_tokens / inference_s if inference_s > 0 else None,
+        "tokens_per_second": record.output_tokens / record.inference_s if record.inference_s > 0 else None,
     }
     return b',"metrics":' + msgspec.json.encode(fields)
 
@@ -134,6 +132,5 @@ def whole_reply(
 
 
 def refused(error: RefusedError) -> tuple[int, bytes]:
-    """Return status and body of an error reply."""
     told = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
     return error.status, msgspec.json.encode({"error": told})

@@ -34,7 +34,7 @@ from simulator.requests import (
     read_generation,
 )
 from simulator.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
-from simulator.service import SERVICE, Service, said, streamed, submitted, whole
+from simulator.service import SERVICE, Service, answering, said, streamed, submitted, whole
 from simulator.settings import SimulatorSettings
 from simulator.tokenizer import UnknownTokenError, decode, encode
 from simulator.truth import TruthLog
@@ -131,7 +131,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     routes = [
         web.post("/v1/chat/completions", partial(_generate, chat=True)),
         web.post("/v1/completions", partial(_generate, chat=False)),
-        web.get("/v1/models", _models),
+        web.get("/v1/models", answering(_models)),
         web.get("/health", _health),
         *native.ROUTES,
         web.get(websocket.PATH, websocket.stream),
@@ -139,14 +139,17 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     if settings.engine == "sglang":
         routes += [web.get("/metrics", _metrics)]
         # The second of each is the older name.
-        routes += [web.get(path, _server_info) for path in ("/server_info", "/get_server_info")]
-        routes += [web.get(path, _model_info) for path in ("/model_info", "/get_model_info")]
+        routes += [web.get(path, answering(_server_info)) for path in ("/server_info", "/get_server_info")]
+        routes += [web.get(path, answering(_model_info)) for path in ("/model_info", "/get_model_info")]
     elif settings.engine == "trtllm":
-        routes += [web.get("/version", _version)]
-        routes += [web.get("/metrics", _iterations), web.get("/prometheus/metrics", _metrics)]
-        routes += [web.get("/perf_metrics", _perf_metrics), web.get("/steady_clock_offset", _steady_clock)]
+        routes += [web.get("/version", answering(_version))]
+        routes += [web.get("/metrics", answering(_iterations)), web.get("/prometheus/metrics", _metrics)]
+        routes += [
+            web.get("/perf_metrics", answering(lambda service: service.perf_metrics.take())),
+            web.get("/steady_clock_offset", answering(lambda service: service.perf_metrics.exchange())),
+        ]
     else:
-        routes += [web.get("/version", _version), web.get("/metrics", _metrics)]
+        routes += [web.get("/version", answering(_version)), web.get("/metrics", _metrics)]
     if settings.tokenize and settings.engine != "trtllm":
         routes += [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
     return routes
@@ -206,12 +209,12 @@ def _stream_failed(message: str) -> bytes:
     return b"data: %b\n\n%b" % (_engine_stopped(message), DONE)
 
 
-async def _models(request: web.Request) -> web.Response:
-    settings = request.app[SERVICE].settings
+def _models(service: Service) -> object:
+    settings = service.settings
     model = {
         "id": settings.model,
         "object": "model",
-        "created": request.app[SERVICE].clock() // 1_000_000_000,
+        "created": service.clock() // 1_000_000_000,
         "owned_by": _OWNERS[settings.engine],
         "root": settings.model,
         "parent": None,
@@ -219,22 +222,21 @@ async def _models(request: web.Request) -> web.Response:
     }
     if settings.engine == "trtllm":
         model = {key: model[key] for key in ("id", "object", "created", "owned_by")}
-    return said({"object": "list", "data": [model]})
+    return {"object": "list", "data": [model]}
 
 
 async def _health(_request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def _version(request: web.Request) -> web.Response:
-    return said({"version": VERSIONS[request.app[SERVICE].settings.engine]})
+def _version(service: Service) -> object:
+    return {"version": VERSIONS[service.settings.engine]}
 
 
-async def _server_info(request: web.Request) -> web.Response:
-    settings = request.app[SERVICE].settings
-    limits = settings.engine_settings
+def _server_info(service: Service) -> object:
+    settings, limits = service.settings, service.settings.engine_settings
     # SGLang's has all its options beside these.
-    answer = {
+    return {
         "model_path": settings.model,
         "served_model_name": settings.model,
         "context_length": limits.max_model_len,
@@ -245,12 +247,11 @@ async def _server_info(request: web.Request) -> web.Response:
         "internal_states": [],
         "version": VERSIONS["sglang"],
     }
-    return said(answer)
 
 
-async def _model_info(request: web.Request) -> web.Response:
-    model = request.app[SERVICE].settings.model
-    return said({"model_path": model, "tokenizer_path": model, "is_generation": True})
+def _model_info(service: Service) -> object:
+    model = service.settings.model
+    return {"model_path": model, "tokenizer_path": model, "is_generation": True}
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -258,17 +259,8 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-async def _iterations(request: web.Request) -> web.Response:
-    page = request.app[SERVICE].page
-    return said(msgspec.Raw(page.take_iterations()) if isinstance(page, trtllm.TrtllmPage) else [])
-
-
-async def _perf_metrics(request: web.Request) -> web.Response:
-    return said(msgspec.Raw(request.app[SERVICE].perf_metrics.take()))
-
-
-async def _steady_clock(request: web.Request) -> web.Response:
-    return said(request.app[SERVICE].perf_metrics.exchange())
+def _iterations(service: Service) -> object:
+    return service.page.take_iterations() if isinstance(service.page, trtllm.TrtllmPage) else []
 
 
 async def _tokenize(request: web.Request) -> web.Response:

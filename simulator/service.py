@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -35,6 +35,15 @@ SERVICE = web.AppKey("service", Service)
 def said(answer: object, status: int = 200) -> web.Response:
     """Answer with JSON as short as vLLM's."""
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that answers with something of the service as JSON."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return said(answer(request.app[SERVICE]))
+
+    return handler
 
 
 @asynccontextmanager

@@ -17,7 +17,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -41,17 +40,6 @@ _SAMPLED = 1
 _SCOPES = {"vllm": "vllm.tracing.otel", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 
 Value = str | int | float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """The stamps of a request that finished, ns."""
-
-    arrival_ns: int
-    queued_ns: int
-    scheduled_ns: int
-    first_token_ns: int
-    finished_ns: int
 
 
 class SpanExporter:
@@ -78,7 +66,6 @@ class SpanExporter:
         await self._channel.close()
 
     def add(self, record: RequestRecord) -> None:
-        """Take in a request that finished."""
         self._records.append(record)
 
     async def _run(self) -> None:
@@ -111,10 +98,8 @@ def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> E
     scope = ScopeSpans()
     scope.scope.name = _SCOPES[settings.engine]
     for record in records:
-        context = _context(record)
-        times = _times(record)
-        if context is not None and times is not None:
-            scope.spans.extend(form(record, times, *context))
+        if (context := _context(record)) is not None:
+            scope.spans.extend(form(record, *context))
     request = ExportTraceServiceRequest()
     if scope.spans:
         resource = request.resource_spans.add()
@@ -131,96 +116,77 @@ def _context(record: RequestRecord) -> tuple[bytes, bytes] | None:
     return (bytes.fromhex(match[1]), bytes.fromhex(match[2])) if int(match[3], 16) & _SAMPLED else None
 
 
-def _times(record: RequestRecord) -> _Times | None:
-    if record.queued_ns is None or record.scheduled_ns is None or record.first_token_ns is None:
-        return None
-    return _Times(
-        arrival_ns=record.arrival_ns,
-        queued_ns=record.queued_ns,
-        scheduled_ns=record.scheduled_ns,
-        first_token_ns=record.first_token_ns,
-        finished_ns=record.finished_ns,
-    )
-
-
-def _vllm(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+def _vllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
     """One span. Its queue begins where the engine core takes the request in, its TTFT with the arrival."""
     attributes: dict[str, Value] = {
-        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.time_in_queue": (times.scheduled_ns - times.queued_ns) / 1e9,
-        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
-        "gen_ai.usage.completion_tokens": record.output_tokens,
-        "gen_ai.latency.time_in_model_prefill": (times.first_token_ns - times.scheduled_ns) / 1e9,
-        "gen_ai.latency.time_in_model_decode": (times.finished_ns - times.first_token_ns) / 1e9,
-        "gen_ai.latency.time_in_model_inference": (times.finished_ns - times.scheduled_ns) / 1e9,
         "gen_ai.request.id": record.request_id,
         "gen_ai.request.max_tokens": record.max_tokens,
         "gen_ai.request.n": 1,
+        "gen_ai.latency.time_in_queue": record.queue_s,
+        "gen_ai.latency.time_in_model_prefill": record.prefill_s,
+        "gen_ai.latency.time_in_model_decode": record.decode_s,
+        "gen_ai.latency.time_in_model_inference": record.inference_s,
     }
-    yield _span("llm_request", trace_id, _id(record, "request", 8), parent_id, times, attributes)
+    yield _span(record, "llm_request", trace_id, parent_id, attributes | _usual(record))
 
 
-def _trtllm(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+def _trtllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
     """One span, without prefill and decode; its queue begins with the arrival, its id is a number of its own."""
     attributes: dict[str, Value] = {
-        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.time_in_queue": (times.scheduled_ns - times.arrival_ns) / 1e9,
-        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
-        "gen_ai.usage.completion_tokens": record.output_tokens,
         "gen_ai.request.id": int.from_bytes(_id(record, "number", 4)),
         "gen_ai.request.max_tokens": record.max_tokens,
+        "gen_ai.latency.time_in_queue": record.wait_s,
     }
-    yield _span("llm_request", trace_id, _id(record, "request", 8), parent_id, times, attributes)
+    yield _span(record, "llm_request", trace_id, parent_id, attributes | _usual(record))
 
 
-def _sglang(record: RequestRecord, times: _Times, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
+def _sglang(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
     """The request's span, the scheduler's under it, and under that its stages; the prefill attribute has the queue in
     it, the stages tell it apart.
     """
     attributes: dict[str, Value] = {
         "module": "sglang::request",
         "gen_ai.request.id": record.request_id,
-        "gen_ai.latency.time_to_first_token": (times.first_token_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.e2e": (times.finished_ns - times.arrival_ns) / 1e9,
-        "gen_ai.latency.time_in_model_prefill": (times.first_token_ns - times.queued_ns) / 1e9,
-        "gen_ai.latency.time_in_model_decode": (times.finished_ns - times.first_token_ns) / 1e9,
-        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
-        "gen_ai.usage.completion_tokens": record.output_tokens,
+        "gen_ai.latency.time_in_model_prefill": (record.first_token_ns - record.queued_ns) / 1e9,
+        "gen_ai.latency.time_in_model_decode": record.decode_s,
     }
-    root, thread = _id(record, "request", 8), _id(record, "thread", 8)
-    yield _span(f" Req {record.request_id[:8]}", trace_id, root, parent_id, times, attributes)
-    yield _span("scheduler [TP 0]", trace_id, thread, root, times, {})
-    stages = (
-        ("prefill_waiting", times.queued_ns, times.scheduled_ns),
-        ("prefill_forward", times.scheduled_ns, times.first_token_ns),
-    )
-    for name, start_ns, end_ns in stages:
-        stage = _span(name, trace_id, _id(record, name, 8), thread, times, {})
+    root = _span(record, f" Req {record.request_id[:8]}", trace_id, parent_id, attributes | _usual(record))
+    thread = _span(record, "scheduler [TP 0]", trace_id, root.span_id, {})
+    yield from (root, thread)
+    for name, start_ns, end_ns in (
+        ("prefill_waiting", record.queued_ns, record.scheduled_ns),
+        ("prefill_forward", record.scheduled_ns, record.first_token_ns),
+    ):
+        stage = _span(record, name, trace_id, thread.span_id, {})
         stage.start_time_unix_nano, stage.end_time_unix_nano = start_ns, end_ns
         yield stage
 
 
-def _span(
-    name: str, trace_id: bytes, span_id: bytes, parent_id: bytes, times: _Times, attributes: Mapping[str, Value]
-) -> Span:
+def _usual(record: RequestRecord) -> dict[str, Value]:
+    return {
+        "gen_ai.latency.time_to_first_token": record.ttft_s,
+        "gen_ai.latency.e2e": record.e2e_s,
+        "gen_ai.usage.prompt_tokens": record.prompt_tokens,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+    }
+
+
+def _span(record: RequestRecord, name: str, trace_id: bytes, parent_id: bytes, attributes: Mapping[str, Value]) -> Span:
     """Return a span from the request's arrival to its end."""
     span = Span(
         name=name,
         trace_id=trace_id,
-        span_id=span_id,
+        span_id=_id(record, name, 8),
         parent_span_id=parent_id,
         kind=Span.SPAN_KIND_SERVER,
-        start_time_unix_nano=times.arrival_ns,
-        end_time_unix_nano=times.finished_ns,
+        start_time_unix_nano=record.arrival_ns,
+        end_time_unix_nano=record.finished_ns,
     )
     _describe(span, attributes)
     return span
 
 
 def _describe(described: Any, attributes: Mapping[str, Value]) -> None:
-    """Add attributes to a span or a resource."""
     for key, value in attributes.items():
         kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
         setattr(described.attributes.add(key=key).value, kind, value)

@@ -40,7 +40,6 @@ class TruthLog:
             self._file.close()
 
     def add(self, record: RequestRecord) -> None:
-        """Keep and write one record."""
         self.records.append(record)
         if self._file is not None:
             self._file.write(line(record))
@@ -48,13 +47,12 @@ class TruthLog:
 
 def line(record: RequestRecord) -> str:
     """Return a record as one line of JSON, its line feed included."""
+    before_abort = ("queued_ns", "scheduled_ns", "first_token_ns")
     fields = {
         "request_id": record.request_id.partition("-")[2],  # behind the prefix: chatcmpl-a-b gives a-b
         "response_id": record.request_id,
         "arrival_ns": record.arrival_ns,
-        "queued_ns": record.queued_ns,
-        "scheduled_ns": record.scheduled_ns,
-        "first_token_ns": record.first_token_ns,
+        **{name: stamp if (stamp := getattr(record, name)) >= 0 else None for name in before_abort},
         "finished_ns": record.finished_ns,
         "tokens": record.output_tokens,
         "prompt_tokens": record.prompt_tokens,

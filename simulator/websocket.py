@@ -7,7 +7,7 @@ import uuid
 import msgspec
 from aiohttp import WSMsgType, web
 
-from simulator.dialects import Positive, Told, decode_s, e2e_s, generation, prefill_s, queue_s, text_of
+from simulator.dialects import Positive, Told, generation, text_of
 from simulator.driver import EngineStoppedError, TokenStream
 from simulator.history import RequestRecord
 from simulator.requests import ChatMessage, RefusedError, chat_token_ids, check_model, read
@@ -80,11 +80,11 @@ def _done(told: Told, record: RequestRecord) -> dict[str, object]:
             "cached_tokens": record.cached_tokens,
         },
         "timings": {
-            "queue_ms": queue_s(record) * 1e3,
-            "prefill_ms": prefill_s(record) * 1e3,
-            "decode_ms": decode_s(record) * 1e3,
-            "ttft_ms": (queue_s(record) + prefill_s(record)) * 1e3,
-            "e2e_ms": e2e_s(record) * 1e3,
+            "queue_ms": record.wait_s * 1e3,
+            "prefill_ms": record.prefill_s * 1e3,
+            "decode_ms": record.decode_s * 1e3,
+            "ttft_ms": (record.wait_s + record.prefill_s) * 1e3,
+            "e2e_ms": record.e2e_s * 1e3,
         },
     }
 

@@ -66,31 +66,9 @@ def generation(
 
 
 def text_of(outputs: Sequence[TokenOutput]) -> str:
-    """Return the text of some tokens."""
     return decode(output.token_id for output in outputs)
 
 
 def sse(payload: object, *, name: str = "") -> bytes:
-    """Return an event with a JSON payload."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (head, msgspec.json.encode(payload))
-
-
-def queue_s(record: RequestRecord) -> float:
-    """Return how long a request waited from arrival, in seconds."""
-    return ((record.scheduled_ns or record.arrival_ns) - record.arrival_ns) / 1e9
-
-
-def prefill_s(record: RequestRecord) -> float:
-    """Return the time from first scheduling to the first token, in seconds."""
-    return ((record.first_token_ns or record.finished_ns) - (record.scheduled_ns or record.arrival_ns)) / 1e9
-
-
-def decode_s(record: RequestRecord) -> float:
-    """Return the time from the first token to the last, in seconds."""
-    return (record.finished_ns - (record.first_token_ns or record.finished_ns)) / 1e9
-
-
-def e2e_s(record: RequestRecord) -> float:
-    """Return the time from arrival to the last token, in seconds."""
-    return (record.finished_ns - record.arrival_ns) / 1e9

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.dialects import Dialect, Told, decode_s, prefill_s
+from simulator.dialects import Dialect, Told
 from simulator.history import RequestRecord, TokenOutput
 from simulator.requests import Generation, read_generation
 from simulator.responses import refused, whole_reply
@@ -22,10 +22,9 @@ def _read(body: bytes, settings: SimulatorSettings) -> Generation:
 
 def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
     reply = whole_reply(told, outputs, chat=True)
-    span_s = decode_s(record)
     stats = {
-        "prompt_tps": told.prompt_tokens / prefill_s(record),
-        "generation_tps": (len(outputs) - 1) / span_s if span_s > 0 else 0.0,
+        "prompt_tps": told.prompt_tokens / record.prefill_s,
+        "generation_tps": (len(outputs) - 1) / record.decode_s if record.decode_s > 0 else 0.0,
         "prompt_tokens": told.prompt_tokens,
         "generation_tokens": len(outputs),
         # There is no memory here to measure: exo's field, with a gibibyte in it.

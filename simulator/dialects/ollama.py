@@ -47,14 +47,13 @@ def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) ->
 
 def _measured(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
     """Return the counts and durations; the queue is in none of them, the load is nothing and so left out."""
-    first_ns, scheduled_ns = record.first_token_ns or record.finished_ns, record.scheduled_ns or record.arrival_ns
     return {
         "done_reason": record.finish_reason,
         "total_duration": record.finished_ns - record.arrival_ns,
         "prompt_eval_count": told.prompt_tokens,
-        "prompt_eval_duration": first_ns - scheduled_ns,
+        "prompt_eval_duration": record.first_token_ns - record.scheduled_ns,
         "eval_count": len(outputs),
-        "eval_duration": record.finished_ns - first_ns,
+        "eval_duration": record.finished_ns - record.first_token_ns,
     }
 
 

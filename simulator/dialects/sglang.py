@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.dialects import Dialect, Positive, Told, e2e_s, generation, queue_s, sse, text_of
+from simulator.dialects import Dialect, Positive, Told, generation, sse, text_of
 from simulator.history import RequestRecord, TokenOutput
 from simulator.requests import Generation, RefusedError, read
 from simulator.responses import DONE
@@ -55,12 +55,12 @@ def _chunk(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | N
         meta |= {
             "finish_reason": {"type": reason, "length": len(outputs)} if reason == "length" else {"type": reason},
             "cached_tokens": record.cached_tokens,
-            "queue_time": queue_s(record),
-            "forward_entry_time": (record.scheduled_ns or 0) / 1e9,
-            "prefill_finished_time": (record.first_token_ns or 0) / 1e9,
+            "queue_time": record.wait_s,
+            "forward_entry_time": record.scheduled_ns / 1e9,
+            "prefill_finished_time": record.first_token_ns / 1e9,
             "request_finished_ts": record.finished_ns / 1e9,
-            "first_token_latency": ((record.first_token_ns or 0) - record.arrival_ns) / 1e9,
-            "e2e_latency": e2e_s(record),
+            "first_token_latency": record.ttft_s,
+            "e2e_latency": record.e2e_s,
         }
     return {"text": text_of(outputs), "meta_info": meta}
 

@@ -24,7 +24,6 @@ class MultiprocessView:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families that have series."""
         for family in self._registry.collect():
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             if family.type == "histogram":

@@ -125,7 +125,6 @@ class SglangPage:
         self._show_start(settings)
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page and its content type, as the Accept header asks."""
         state = self._state
         idle = state is None or not state.running + state.waiting
         if idle and self._clock() >= self._reported_ns + IDLE_REPORT_NS:
@@ -134,7 +133,6 @@ class SglangPage:
         return negotiated(self.registry, accept)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in what one step did."""
         self._state = outcome
         self._observe_scheduling(outcome)
         if outcome.prefill.requests:
@@ -158,7 +156,7 @@ class SglangPage:
     def abort(self, record: RequestRecord) -> None:
         """Count an abort; a request that had been scheduled counts as finished too, one in the queue does not."""
         self._counters["num_aborted_requests_total"].labels(**self._tokenizer).inc()
-        if record.scheduled_ns is not None:
+        if record.scheduled_ns >= 0:
             self._observe_finish(record)
 
     def _observe_scheduling(self, outcome: StepOutcome) -> None:
@@ -225,10 +223,9 @@ class SglangPage:
         self._counters["generation_tokens_total"].labels(**streaming).inc(record.output_tokens)
         if record.cached_tokens:
             self._counters["cached_tokens_total"].labels(**plain, cache_source="device").inc(record.cached_tokens)
-        e2e_s = (record.finished_ns - record.arrival_ns) / 1e9
-        self._histograms["e2e_request_latency_seconds"].labels(**streaming).observe(e2e_s)
-        if record.finish_reason != "abort" and record.first_token_ns is not None and record.output_tokens > 1:
-            gap_s = (record.finished_ns - record.first_token_ns) / 1e9 / (record.output_tokens - 1)
+        self._histograms["e2e_request_latency_seconds"].labels(**streaming).observe(record.e2e_s)
+        if record.finish_reason != "abort" and record.output_tokens > 1:
+            gap_s = record.decode_s / (record.output_tokens - 1)
             self._histograms["request_time_per_output_token_seconds"].labels(**streaming).observe(gap_s)
         sizes = {
             "prompt_tokens_histogram": record.prompt_tokens,

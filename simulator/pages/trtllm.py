@@ -12,35 +12,29 @@ import os
 from collections import deque
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from simulator.history import RequestRecord, StepOutcome
 from simulator.pages.multiprocess import negotiated
+from simulator.pages.vllm import FIRST_TOKEN_S, REQUEST_S, TOKEN_GAP_S
 from simulator.settings import EngineSettings
 
 VERSION = "1.3.0"
 COLLECTOR_PATIENCE_NS = 500_000_000
 KEPT_ITERATIONS = 1000
 
-_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-_FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
-    *(160, 640, 2560),
-)
-_TOKEN_GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _PREFILL_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
 _CACHED_TOKENS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PREFILL_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "e2e_request_latency_seconds": ("Histogram of end to end request latency in seconds.", _REQUEST_S),
-    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _FIRST_TOKEN_S),
-    "time_per_output_token_seconds": ("Histogram of time per output token in seconds.", _TOKEN_GAP_S),
-    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", _REQUEST_S),
+    "e2e_request_latency_seconds": ("Histogram of end to end request latency in seconds.", REQUEST_S),
+    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN_S),
+    "time_per_output_token_seconds": ("Histogram of time per output token in seconds.", TOKEN_GAP_S),
+    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", REQUEST_S),
     "request_prefill_time_seconds": ("Histogram of prefill (context) phase duration in seconds.", _PREFILL_S),
-    "request_decode_time_seconds": ("Histogram of decode (generation) phase duration in seconds.", _REQUEST_S),
-    "request_inference_time_seconds": ("Histogram of total inference duration in seconds.", _REQUEST_S),
+    "request_decode_time_seconds": ("Histogram of decode (generation) phase duration in seconds.", REQUEST_S),
+    "request_inference_time_seconds": ("Histogram of total inference duration in seconds.", REQUEST_S),
     "prompt_cached_tokens_per_request": ("Histogram of cached prompt tokens per request.", _CACHED_TOKENS),
     "prefill_batch_tokens": ("Histogram of total context tokens per iteration.", _PREFILL_TOKENS),
 }
@@ -130,17 +124,15 @@ class TrtllmPage:
         self._last_ns = 0
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the Prometheus page and its content type, as the Accept header asks."""
         return negotiated(self.registry, accept)
 
-    def take_iterations(self) -> bytes:
-        """Return the collected iteration records, oldest first, as a JSON list, and forget them."""
+    def take_iterations(self) -> list[dict[str, Any]]:
+        """Return the collected iteration records, oldest first, and forget them."""
         records = list(self._collected)
         self._collected.clear()
-        return msgspec.json.encode(records)
+        return records
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in what one step did."""
         for record in outcome.finished:
             self._observe_finish(record)
         scheduled = outcome.prefill.requests + outcome.decode_requests
@@ -157,23 +149,20 @@ class TrtllmPage:
         """Nothing is shown of an aborted request."""
 
     def _observe_finish(self, record: RequestRecord) -> None:
-        if record.scheduled_ns is None or record.first_token_ns is None:
-            raise ValueError(f"request {record.request_id} finished without a first token")
         self._success.labels(**self._labels, finished_reason=record.finish_reason).inc()
-        decode_ns = record.finished_ns - record.first_token_ns
-        spans_ns = {
-            "e2e_request_latency_seconds": record.finished_ns - record.arrival_ns,
-            "time_to_first_token_seconds": record.first_token_ns - record.arrival_ns,
-            "request_prefill_time_seconds": record.first_token_ns - record.scheduled_ns,
-            "request_decode_time_seconds": decode_ns,
-            "request_inference_time_seconds": record.finished_ns - record.scheduled_ns,
-            "time_per_output_token_seconds": decode_ns / max(1, record.output_tokens - 1),
+        spans_s = {
+            "e2e_request_latency_seconds": record.e2e_s,
+            "time_to_first_token_seconds": record.ttft_s,
+            "request_prefill_time_seconds": record.prefill_s,
+            "request_decode_time_seconds": record.decode_s,
+            "request_inference_time_seconds": record.inference_s,
+            "time_per_output_token_seconds": record.decode_s / max(1, record.output_tokens - 1),
         }
         # Of the spans only the queue time is shown when it is 0.
-        for name, span_ns in spans_ns.items():
-            if span_ns > 0:
-                self._histogram(name, span_ns / 1e9)
-        self._histogram("request_queue_time_seconds", (record.scheduled_ns - record.arrival_ns) / 1e9)
+        for name, span_s in spans_s.items():
+            if span_s > 0:
+                self._histogram(name, span_s)
+        self._histogram("request_queue_time_seconds", record.wait_s)
         self._histogram("prompt_cached_tokens_per_request", record.cached_tokens)
         self._count("prompt_tokens", record.prompt_tokens)
         self._count("generation_tokens", record.output_tokens)

@@ -26,12 +26,12 @@ from simulator.settings import EngineSettings
 VERSION = "0.32.0"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-_FIRST_TOKEN_S = (
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
     *(160, 640, 2560),
 )
-_TOKEN_GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+TOKEN_GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _COPIES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -44,17 +44,17 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_max_num_generation_tokens": ("Histogram of maximum number of requested generation tokens.", ()),
     "request_params_n": ("Histogram of the n request parameter.", _COPIES),
     "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", ()),
-    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _FIRST_TOKEN_S),
-    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", _TOKEN_GAP_S),
+    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN_S),
+    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", TOKEN_GAP_S),
     "request_time_per_output_token_seconds": (
         "Histogram of time_per_output_token_seconds per request.",
-        _TOKEN_GAP_S,
+        TOKEN_GAP_S,
     ),
-    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", _REQUEST_S),
-    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", _REQUEST_S),
-    "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", _REQUEST_S),
-    "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", _REQUEST_S),
-    "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", _REQUEST_S),
+    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", REQUEST_S),
+    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", REQUEST_S),
+    "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", REQUEST_S),
+    "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", REQUEST_S),
+    "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", REQUEST_S),
     "request_num_preemptions": ("Histogram of the number of times a request was preempted.", _PREEMPTIONS),
     "request_prefill_kv_computed_tokens": (
         "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
@@ -106,7 +106,6 @@ class VllmPage:
         PlatformCollector(registry=self.registry)
         ProcessCollector(registry=self.registry)
         self._blocks = settings.kv_blocks
-        self._blocks = settings.kv_blocks
         labels = (model, "0")
         self._gauges = {
             name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
@@ -142,7 +141,6 @@ class VllmPage:
         return generate_latest(self.registry), CONTENT_TYPE
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in what one step did."""
         self._gauges["num_requests_running"].set(outcome.running)
         self._gauges["num_requests_waiting"].set(outcome.waiting)
         self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
@@ -175,17 +173,14 @@ class VllmPage:
             self._counters["prompt_tokens_by_source:local_cache_hit"].inc(first.cached_tokens)
 
     def _observe_finish(self, record: RequestRecord) -> None:
-        if record.queued_ns is None or record.scheduled_ns is None or record.first_token_ns is None:
-            raise ValueError(f"request {record.request_id} finished without a first token")
         self._counters[f"request_success:{record.finish_reason}"].inc()
-        decode_s = (record.finished_ns - record.first_token_ns) / 1e9
         observations = {
-            "request_queue_time_seconds": (record.scheduled_ns - record.queued_ns) / 1e9,
-            "request_prefill_time_seconds": (record.first_token_ns - record.scheduled_ns) / 1e9,
-            "request_decode_time_seconds": decode_s,
-            "request_inference_time_seconds": (record.finished_ns - record.scheduled_ns) / 1e9,
-            "e2e_request_latency_seconds": (record.finished_ns - record.arrival_ns) / 1e9,
-            "request_time_per_output_token_seconds": decode_s / max(1, record.output_tokens - 1),
+            "request_queue_time_seconds": record.queue_s,
+            "request_prefill_time_seconds": record.prefill_s,
+            "request_decode_time_seconds": record.decode_s,
+            "request_inference_time_seconds": record.inference_s,
+            "e2e_request_latency_seconds": record.e2e_s,
+            "request_time_per_output_token_seconds": record.decode_s / max(1, record.output_tokens - 1),
             "request_prompt_tokens": record.prompt_tokens,
             "request_generation_tokens": record.output_tokens,
             "request_max_num_generation_tokens": record.output_tokens,

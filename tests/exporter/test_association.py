@@ -70,6 +70,9 @@ def blamed(p99: Tail, **change: Any) -> Blame:
     return replace(made, **change)
 
 
+QUEUEING = "p99 TTFT is queueing: 92 % of it"
+FROM_3 = ", starting when waiting > 3"
+UNSCRAPED = Missing("not scraped")
 HALF = shares(queue=0.45, prefill=0.4, other=0.15)
 REST = shares(queue=0.2, prefill=0.1, other=0.7)
 
@@ -77,43 +80,25 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (blamed(tail()), "p99 TTFT is queueing: 92 % of it, starting when waiting > 3."),
+        (blamed(tail()), f"{QUEUEING}{FROM_3}."),
         (blamed(tail(), with_ttft=99), "p95 TTFT is prefill: 70 % of it."),
+        (blamed(tail(requests=2, explained=2)), f"{QUEUEING}{FROM_3} (the slowest 2 requests)."),
+        (blamed(tail(requests=1, explained=1), threshold=UNSCRAPED), f"{QUEUEING} (the slowest request)."),
         (
-            blamed(tail(requests=2, explained=2)),
-            "p99 TTFT is queueing: 92 % of it, starting when waiting > 3 (the slowest 2 requests).",
+            blamed(tail(estimated=10, expected=3), threshold=UNSCRAPED),
+            f"{QUEUEING} (estimated, 3 of them never observed, standard error at most 0.0 %).",
         ),
-        (
-            blamed(tail(requests=1, explained=1), threshold=Missing("not scraped")),
-            "p99 TTFT is queueing: 92 % of it (the slowest request).",
-        ),
-        (
-            blamed(tail(estimated=10, expected=3), threshold=Missing("not scraped")),
-            "p99 TTFT is queueing: 92 % of it (estimated, 3 of them never observed, standard error at most 0.0 %).",
-        ),
-        (
-            blamed(tail(), threshold=Threshold(waiting=None, requests=0, fewest=0.0)),
-            "p99 TTFT is queueing: 92 % of it.",
-        ),
-        (blamed(tail(), threshold=Missing("not scraped")), "p99 TTFT is queueing: 92 % of it."),
+        (blamed(tail(), threshold=Threshold(waiting=None, requests=0, fewest=0.0)), f"{QUEUEING}."),
+        (blamed(tail(), threshold=UNSCRAPED), f"{QUEUEING}."),
         (
             blamed(tail(), threshold=Threshold(waiting=2.0, requests=1000, fewest=2.0)),
-            "p99 TTFT is queueing: 92 % of it, at every length of the queue seen (waiting >= 2).",
+            f"{QUEUEING}, at every length of the queue seen (waiting >= 2).",
         ),
-        (
-            blamed(tail(share=shares(queue=0.999, prefill=0.001))),
-            "p99 TTFT is queueing: over 99 % of it, starting when waiting > 3.",
-        ),
-        (
-            blamed(tail(estimated=10, error_ms=30.0)),
-            "p99 TTFT is queueing: 92 % of it, starting when waiting > 3 (estimated, standard error at most 0.5 %).",
-        ),
+        (blamed(tail(share=shares(queue=0.999, prefill=0.001))), f"p99 TTFT is queueing: over 99 % of it{FROM_3}."),
+        (blamed(tail(estimated=10, error_ms=30.0)), f"{QUEUEING}{FROM_3} (estimated, standard error at most 0.5 %)."),
         (
             blamed(tail(estimated=4, explained=8, error_ms=None)),
-            (
-                "p99 TTFT is queueing: 92 % of it, starting when waiting > 3 "
-                "(of 8 of 10 requests, estimated for 4 of 8 requests)."
-            ),
+            f"{QUEUEING}{FROM_3} (of 8 of 10 requests, estimated for 4 of 8 requests).",
         ),
         (blamed(tail(share=shares(network=0.8, queue=0.2))), "p99 TTFT is the network: 80 % of it."),
         (blamed(tail(share=shares(gateway=0.8, queue=0.2))), "p99 TTFT is the gateway: 80 % of it."),
@@ -134,7 +119,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
         (blamed(tail(from_ms=108.0)), "TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it."),
         (
             blamed(tail(from_ms=108.0), quality={"exact": 999, "shared": 1}),
-            ("TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it (estimated for 1 of 1000 requests)."),
+            "TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it (estimated for 1 of 1000 requests).",
         ),
         (
             blamed(tail(explained=4)),
@@ -150,7 +135,6 @@ def test_the_sentence(found: Blame | Missing, expected: str):
 
 def test_blame_is_strict_json():
     found = blame_object(blamed(tail()))
-
     assert found == json.loads(json.dumps(found, allow_nan=False))
     assert {"queue": 0.9, "gateway": None} == {name: found["variance_share"][name] for name in ("queue", "gateway")}
     assert [0.8, 0.95] == found["ci95"]["queue"]
@@ -172,7 +156,6 @@ def test_blame_that_is_not_known_is_its_reason_and_the_sentence():
 def test_associations_are_strict_json():
     """Intervals as lists, null for what is not known, and a reason only there."""
     known, unknown = association_objects([FOUND, UNKNOWN])
-
     assert [known, unknown] == json.loads(json.dumps([known, unknown], allow_nan=False))
     assert [0.5, 0.98] == known["ci95_lag0"]
     assert "missing" not in known

@@ -110,7 +110,6 @@ def test_sources_are_put_together_request_by_request():
     )
     shown = summaries.correlated(summaries.findings(of))
     breakdown = shown["breakdown"]
-
     assert {"trace": 0.5, "response": 0.25, "histogram": 0.2, "none": 0.05} == shown["coverage"]
     assert {"exact": 75, "tight": 0, "shared": 20, "foreign": 0, "prior": 0, "none": 5} == shown["quality"]
     assert {"it was cancelled": 5} == shown["none_reasons"]
@@ -133,7 +132,6 @@ def test_slices_are_of_the_requests_submitted_in_them():
     """Their means add up to their TTFT, and how sure they are is never dropped."""
     of = mixed((20, summaries.parts()), (30, summaries.parts("histogram")), (50, summaries.parts("none", reason="why")))
     slices = correlation(summaries.findings(of))["timeslices"]
-
     assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one["requests"], one["covered"]) for one in slices]
     for one in slices[:3]:
         assert pytest.approx(one["ttft_ms"]) == sum(one[name] or 0.0 for name in TTFT_PARTS)
@@ -147,7 +145,6 @@ def test_classes_and_urls_are_groups_of_their_own():
     found = summaries.findings()
     classes = np.array(["chat"] * 30 + ["code"] * 70, dtype=np.object_)
     shown = correlation(replace(found, workload_class=classes))
-
     assert ({"chat": 30, "code": 70}, {}) == (
         {name: group["requests"] for name, group in shown["classes"].items()},
         shown["urls"],
@@ -164,7 +161,6 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     alone = summaries.findings(summaries.parts("none", reason=why), why=why)
     shared = replace(alone, means=summaries.means(server_requests=150))
     shown = correlation(alone)
-
     assert (150.0, 0.75, "histogram", None) == tuple(
         shown["breakdown"]["queue_ms"][name] for name in ("mean", "share_of_ttft", "source", "p99")
     )
@@ -210,7 +206,6 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
     near, far = summaries.CLOCK, replace(summaries.CLOCK, offset_ns=5 * 10**9, error_ns=2_000_000)
     known = {"http://a": near, "pod at http://b": far}
     shown = summaries.correlated(replace(summaries.findings(), clocks=known))
-
     assert {
         "offset_ms": None,
         "error_ms": 2.0,
@@ -226,7 +221,6 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
         "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, give or take 2.00 ms at most"
     )
     assert [f"{said}; this is allowed for."] == [line for line in basis(shown) if "clock" in line]
-
     unknown = replace(summaries.NO_CLOCK, pairs=7, reason="one side only")
     mixed_up = known | {f"http://{name}": unknown for name in "wxyz"}
     lines = list(basis(summaries.correlated(replace(summaries.findings(), clocks=mixed_up))))

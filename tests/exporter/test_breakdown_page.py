@@ -133,8 +133,3 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
     kinds = ("off_clock", "malformed", "turned_away")
     assert [4, 1, 3] == [found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
     assert 2 == found["sidelight_window_size", (("what", "pending"),)]
-
-
-def test_without_a_breakdown_there_is_none_on_the_page():
-    """No family and no zero stands in for it."""
-    assert not [name for name, _ in samples(None) if "part_seconds" in name or "receiver" in name]

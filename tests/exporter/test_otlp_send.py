@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -125,13 +125,6 @@ async def test_a_collector_gets_every_span(wire: str):
         assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), say=print)
     assert EXPORTS == given
     assert (3, 9, 0) == (receiver.counts().exports, receiver.counts().spans, receiver.counts().bad_spans)
-
-
-async def test_nothing_is_sent_of_nothing():
-    """A run without requests does not even ask."""
-    nothing: Sequence[ExportTraceServiceRequest] = ()
-    sent = await send(nothing, "http://127.0.0.1:9", Access(), say=print)
-    assert Sent(taken=0, rejected=0, given_up=False, reason="") == sent
 
 
 async def test_bodies_go_zipped_over_http():

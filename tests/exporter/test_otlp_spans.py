@@ -215,38 +215,21 @@ def test_phases_without_stamps_follow_each_other():
     )
 
 
-def test_stamps_that_are_not_believed_place_nothing():
-    """The parts that are left follow each other from the submission on."""
+@pytest.mark.parametrize("source", ["trace", "response"])
+def test_parts_that_are_not_told_apart_are_one_phase_with_their_names(source: str):
+    """Also where stamps are not believed: those place nothing, and the parts follow each other from the submission."""
     unsaid = dict.fromkeys(("network_ms", "way_in_ms", "way_out_ms", "admission_ms"), np.nan)
-    parts = {**TRACED, **unsaid, "merged": "network and engine front end", "other_ms": 15.0}
+    if source == "response":
+        unsaid |= {"decode_ms": np.nan, "arrival_ns": -1, "engine_first_token_ns": -1}
+    merged = "network and engine front end"
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("network and engine front end", 110, 120, "trace", "in order"),
-        ("queue", 120, 140, "trace", "in order"),
-        ("prefill", 140, 170, "trace", "in order"),
-        ("decode", 170, 290, "trace", "in order"),
+        (merged, 110, 120, source, "in order"),
+        ("queue", 120, 140, source, "in order"),
+        ("prefill", 140, 170, source, "in order"),
+        *([("decode", 170, 290, source, "in order")] if source == "trace" else []),
         BLANK,
-    ] == laid(spans(told((REQUEST, parts)), 0))
-
-
-def test_merged_parts_are_one_phase_with_their_names():
-    """What the source does not tell apart is not taken apart."""
-    parts = {
-        "source": "response",
-        "merged": "network and engine front end",
-        "ttft_ms": 65.0,
-        "queue_ms": 20.0,
-        "prefill_ms": 30.0,
-        "blank_output_ms": 5.0,
-        "other_ms": 15.0,
-    }
-    assert [
-        ("send", 100, 110, "client", "client's stamps"),
-        ("network and engine front end", 110, 120, "response", "in order"),
-        ("queue", 120, 140, "response", "in order"),
-        ("prefill", 140, 170, "response", "in order"),
-        BLANK,
-    ] == laid(spans(told((REQUEST, parts)), 0))
+    ] == laid(spans(told((REQUEST, {**TRACED, **unsaid, "source": source, "merged": merged, "other_ms": 15.0})), 0))
 
 
 def test_what_is_unknown_has_neither_phase_nor_attribute():

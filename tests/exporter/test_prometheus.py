@@ -210,28 +210,6 @@ def test_hostile_label_values_survive(text: str) -> None:
     assert samples["sidelight_engine_requests_running", frozenset({("endpoint", text)})] == 1.0
 
 
-def test_an_endpoint_twice_is_refused() -> None:
-    """Two equal series make a page that Prometheus drops as a whole, so the snapshot cannot be made."""
-    with pytest.raises(ValueError, match="twice"):
-        bare(engines=(EngineCounts(endpoint="a"), EngineCounts(endpoint="a")))
-
-
-def test_requests_in_flight_are_no_counter() -> None:
-    """A count that falls must not be exposed as a counter."""
-    with pytest.raises(ValueError, match="in_flight"):
-        ClientCounts(requests={"ok": 1, "in_flight": 2})
-
-
-@pytest.mark.parametrize(
-    ("bounds_s", "counts"),
-    [((0.1, 0.2), (1.0, 1.0)), ((0.2, 0.1), (0.0, 0.0, 0.0)), ((0.1, math.inf), (0.0, 0.0, 0.0))],
-)
-def test_a_histogram_that_does_not_fit_is_refused(bounds_s: tuple[float, ...], counts: tuple[float, ...]) -> None:
-    """Too few counts, bounds that fall and an explicit infinity are mistakes, not data."""
-    with pytest.raises(ValueError, match="bounds"):
-        Cumulative(bounds_s=bounds_s, counts=counts, sum_s=0.0)
-
-
 @pytest.mark.parametrize(
     ("observed", "counts"),
     [
@@ -267,12 +245,6 @@ def test_different_bounds_do_not_add() -> None:
 def test_standard_bounds_make_histograms(bounds_s: tuple[float, ...]) -> None:
     """The standard bounds ascend, are finite and few enough to be scraped each second."""
     assert len(bucketize([], bounds_s).counts) <= 25
-
-
-def test_a_snapshot_is_frozen() -> None:
-    """A page being rendered cannot change under a scrape."""
-    with pytest.raises(AttributeError):
-        snapshots.snapshot(1).phase = "drain"
 
 
 async def test_the_page_is_served_as_text() -> None:

@@ -8,23 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import URL, Recorded, S, endpoint_of, source_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics_json import document
 from exporter.server_metrics_source import Source
-from scraper.series import EndpointSeries
 
-S = 10**9
-URL = "http://127.0.0.1:8000/metrics"
-
-MakeEndpoint = Callable[..., EndpointSeries]
-MakeSource = Callable[..., Source]
 Small = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def small(endpoint_of: MakeEndpoint, source_of: MakeSource) -> Small:
+def small() -> Small:
     """Export the metrics of pages a second apart, from half a second after the first to half before the last."""
 
     def make(pages: Sequence[str], slice_ns: int = S) -> dict[str, Any]:
@@ -42,9 +37,7 @@ def export(source: Source) -> dict[str, Any]:
     return result
 
 
-def test_top_level_and_summary(
-    recorded: tuple[list[str], EndpointSeries], endpoint_of: MakeEndpoint, source_of: MakeSource
-):
+def test_top_level_and_summary(recorded: Recorded):
     """The top level, the summary and the endpoint's collection facts are the format's, field for field."""
     _, endpoint = recorded
     dead = endpoint_of([""], url="http://127.0.0.1:9/metrics")
@@ -67,9 +60,7 @@ def test_top_level_and_summary(
     assert (end_ns - start_ns) / S == info["duration_seconds"]
 
 
-def test_totals_are_those_of_the_first_and_the_last_page(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource
-):
+def test_totals_are_those_of_the_first_and_the_last_page(recorded: Recorded):
     """Every counter, count, sum and bucket is the difference of two pages as prometheus-client reads them."""
     pages, endpoint = recorded
     metrics = export(source_of(endpoint, slice_ns=10 * S))["metrics"]
@@ -92,7 +83,7 @@ def test_totals_are_those_of_the_first_and_the_last_page(
     assert compared > 300
 
 
-def test_names_types_and_what_is_left_out(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource):
+def test_names_types_and_what_is_left_out(recorded: Recorded):
     """Counters lose `_total`, a histogram called `_total` keeps it; creation stamps and summaries are left out."""
     _, endpoint = recorded
     metrics = export(source_of(endpoint, slice_ns=10 * S))["metrics"]
@@ -169,7 +160,7 @@ def test_gauge_and_counter_of_one_short_name_are_both_kept(small: Small):
     assert {"x": "gauge", "x_total": "counter"} == {name: metric["type"] for name, metric in metrics.items()}
 
 
-def test_endpoints_that_disagree_about_a_type_are_both_kept(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_endpoints_that_disagree_about_a_type_are_both_kept():
     """What is met later has its type in its name."""
     one = endpoint_of(["# TYPE x gauge\nx 1\n"] * 3)
     other = endpoint_of(["# TYPE x counter\nx 1\n"] * 3, url="http://b/metrics")
@@ -184,7 +175,7 @@ def test_the_exposed_name_stands_beside_another(small: Small):
     assert "exposed_name" not in metrics["g"]
 
 
-def test_series_of_several_endpoints_stand_under_one_name(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_series_of_several_endpoints_stand_under_one_name():
     """Metrics are grouped by name over endpoints, a series for each endpoint and label set."""
     page = '# TYPE g gauge\ng{a="1"} 1\ng{a="2"} 2\n'
     endpoints = [endpoint_of([page] * 3, url=url) for url in ("http://a/metrics", "http://b/metrics")]
@@ -197,9 +188,7 @@ def test_series_of_several_endpoints_stand_under_one_name(endpoint_of: MakeEndpo
     ] == [(one["endpoint_url"], one["labels"]["a"]) for one in series]
 
 
-def test_fields_are_those_of_a_real_file(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, reference: Path
-):
+def test_fields_are_those_of_a_real_file(recorded: Recorded, reference: Path):
     """A real AIPerf file has no field in a metric, series, statistics or slice that ours lacks."""
     theirs = json.loads((reference / "server_metrics_export.json").read_text())
     ours = export(source_of(recorded[1], slice_ns=10 * S))
@@ -230,9 +219,7 @@ def test_rates_of_a_window_shorter_than_two_slices(small: Small):
     assert pytest.approx(expected) == stats
 
 
-def test_only_what_is_asked_for_is_written(
-    tmp_path: Path, recorded: tuple[list[str], EndpointSeries], source_of: MakeSource
-):
+def test_only_what_is_asked_for_is_written(tmp_path: Path, recorded: Recorded):
     """A format a file, the same bytes each time; formats that are not of this family are another's."""
     source = source_of(recorded[1], slice_ns=10 * S)
     formats = ("text", "json", "csv", "jsonl", "parquet")
@@ -246,7 +233,7 @@ def test_only_what_is_asked_for_is_written(
     assert document(source) == json.loads((tmp_path / names[0]).read_text())
 
 
-def test_rates_are_over_what_scrapes_cover(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_rates_are_over_what_scrapes_cover():
     """Where scrapes ended in the middle of the window, rates divide by the part they cover."""
     pages = [f"# TYPE a_total counter\na_total {10 * n}\n{histogram(0, 10 * n, 5.0 * n)}" for n in range(5)]
     source = source_of(endpoint_of(pages), start_ns=S * 3 // 2, end_ns=S * 23 // 2, slice_ns=4 * S)

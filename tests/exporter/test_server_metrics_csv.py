@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from exports import Recorded, S, endpoint_of, source_of
+
 from exporter.server_metrics_csv import as_csv
 from exporter.server_metrics_json import document
-from exporter.server_metrics_source import Source
-from scraper.series import EndpointSeries
 
-S = 10**9
-
-MakeEndpoint = Callable[..., EndpointSeries]
-MakeSource = Callable[..., Source]
 Table = list[dict[str, str]]
 
 
@@ -27,7 +22,7 @@ def blocks(text: str) -> dict[str, Table]:
     return {table[0]["Type"]: table for table in tables if table}
 
 
-def test_numbers_are_those_of_the_json_in_full(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource):
+def test_numbers_are_those_of_the_json_in_full(recorded: Recorded):
     """Every series of the JSON is one row, and each of its statistics comes back bit for bit."""
     exported = document(source_of(recorded[1], slice_ns=10 * S))
     tables = blocks(as_csv(exported))
@@ -48,9 +43,7 @@ def test_numbers_are_those_of_the_json_in_full(recorded: tuple[list[str], Endpoi
             assert one["buckets"] == {le: int(count) for le, count in pairs}
 
 
-def test_columns_are_those_of_a_real_file(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, reference: Path
-):
+def test_columns_are_those_of_a_real_file(recorded: Recorded, reference: Path):
     """Block for block the same columns in the same order, labels aside, and as many comment lines."""
     theirs = (reference / "server_metrics_export.csv").read_text()
     ours = as_csv(document(source_of(recorded[1], slice_ns=10 * S)))
@@ -67,7 +60,7 @@ def test_columns_are_those_of_a_real_file(
     assert comments[0][2] == comments[1][2]
 
 
-def test_what_is_missing_is_an_empty_cell(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_what_is_missing_is_an_empty_cell():
     """A histogram without observations has a count and buckets; a series without a label has none there."""
     page = (
         '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="+Inf"} 0\nh_sum 0\nh_count 0\n'
@@ -79,14 +72,14 @@ def test_what_is_missing_is_an_empty_cell(endpoint_of: MakeEndpoint, source_of: 
     assert [("f", "", "2.5"), ("g", 'x,"y"', "1.0")] == [(r["Metric"], r["a"], r["avg"]) for r in tables["gauge"]]
 
 
-def test_a_label_called_like_a_column_is_renamed(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_a_label_called_like_a_column_is_renamed():
     """No column stands twice."""
     text = as_csv(document(source_of(endpoint_of(['# TYPE g gauge\ng{avg="x",z="y"} 1\n'] * 3))))
     (row,) = blocks(text)["gauge"]
     assert ("1.0", "x", "y") == (row["avg"], row["label_avg"], row["z"])
 
 
-def test_pages_of_one_host_are_told_apart(endpoint_of: MakeEndpoint, source_of: MakeSource):
+def test_pages_of_one_host_are_told_apart():
     """An endpoint is its host and port where that is enough, else its URL."""
     urls = ("http://a:1/metrics", "http://a:1/other", "http://b:2/metrics")
     endpoints = [endpoint_of(["# TYPE g gauge\ng 1\n"] * 3, url=url) for url in urls]

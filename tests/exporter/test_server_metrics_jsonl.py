@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import URL, Recorded, S, endpoint_of, source_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.server_metrics_jsonl import write_jsonl
 from exporter.server_metrics_source import Source
-from scraper.series import EndpointSeries
 
-S = 10**9
-URL = "http://127.0.0.1:8000/metrics"
-
-MakeEndpoint = Callable[..., EndpointSeries]
-MakeSource = Callable[..., Source]
 Lines = Callable[[Source], list[dict[str, Any]]]
 
 
@@ -34,9 +29,7 @@ def lines(tmp_path: Path) -> Lines:
     return read
 
 
-def test_every_sample_of_a_page_is_there(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, lines: Lines
-):
+def test_every_sample_of_a_page_is_there(recorded: Recorded, lines: Lines):
     """The values are what prometheus-client reads from the same page, whatever their type."""
     pages, endpoint = recorded
     written = lines(source_of(endpoint))
@@ -60,7 +53,7 @@ def test_every_sample_of_a_page_is_there(
         assert 400 < compared
 
 
-def test_pages_that_changed_nothing_are_left_out(endpoint_of: MakeEndpoint, source_of: MakeSource, lines: Lines):
+def test_pages_that_changed_nothing_are_left_out(lines: Lines):
     """Lines of several endpoints follow each other in time; phases are named as the format names them."""
     first = endpoint_of([f"# TYPE g gauge\ng {v}\n" for v in (1, 1, 2, 2, 3)])
     other = endpoint_of(["# TYPE g gauge\ng 7\n", ""], url="http://b/metrics", at_ns=[S * 5 // 2, 3 * S])
@@ -79,7 +72,7 @@ def test_pages_that_changed_nothing_are_left_out(endpoint_of: MakeEndpoint, sour
     assert {2_000_000} == {line["endpoint_latency_ns"] for line in written}
 
 
-def test_summaries_have_quantiles(endpoint_of: MakeEndpoint, source_of: MakeSource, lines: Lines):
+def test_summaries_have_quantiles(lines: Lines):
     """What is not finite is left out, and so is a metric of which nothing is left."""
     page = (
         '# TYPE s summary\ns{a="b",quantile="0.5"} 2\ns{a="b",quantile="0.9"} NaN\ns_sum{a="b"} 6\ns_count{a="b"} 3\n'
@@ -93,9 +86,7 @@ def test_summaries_have_quantiles(endpoint_of: MakeEndpoint, source_of: MakeSour
     assert expected == line["metrics"]
 
 
-def test_fields_are_those_of_a_real_file(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, lines: Lines, reference: Path
-):
+def test_fields_are_those_of_a_real_file(recorded: Recorded, lines: Lines, reference: Path):
     """Ours lack only what we do not know (the first byte's stamp) and the phase's further names."""
     with (reference / "server_metrics_export.head.jsonl").open() as file:
         theirs = [json.loads(line) for line in file]

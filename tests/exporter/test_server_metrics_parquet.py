@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from exports import Recorded, S, endpoint_of, source_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,9 @@ from exporter import server_metrics_parquet
 from exporter.server_metrics_json import document
 from exporter.server_metrics_parquet import write_parquet
 from exporter.server_metrics_source import Source
-from scraper.series import EndpointSeries
 
 REPOSITORY = Path(__file__).parents[2]
-S = 10**9
 
-MakeEndpoint = Callable[..., EndpointSeries]
-MakeSource = Callable[..., Source]
 Rows = Callable[[Source], list[dict[str, Any]]]
 
 
@@ -40,9 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return read
 
 
-def test_the_documented_query_gives_the_rates_of_the_json(
-    tmp_path: Path, recorded: tuple[list[str], EndpointSeries], source_of: MakeSource
-):
+def test_the_documented_query_gives_the_rates_of_the_json(tmp_path: Path, recorded: Recorded):
     """The SQL of docs/run-directory.md, run over the file, agrees with every counter of the JSON."""
     endpoint = recorded[1]
     start_ns, end_ns = int(endpoint.response_ns[3]) + S, int(endpoint.response_ns[-1]) - S
@@ -70,9 +65,7 @@ def test_the_documented_query_gives_the_rates_of_the_json(
     assert pytest.approx(expected, rel=1e-12) == rates
 
 
-def test_last_rows_are_the_totals_of_the_json(
-    recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, written: Rows
-):
+def test_last_rows_are_the_totals_of_the_json(recorded: Recorded, written: Rows):
     """Counts, sums, buckets and totals: the last row of a series has what the JSON has; the first has nothing yet."""
     source = source_of(recorded[1], slice_ns=10 * S)
     rows = written(source)
@@ -99,7 +92,7 @@ def test_last_rows_are_the_totals_of_the_json(
     assert 50 < compared
 
 
-def test_every_series_is_there(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, written: Rows):
+def test_every_series_is_there(recorded: Recorded, written: Rows):
     """Also those that the JSON has no word for; buckets are rows."""
     endpoint = recorded[1]
     rows = written(source_of(endpoint))
@@ -111,7 +104,7 @@ def test_every_series_is_there(recorded: tuple[list[str], EndpointSeries], sourc
     assert set(endpoint.response_ns.tolist()) == {row["timestamp_ns"] for row in rows}
 
 
-def test_resets_are_unrolled(endpoint_of: MakeEndpoint, source_of: MakeSource, written: Rows):
+def test_resets_are_unrolled(written: Rows):
     """A counter that fell goes on from where it was; one that is off the page has no row."""
     values = (5, 7, None, 3, 4)
     pages = [("" if v is None else f"# TYPE a_total counter\na_total {v}\n") + "# TYPE g gauge\ng 1\n" for v in values]
@@ -121,7 +114,7 @@ def test_resets_are_unrolled(endpoint_of: MakeEndpoint, source_of: MakeSource, w
     ]
 
 
-def test_bounds_that_change_are_rows_of_their_own(endpoint_of: MakeEndpoint, source_of: MakeSource, written: Rows):
+def test_bounds_that_change_are_rows_of_their_own(written: Rows):
     """A bucket has a row at the scrapes whose page had it."""
     pages = [
         f'# TYPE h histogram\nh_bucket{{le="{le}"}} {n}\nh_bucket{{le="+Inf"}} {n}\nh_sum {n}\nh_count {n}\n'
@@ -134,7 +127,7 @@ def test_bounds_that_change_are_rows_of_their_own(endpoint_of: MakeEndpoint, sou
     assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [row["count"] for row in rows] == [row["sum"] for row in rows]
 
 
-def test_odd_series(endpoint_of: MakeEndpoint, source_of: MakeSource, written: Rows):
+def test_odd_series(written: Rows):
     """A label called like a column, a histogram without a sum, a summary, an info: nothing is lost or mixed up."""
     page = (
         '# TYPE g gauge\ng{value="x"} 1\n# TYPE s summary\ns{quantile="0.5"} 2\ns_sum 6\ns_count 3\n'
@@ -153,7 +146,7 @@ def test_odd_series(endpoint_of: MakeEndpoint, source_of: MakeSource, written: R
 
 
 @given(rows=st.integers(1, 60))
-def test_row_groups_change_nothing(endpoint_of: MakeEndpoint, source_of: MakeSource, written: Rows, rows: int):
+def test_row_groups_change_nothing(written: Rows, rows: int):
     """However small row groups are, the rows are the same in the same order."""
     buckets = 'h_bucket{{le="1"}} {0}\nh_bucket{{le="+Inf"}} {0}\n'
     page = "# TYPE h histogram\n" + buckets + "h_sum {0}\nh_count {0}\n# TYPE g gauge\ng {0}\n"
@@ -164,16 +157,12 @@ def test_row_groups_change_nothing(endpoint_of: MakeEndpoint, source_of: MakeSou
         assert whole == written(source)
 
 
-def test_an_endpoint_without_usable_scrapes_has_no_rows(
-    endpoint_of: MakeEndpoint, source_of: MakeSource, written: Rows
-):
+def test_an_endpoint_without_usable_scrapes_has_no_rows(written: Rows):
     """The file is there all the same, and empty."""
     assert [] == written(source_of(endpoint_of(["# TYPE g gauge\ng 1\n"]), start_ns=0, end_ns=S))
 
 
-def test_columns_and_metadata_are_those_of_a_real_file(
-    tmp_path: Path, recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, reference: Path
-):
+def test_columns_and_metadata_are_those_of_a_real_file(tmp_path: Path, recorded: Recorded, reference: Path):
     """Columns in the same order with the same types, labels aside; no metadata that changes each time."""
     write_parquet(source_of(recorded[1]), tmp_path / "ours.parquet")
     theirs, ours = (

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import Recorded, S, endpoint_of, source_of
 from jsonschema import Draft202012Validator
 
 from exporter.server_metrics_json import document
-from exporter.server_metrics_source import Source
-from scraper.series import EndpointSeries
 
 REPOSITORY = Path(__file__).parents[2]
-S = 10**9
 
-MakeEndpoint = Callable[..., EndpointSeries]
-MakeSource = Callable[..., Source]
 SCHEMA = json.loads((REPOSITORY / "exporter/server_metrics.schema.json").read_text(encoding="utf-8"))
 
 
@@ -42,7 +37,7 @@ def test_it_is_a_schema():
 
 
 @pytest.mark.parametrize("slice_s", [1, 10, 1000])
-def test_a_recorded_run_fits(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource, slice_s: int):
+def test_a_recorded_run_fits(recorded: Recorded, slice_s: int):
     """Whatever the slices: shorter than an update, usual, longer than the run."""
     assert [] == errors(document(source_of(recorded[1], slice_ns=slice_s * S)))
 
@@ -72,7 +67,7 @@ s_count {0}
     [[(1, 1)] * 3, [(1, 1), (2, 1e308), (4, -1e308)], [(5, 1), (1, "NaN"), (3, "+Inf")], [(0, 0), (1, -3)]],
     ids=["constant", "large", "reset", "negative"],
 )
-def test_odd_pages_fit(endpoint_of: MakeEndpoint, source_of: MakeSource, values: list[tuple[float, object]]):
+def test_odd_pages_fit(values: list[tuple[float, object]]):
     """Constants, resets, what is not finite or too large, an endpoint that never answered, and no window at all."""
     endpoint = endpoint_of([ODD.format(*pair) for pair in values])
     dead = endpoint_of([""], url="http://127.0.0.1:9/metrics")
@@ -82,7 +77,7 @@ def test_odd_pages_fit(endpoint_of: MakeEndpoint, source_of: MakeSource, values:
     assert [] == errors(document(source_of(endpoint, start_ns=S, end_ns=S)))
 
 
-def test_what_breaks_the_contract_does_not_fit(recorded: tuple[list[str], EndpointSeries], source_of: MakeSource):
+def test_what_breaks_the_contract_does_not_fit(recorded: Recorded):
     """A misspelt statistic, a null, a wrong type and an empty list of series are found."""
     whole = document(source_of(recorded[1], slice_ns=10 * S))
     counter = ("metrics", "vllm:generation_tokens", "series", 0, "stats")

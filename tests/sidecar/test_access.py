@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 from scraper.access import Access, basic
 from sidecar.access import AccessOptions, check_access, metrics_access
 from sidecar.cli import _command
-from sidecar.config import as_recorded, check, check_scrape, load_yaml
+from sidecar.config import as_recorded, check, load_yaml
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
-from sidecar.options import ScrapeOptions
 
 URL = "http://127.0.0.1:8000"
 
@@ -45,53 +43,6 @@ def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
         == metrics_access(AccessOptions(metrics_header=("authorization: x",)), urls=(URL,), api_key="sk").host_headers
     )
     assert {} == metrics_access(AccessOptions(), urls=(URL,), api_key=None).host_headers
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"metrics_ca": Path("none.pem")}, "--metrics-ca none.pem: No such file or directory; give the path of a PEM"),
-        ({"metrics_ca": Path(__file__)}, f"--metrics-ca {__file__}: holds no certificate in PEM format; give"),
-        ({"metrics_key": Path("k.pem")}, "--metrics-key k.pem: needs --metrics-cert"),
-        ({"metrics_cert": Path("c.pem")}, "--metrics-cert c.pem: No such file or directory; give"),
-        ({"metrics_header": ("hush",)}, "--metrics-header 'number 1': must be 'Name: value' in one line, e.g."),
-        ({"metrics_header": ("A: 1", ": hush")}, "--metrics-header '': must be 'Name: value'"),
-        ({"metrics_header": ("X Y: hush",)}, "--metrics-header 'X Y': must be 'Name: value'"),
-        ({"metrics_header": ("X: hush\nY: hush",)}, "--metrics-header 'X': must be 'Name: value'"),
-        ({"metrics_header": ("X: hush", "x: hush")}, "--metrics-header x: stands there twice; give it once"),
-        ({"metrics_token": "hush hush"}, "--metrics-token: a token is without spaces and line breaks"),
-        ({"metrics_token": "hush\n"}, "--metrics-token: a token is without spaces and line breaks"),
-        ({"metrics_user": "hush"}, "--metrics-user: must be USER:PASSWORD in one line"),
-        ({"metrics_user": "hush:\n"}, "--metrics-user: must be USER:PASSWORD in one line"),
-        (
-            {"metrics_user": "ann:hush", "metrics_token": "hush"},
-            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-user (or SIDELIGHT_METRICS_USER) exclude each",
-        ),
-        (
-            {"metrics_token": "hush", "metrics_header": ("authorization: hush",)},
-            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-header Authorization exclude each other",
-        ),
-        (
-            {"metrics_insecure": True, "metrics_ca": Path("ca.pem")},
-            "--metrics-insecure and --metrics-ca ca.pem exclude each other",
-        ),
-        ({"scrape_timeout": 0.0}, "--scrape-timeout 0: must be greater than 0"),
-        ({"metrics": ("http://ann:hush@",)}, "--metrics http://***@: must be an http:// or https:// URL"),
-        ({"metrics": ("ann:hush@h/metrics",)}, "--metrics ***@h/metrics: must be an http:// or https:// URL"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[str, object], said: str):
-    """One line with the option and the cure, for `run` and `scrape` alike; no secret stands in it."""
-    for checked in (
-        lambda: check(dataclasses.replace(RunOptions(url=(URL,)), **options)),
-        lambda: check_scrape(dataclasses.replace(ScrapeOptions(url=URL), **options)),
-    ):
-        with pytest.raises(ConfigurationError) as caught:
-            checked()
-        message = str(caught.value)
-        assert message.startswith(said)
-        assert "hush" not in message
-        assert "\n" not in message
 
 
 def test_a_url_with_a_user_is_a_metrics_url_only():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recordings import request_log
+from scraped import scraped
 
 from exporter.breakdown_text import answer
 from scraper.endpoint import Scrape
@@ -66,16 +67,7 @@ MANIFEST = {
 
 
 def scrape_at(second: int, page: str) -> Scrape:
-    return Scrape(
-        url="http://engine.test/metrics",
-        tick_ns=second * SECOND,
-        request_ns=second * SECOND,
-        response_ns=second * SECOND + 1,
-        status=200 if page else 0,
-        content_type="text/plain",
-        body=page.encode(),
-        error="" if page else "connect: Connection refused",
-    )
+    return scraped(second * SECOND, page, error="" if page else "connect: Connection refused")
 
 
 def run_of(*requests: dict[str, Any], status: str = "complete", phase_end_s: float = 30) -> Run:
@@ -99,20 +91,17 @@ def test_a_request_that_hung_does_not_stretch_the_window():
         request(sent_s=2, ended_s=4),
         request(sent_s=2, ended_s=19, status="cancelled"),
     )
-
     assert (1 * SECOND, 4 * SECOND) == (window_of(run).start_ns, window_of(run).end_ns)
 
 
 def test_a_submission_is_within_the_window_whatever_became_of_it():
     """An engine that died early does not make the load shorter."""
     run = run_of(request(sent_s=1, ended_s=2), request(sent_s=9, ended_s=10, status="failed"))
-
     assert 9 * SECOND == window_of(run).end_ns
 
 
 def test_a_run_that_the_user_stopped_was_measured_until_then():
     run = run_of(request(sent_s=1, ended_s=2), status="interrupted", phase_end_s=7)
-
     assert 7 * SECOND == window_of(run).end_ns
 
 
@@ -127,7 +116,6 @@ def test_a_run_that_never_came_to_measuring_has_an_empty_window():
         spans=engine_spans([]),
         events=(),
     )
-
     assert (5, 5) == (window_of(unmeasured).start_ns, window_of(unmeasured).end_ns)
 
 
@@ -148,9 +136,7 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=2, ended_s=4))
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
-
     correlation = summarise(run, window_of(run), correlated(run))["correlation"]
-
     assert why == correlation["missing"]
     assert [2] == list(correlation["none_reasons"].values())
     assert f"Where the TTFT went is not known: {why}." == answer(correlation)
@@ -164,8 +150,6 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     pages = [VLLM.format(count=0, sum_s=0.0), VLLM.format(count=2, sum_s=0.1)]
     endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
     run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
-
     found = summarise(run, window_of(run), correlated(run))["correlation"]["server_percentiles"]["queue_ms"]
-
     assert ("client spans", 1.0, 50.0) == (found["source"], found["covered_ratio"], pytest.approx(found["p50"]))
     assert found["p50"] == pytest.approx(found["intervals"]["p50"]["low"])

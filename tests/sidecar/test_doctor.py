@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from sidecar.load_options import DoctorOptions
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
-REPOSITORY = Path(__file__).parents[2]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 LLAMACPP = (
     "# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\n"
@@ -29,15 +27,6 @@ LLAMACPP = (
 
 Page = tuple[int, str, str]  # status, content type, body
 Examine = Callable[..., Awaitable[tuple[int, str]]]
-
-
-@pytest.fixture
-def shared() -> Path:
-    """The directory of recorded fixtures; what needs it is skipped where it is absent."""
-    path = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
-    if not (path / "fixtures").is_dir():
-        pytest.skip(f"no recorded fixtures at {path}")
-    return path
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scraped import scraped
 
 from exporter.snapshot import Cumulative, EngineCounts
 from scraper.endpoint import Scrape
@@ -24,33 +25,22 @@ def histogram(family: str, count: float, total: float, *, without: str = "", lab
     return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
 
 
-def scraped(second: int, page: str, *, error: str = "") -> Scrape:
+def scrape(second: int, page: str, *, error: str = "") -> Scrape:
     """A page ended by a gauge, so that half a histogram is not taken for a cut page; or why there is none."""
-    return Scrape(
-        url="u",
-        tick_ns=second * 10**9,
-        request_ns=second * 10**9,
-        response_ns=second * 10**9,
-        status=0 if error else 200,
-        content_type="text/plain",
-        body=b"" if error else f"{page}# TYPE end gauge\nend 7\n".encode(),
-        error=error,
-    )
+    return scraped(second * 10**9, f"{page}# TYPE end gauge\nend 7\n", error=error)
 
 
 def viewed(*pages: str) -> EngineView:
     """Pages a second apart."""
     view = EngineView(counts=EngineCounts(endpoint="u"))
-    for row in rows(scraped(second, page) for second, page in enumerate(pages)):
+    for row in rows(scrape(second, page) for second, page in enumerate(pages)):
         view.take(row)
     return view
 
 
 def test_a_page_is_seen_in_canonical_quantities():
     page = histogram(QUEUE, 2, 1, labels='e="0",') + histogram(QUEUE, 3, 2, labels='e="1",') + histogram(PREFILL, 5, 1)
-
     view = viewed(page, page)
-
     assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
     assert {"ok": 2, "failed": 0} == view.outcomes
 
@@ -59,7 +49,6 @@ def test_a_page_is_seen_in_canonical_quantities():
 def test_a_histogram_that_lacks_a_part_is_left_out(without: str):
     """No exception, which would freeze the view, and not the page's last column in place of the sum."""
     view = viewed(histogram(QUEUE, 2, 1, without=without) + histogram(PREFILL, 5, 1))
-
     assert {"prefill_time"} == set(view.counts.histograms)
     assert {"ok": 1, "failed": 0} == view.outcomes
 
@@ -72,9 +61,7 @@ def test_values_that_are_not_finite_are_left_out(value: str):
         f'vllm:num_requests_waiting{{e="1"}} {value}\n'
         f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc {value}\n" + histogram(QUEUE, 2, float(value))
     )
-
     counts = viewed(page).counts
-
     assert {"requests_waiting": 2.0} == counts.gauges
     assert {} == counts.histograms
 
@@ -83,7 +70,6 @@ def test_a_ratio_of_two_gauges_is_shown_as_one():
     """TGI's cache fill is the tokens reserved over the tokens there are, live as in the summary."""
     gauges = {"tgi_queue_size": 0, "tgi_batch_current_max_tokens": 3, "tgi_batch_max_total_tokens": 12}
     page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
-
     assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
 
 
@@ -92,10 +78,9 @@ def test_what_a_layout_means_is_found_out_once():
     pages = [histogram(QUEUE, n, n) for n in (1, 2, 3)] + [histogram(PREFILL, 4, 1)]
     view = EngineView(counts=EngineCounts(endpoint="u"))
     known = []
-    for row in rows(scraped(second, page) for second, page in enumerate(pages)):
+    for row in rows(scrape(second, page) for second, page in enumerate(pages)):
         view.take(row)
         known.append(view.known)
-
     assert known[0] is known[1] is known[2]
     assert known[2] is not known[3]
     assert {"prefill_time"} == set(view.counts.histograms)
@@ -104,9 +89,7 @@ def test_what_a_layout_means_is_found_out_once():
 def test_series_twice_on_a_page_do_not_shift_what_is_read():
     """Of duplicates the first counts; what a layout means is said of the columns that are left."""
     twice = "# TYPE x gauge\nx 1\nx 2\n"
-
     view = viewed(twice + histogram(QUEUE, 2, 1))
-
     assert Cumulative(bounds_s=(1.0,), counts=(2.0, 0.0), sum_s=1.0) == view.counts.histograms["queue_time"]
 
 
@@ -115,9 +98,8 @@ def test_a_page_is_silent_when_scrapes_have_failed_for_long():
     view = EngineView(counts=EngineCounts(endpoint="u"))
     said = []
     for row in rows(
-        scraped(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
+        scrape(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
     ):
         view.take(row)
         said.append(view.silence(5.0))
-
     assert [""] * 6 + ["gone"] * 3 + [""] == said

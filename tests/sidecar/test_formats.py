@@ -11,11 +11,7 @@ from processes import Ended
 
 from scraper.endpoint import Scrape
 from scraper.log import ScrapeLog
-from sidecar.config import check, check_scrape
 from sidecar.derive import derive
-from sidecar.errors import ConfigurationError
-from sidecar.load_options import RunOptions
-from sidecar.options import ScrapeOptions
 from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
@@ -78,16 +74,6 @@ def test_a_run_keeps_to_what_it_was_asked_for(recorded: Recorded, sidelight: Cal
     assert names == written(path)
     (first, *_) = (json.loads(line) for line in (path / "server_metrics_export.jsonl").read_text().splitlines())
     assert "profiling" == first["benchmark_phase"]
-
-
-@pytest.mark.parametrize("name", ["xml", "html", "JSON", ""])
-def test_what_is_no_format_is_refused(name: str):
-    """One line names the option, the value and what would be valid; HTML is not written yet."""
-    said = rf"^--formats {name}: (is not written yet|no such format); choose from json, csv, jsonl, parquet, text$"
-    with pytest.raises(ConfigurationError, match=said):
-        check(RunOptions(url=("http://127.0.0.1:9",), formats=("json", name)))
-    with pytest.raises(ConfigurationError, match=said):
-        check_scrape(ScrapeOptions(metrics=(URL,), formats=(name,)))
 
 
 @pytest.mark.parametrize("said", ["--formats=json,cvs", "--formats=cvs"])

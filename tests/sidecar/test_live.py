@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scraper.endpoint import Scrape
+from scraped import scraped
+
 from scraper.log import ScrapeLog
 from sidecar.clock import anchor
 from sidecar.live import LiveRun
@@ -14,19 +15,6 @@ PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"
 
 
-def scraped(second: int, error: str) -> Scrape:
-    return Scrape(
-        url=URL,
-        tick_ns=second * 10**9,
-        request_ns=second * 10**9,
-        response_ns=second * 10**9,
-        status=0 if error else 200,
-        content_type="text/plain",
-        body=b"" if error else PAGE.encode(),
-        error=error,
-    )
-
-
 def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(tmp_path: Path):
     """From when it has not answered for as long as was said, until it answers again."""
     (tmp_path / RAW).mkdir()
@@ -34,7 +22,7 @@ def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(
     seen = []
     with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5, loaded=False) as live:
         for second, error in enumerate(["", "refused", "refused", "refused", ""]):
-            log.append(scraped(second, error))
+            log.append(scraped(second * 10**9, PAGE, url=URL, error=error))
             live.poll()
             view = live.view()
             seen.append((dict(view.silent), view.running))

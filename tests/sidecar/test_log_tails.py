@@ -47,7 +47,7 @@ def test_old_files_are_deleted_but_the_newest_and_the_unread(tmp_path: Path):
     with LogTails(tmp_path) as tails:
         tails.prune(["a-*.log"], keep_s=DAY_S, keep_bytes=10**9)
         assert 4 == len(list(tmp_path.iterdir()))
-        list(tails.news("a-*.log"))
+        list(tails.news("a-*.log", in_turn=True))
         tails.prune(["a-*.log"], keep_s=DAY_S, keep_bytes=10**9)
         assert ["a-3.log"] == [path.name for path in tmp_path.iterdir()]
 
@@ -60,7 +60,7 @@ def test_the_oldest_files_are_deleted_beyond_so_many_bytes(tmp_path: Path):
             os.utime(tmp_path / f"{name}-{number}.log", (10**9 + number, 10**9 + number))
     with LogTails(tmp_path) as tails:
         for pattern in ("a-*.log", "b-*.log"):
-            list(tails.news(pattern))
+            list(tails.news(pattern, in_turn=True))
         tails.prune(["a-*.log", "b-*.log"], keep_s=1e12, keep_bytes=5000)
         left = sorted(path.name for path in tmp_path.iterdir())
     assert 5 == len(left)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scraper.span_log import Counts
-from sidecar.phases import Listening, _told_of_spans
+from sidecar.phases import _told_of_spans
 
-LISTENING = Listening(address="127.0.0.1:4317", run_id="r")
+LISTENING = "127.0.0.1:4317"
 
 
 def told(counts: Counts, found: set[str]) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scraped import scraped
 from sent_requests import parts, planned
 
 from loadgen.frames import append_record, open_log
@@ -77,17 +78,7 @@ recorded = st.builds(
 
 def scrape(number: int, waiting: int) -> Scrape:
     """Return the scrape of a page with one gauge."""
-    page = f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n"
-    return Scrape(
-        url="http://h/metrics",
-        tick_ns=1000 * number,
-        request_ns=1000 * number + 1,
-        response_ns=1000 * number + 9,
-        status=200,
-        content_type="text/plain; version=0.0.4",
-        body=page.encode(),
-        error="",
-    )
+    return scraped(1000 * number + 9, f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n")
 
 
 def write(path: Path, what: Recorded) -> dict[str, list[int]]:
@@ -171,35 +162,26 @@ def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
             assert ["in_flight"] * (mine > 0) == [found[2] for found in row]
 
 
-@settings(max_examples=120)
-@given(recorded, st.data())
-def test_torn_logs_read_up_to_the_tear(what: Recorded, data: st.DataObject):
-    """Wherever each log is cut, every record that was whole before the cut is there, and nothing else.
+@settings(max_examples=240)
+@given(recorded, st.booleans(), st.data())
+def test_damaged_logs_read_up_to_the_damage(what: Recorded, torn: bool, data: st.DataObject):
+    """Wherever each log is cut, or a byte of it is wrong, every record before that is there, and nothing else.
 
-    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell.
+    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell. A record
+    that does not match its checksum ends its log: what comes behind cannot be told from noise.
     """
     with written(what) as (path, sizes):
         whole = {}
         for name, ends in sizes.items():
-            cut = data.draw(st.integers(0, ends[-1]), label=name)
-            os.truncate(path / "raw" / name, cut)
-            whole[name] = sum(end <= cut for end in ends)
-        check_prefix(path, what, whole)
-
-
-@settings(max_examples=120)
-@given(recorded, st.data())
-def test_corrupt_logs_read_up_to_the_first_wrong_byte(what: Recorded, data: st.DataObject):
-    """A record that does not match its checksum ends its log: what comes behind cannot be told from noise."""
-    with written(what) as (path, sizes):
-        whole = {}
-        for name, ends in sizes.items():
             log = path / "raw" / name
-            raw = bytearray(log.read_bytes())
-            at = data.draw(st.integers(0, len(raw) - 1), label=name)
-            raw[at] ^= data.draw(st.integers(1, 255))
-            log.write_bytes(raw)
+            at = data.draw(st.integers(0, ends[-1] - (not torn)), label=name)
             whole[name] = sum(end <= at for end in ends)
+            if torn:
+                os.truncate(log, at)
+            else:
+                raw = bytearray(log.read_bytes())
+                raw[at] ^= data.draw(st.integers(1, 255))
+                log.write_bytes(raw)
         check_prefix(path, what, whole)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scraper.access import Access
 from sidecar.clock import anchor
-from sidecar.config import as_recorded, check, check_scrape
+from sidecar.config import as_recorded, check_scrape
 from sidecar.errors import ConfigurationError
 from sidecar.load_options import RunOptions
 from sidecar.options import ScrapeOptions
@@ -56,42 +55,6 @@ def test_the_next_collector_is_told_headers_and_trusted_by_its_authority():
     assert ("https://***@collector", "http://***@other:4318", ["Authorization: ***"]) == tuple(
         recorded[name] for name in ("otlp_forward", "otlp_export", "otlp_header")
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (SpanOptions(otlp_listen="4317"), "--otlp-listen 4317: must be HOST:PORT, e.g. 127.0.0.1:4317"),
-        (SpanOptions(otlp_listen=":4317"), "--otlp-listen :4317: must be HOST:PORT"),
-        (
-            SpanOptions(otlp_listen="h:65535"),
-            "--otlp-listen h:65535: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below",
-        ),
-        (SpanOptions(otlp_forward="http://c:4317"), "--otlp-forward: there is nothing to pass on; add --otlp-listen"),
-        (
-            SpanOptions(otlp_listen=LISTEN, otlp_forward="c:4317"),
-            "--otlp-forward: c:4317 is not a grpc(s) or http(s) URL",
-        ),
-        (
-            SpanOptions(otlp_listen=LISTEN, otlp_forward="grpc://c"),
-            "--otlp-forward: grpc://c names no port; e.g. grpc://",
-        ),
-        (SpanOptions(otlp_header=("hush",)), "--otlp-header 'number 1': must be 'Name: value' in one line"),
-        (SpanOptions(otlp_ca=Path("/nowhere")), "--otlp-ca /nowhere: No such file or directory"),
-    ],
-)
-def test_what_cannot_be_is_said_with_option_and_cure(options: SpanOptions, said: str):
-    """By `run` and by `scrape` alike."""
-    spans = {name: getattr(options, name) for name in ("otlp_listen", "otlp_forward", "otlp_header", "otlp_ca")}
-    for refused in (
-        lambda: check(replace(RunOptions(url=("http://h",)), **spans)),
-        lambda: check_scrape(replace(ScrapeOptions(url="http://h"), **spans)),
-    ):
-        with pytest.raises(ConfigurationError) as caught:
-            refused()
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert "hush" not in str(caught.value)
 
 
 def test_a_scrape_needs_no_pages_where_it_has_spans():

@@ -34,14 +34,15 @@ FINE: dict[str, Any] = {
 }
 
 
-def said(change: dict[tuple[str | int, ...], Any], **manifest: Any) -> list[str]:
+def said(change: dict[str, Any], **manifest: Any) -> list[str]:
     """Return the warnings of a run that is fine but for these changes."""
     sections = deepcopy(FINE)
     for path, value in change.items():
+        *above, last = path.split(".")
         place: Any = sections
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
+        for key in above:
+            place = place[int(key) if key.isdigit() else key]
+        place[last] = value
     run = Run(
         path=Path(),
         manifest={"status": "complete", "config": {}, **manifest},
@@ -62,66 +63,57 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
     ("change", "expected"),
     [
         (
-            {("client", "requests", "failed"): 3, ("client", "errors"): {"http_500": 2, "reset": 1}},
+            {"client.requests.failed": 3, "client.errors": {"http_500": 2, "reset": 1}},
             "3 of 50 requests did not succeed: http_500 2, reset 1",
         ),
         (
-            {
-                ("client", "requests", "cancelled"): 15,
-                ("client", "requests", "ok"): 35,
-                ("client", "ttft_ms", "count"): 35,
-            },
+            {"client.requests.cancelled": 15, "client.requests.ok": 35, "client.ttft_ms.count": 35},
             "15 of 50 requests did not end: latencies are those of the 35 that did, which waited least",
         ),
         (
-            {("server", "endpoints", 0, "scrapes"): {"ok": 60, "failed": 20, "failures": {"HTTP 503": 20}}},
+            {"server.endpoints.0.scrapes": {"ok": 60, "failed": 20, "failures": {"HTTP 503": 20}}},
             "20 of 80 scrapes of http://e/metrics failed: HTTP 503 (20)",
         ),
         (
-            {("server", "endpoints", 0, "requests_finished"): {"resets": 1}},
+            {"server.endpoints.0.requests_finished": {"resets": 1}},
             "the engine at http://e/metrics restarted (1 x): what it counted just before is lost",
         ),
         (
-            {("server", "prefix_cache_hits", "stats", "total"): 760.0},
+            {"server.prefix_cache_hits.stats.total": 760.0},
             (
                 "76 % of the prompt tokens came from the engine's prefix cache: were the same requests sent before? "
                 "Another --seed sends others"
             ),
         ),
         (
-            {("correlation", "breakdown", "blank_output_ms"): {"mean": 33.0, "share_of_ttft": 0.3}},
+            {"correlation.breakdown.blank_output_ms": {"mean": 33.0, "share_of_ttft": 0.3}},
             "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
         ),
+        ({"client.ttft_ms.count": 47}, "3 of 50 replies held nothing but blanks and so have no TTFT"),
         (
-            {("client", "ttft_ms", "count"): 47},
-            "3 of 50 replies held nothing but blanks and so have no TTFT",
-        ),
-        (
-            {("correlation", "comparable"): False, ("correlation", "server_requests"): 80},
+            {"correlation.comparable": False, "correlation.server_requests": 80},
             (
                 "the engine finished 80 requests here and the client 50: somebody else used it too, or scrapes are "
                 "missing, and the engine's numbers speak of all of them"
             ),
         ),
         (
-            {("check", "trusted"): False, ("check", "verdict"): "was slow", ("check", "reasons"): ["late"]},
+            {"check.trusted": False, "check.verdict": "was slow", "check.reasons": ["late"]},
             "the load generator was slow: late",
         ),
     ],
 )
-def test_what_changes_the_reading_is_said(change: dict[tuple[str | int, ...], Any], expected: str):
+def test_what_changes_the_reading_is_said(change: dict[str, Any], expected: str):
     assert [expected] == said(change)
 
 
 def test_how_a_run_ended_comes_first():
-    first, *_ = said({("client", "requests", "failed"): 1}, status=None, reason="a load worker died")
-
+    first, *_ = said({"client.requests.failed": 1}, status=None, reason="a load worker died")
     assert "this run was cut short (a load worker died); numbers cover what was recorded up to then" == first
 
 
 def test_clipped_lengths_are_said():
     planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
-
     assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
         {}, planned=planned, target={"max_model_len": 512}
     )
@@ -137,7 +129,7 @@ def test_what_became_of_records_of_requests():
         "refused": {},
         "failed_readings": {},
     }
-    at = ("correlation", "perf_metrics")
+    at = "correlation.perf_metrics"
     assert [] == said({at: found})
     odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
     (line,) = said({at: found | odd})

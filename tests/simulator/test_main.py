@@ -71,6 +71,8 @@ def test_an_occupied_port_is_one_line_and_exit_3():
         (["--speed-profile", "warp"], "speed profile: unknown 'warp'; valid: demo, fast"),
         (["--kv-blocks", "3"], "kv_blocks: one request of max_model_len 8192 needs 512, there are 3"),
         (["--port", "70000"], "port: must be from 0 to 65535, not 70000"),
+        (["--grpc-port", "70000"], "grpc_port: must be from 0 to 65535, not 70000"),
+        (["--perf-metrics", "-1"], "perf_metrics_max_requests: must be 0 or more, not -1"),
         (["--model", ""], "model: must not be empty"),
         (["--truth", "/nowhere/truth.jsonl"], "truth: cannot write /nowhere/truth.jsonl: No such file or directory"),
     ],

@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from simulated_load import client_of
 
 from simulator.history import RequestRecord
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SettingsError, SimulatorSettings
+from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.truth import TruthLog
 
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
@@ -22,8 +22,8 @@ TRUTH = TruthLog(None)
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a simulator that runs for one test and says a request's own times."""
     settings = SimulatorSettings(engine_settings=ENGINE, per_request_metrics=True)
-    async with running(settings, truth=TRUTH) as url, aiohttp.ClientSession(url) as session:
-        yield session
+    async with client_of(settings, truth=TRUTH) as found:
+        yield found
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, str, str]:
@@ -169,9 +169,3 @@ async def test_what_cannot_be_run_is_refused(client: aiohttp.ClientSession, path
     status, _, text = await post(client, path, body)
     assert status in {400, 422}
     assert json.loads(text)["error"]
-
-
-def test_a_grpc_port_is_a_port():
-    """Or none."""
-    with pytest.raises(SettingsError, match="grpc_port: must be from 0 to 65535, not 70000"):
-        SimulatorSettings(grpc_port=70000)

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from simulated_load import client_of
 
-from simulator.server import running
-from simulator.settings import PROFILES, EngineSettings, SettingsError, SimulatorSettings
+from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.truth import TruthLog
 
 ENGINE = EngineSettings(speed=PROFILES["fast"])
@@ -33,7 +33,7 @@ async def test_records_are_true_and_told_once():
     """By a clock that is not ours: its offset, which it tells, gives the true stamps back to a microsecond."""
     truth = TruthLog(None)
     settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=100, engine_settings=ENGINE)
-    async with running(settings, truth=truth) as url, aiohttp.ClientSession(url) as client:
+    async with client_of(settings, truth=truth) as client:
         await ask(client, 3)
         records = await told(client, "/perf_metrics")
         assert [] == await told(client, "/perf_metrics")
@@ -53,7 +53,7 @@ async def test_records_are_true_and_told_once():
 async def test_only_the_newest_are_kept():
     """As many as were asked for; an abort leaves none."""
     settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=2, engine_settings=ENGINE)
-    async with running(settings) as url, aiohttp.ClientSession(url) as client:
+    async with client_of(settings) as client:
         await ask(client, 4)
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "stream": True}
         async with client.post("/v1/chat/completions", json=body) as response:
@@ -64,26 +64,14 @@ async def test_only_the_newest_are_kept():
 
 async def test_off_by_default():
     """As TensorRT-LLM's: the page is there, and empty."""
-    async with (
-        running(SimulatorSettings(engine="trtllm", engine_settings=ENGINE)) as url,
-        aiohttp.ClientSession(url) as client,
-    ):
+    async with client_of(SimulatorSettings(engine="trtllm", engine_settings=ENGINE)) as client:
         await ask(client, 1)
         assert [] == await told(client, "/perf_metrics")
 
 
 async def test_other_engines_have_none():
     """Neither the page nor the clock."""
-    async with (
-        running(SimulatorSettings(engine_settings=ENGINE, perf_metrics_max_requests=9)) as url,
-        aiohttp.ClientSession(url) as client,
-    ):
+    async with client_of(SimulatorSettings(engine_settings=ENGINE, perf_metrics_max_requests=9)) as client:
         for path in ("/perf_metrics", "/steady_clock_offset"):
             async with client.get(path) as response:
                 assert (404, {"detail": "Not Found"}) == (response.status, json.loads(await response.read()))
-
-
-def test_how_many_cannot_be_negative():
-    """The setting is named."""
-    with pytest.raises(SettingsError, match=r"^perf_metrics_max_requests: "):
-        SimulatorSettings(perf_metrics_max_requests=-1)

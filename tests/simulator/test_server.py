@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from simulated_load import client_of
 
 from simulator.replies import WORDS
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.truth import TruthLog
 
 ENGINE = EngineSettings(speed=PROFILES["fast"], max_model_len=512, seed=5)
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -32,9 +32,8 @@ def truth(tmp_path: Path) -> Path:
 @pytest.fixture
 async def client(truth: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a simulator that runs for one test."""
-    settings = SimulatorSettings(truth=truth, engine_settings=ENGINE)
-    async with running(settings) as url, aiohttp.ClientSession(url) as session:
-        yield session
+    async with client_of(SimulatorSettings(truth=truth, engine_settings=ENGINE)) as found:
+        yield found
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Any, **headers: str) -> tuple[int, str]:
@@ -202,8 +201,7 @@ async def test_tokenize_counts_what_usage_counts(client: aiohttp.ClientSession):
 
 async def test_tokenize_can_be_left_out():
     """Some engines offer none."""
-    settings = SimulatorSettings(tokenize=False, engine_settings=ENGINE)
-    async with running(settings) as url, aiohttp.ClientSession(url) as client:
+    async with client_of(SimulatorSettings(tokenize=False, engine_settings=ENGINE)) as client:
         assert [404, 404] == [(await post(client, path, HELLO))[0] for path in ("/tokenize", "/detokenize")]
 
 
@@ -225,14 +223,10 @@ async def test_the_page_agrees_with_the_truth_file(client: aiohttp.ClientSession
     assert samples["vllm:prompt_tokens_total"] == sum(record["prompt_tokens"] for record in records)
     for name, start, end in (
         ("request_queue_time_seconds", "queued_ns", "scheduled_ns"),
-        ("request_prefill_time_seconds", "scheduled_ns", "first_token_ns"),
-        ("request_decode_time_seconds", "first_token_ns", "finished_ns"),
-        ("time_to_first_token_seconds", "arrival_ns", "first_token_ns"),
         ("e2e_request_latency_seconds", "arrival_ns", "finished_ns"),
     ):
         total_s = sum(record[end] - record[start] for record in records) / 1e9
         assert total_s == pytest.approx(samples[f"vllm:{name}_sum"], abs=1e-9)
-        assert 20 == samples[f"vllm:{name}_count"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -240,7 +234,7 @@ async def test_a_client_that_goes_away_aborts_its_request(truth: Path, stream: b
     """The engine is free for the next request; the aborted one is in the truth, not in what is observed at finish."""
     one_at_a_time = SimulatorSettings(truth=truth, engine_settings=replace(ENGINE, max_num_seqs=1, max_model_len=8192))
     endless = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": stream}
-    async with running(one_at_a_time) as url, aiohttp.ClientSession(url) as client:
+    async with client_of(one_at_a_time) as client:
         leaving = asyncio.create_task(post(client, "/v1/completions", endless, **{"X-Request-Id": "gone"}))
         while not (await samples_of(client))["vllm:generation_tokens_total"]:
             pass
@@ -260,17 +254,6 @@ async def test_a_client_that_goes_away_aborts_its_request(truth: Path, stream: b
         samples["vllm:e2e_request_latency_seconds_count"],
         samples["vllm:time_to_first_token_seconds_count"],
     )
-
-
-async def test_the_truth_can_be_read_in_the_same_process():
-    """A TruthLog that is passed in keeps the records, without a file."""
-    log = TruthLog(None)
-    async with (
-        running(SimulatorSettings(engine_settings=ENGINE), truth=log) as url,
-        aiohttp.ClientSession(url) as client,
-    ):
-        await post(client, "/v1/completions", {"prompt": "hi", "max_tokens": 2}, **{"X-Request-Id": "r1"})
-    assert [("cmpl-r1", 2)] == [(record.request_id, record.output_tokens) for record in log.records]
 
 
 async def test_a_stream_in_flight_at_the_end_gets_an_error_event(truth: Path):

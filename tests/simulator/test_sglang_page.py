@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-from simulated_load import ARRIVALS, LIMITS, ask
+from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
 from simulator.engine import Engine
 from simulator.history import RequestRecord
 from simulator.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
 from simulator.settings import PROFILES, EngineSettings
 
-Play = Callable[..., Any]
-Parse = Callable[..., Any]
 NONE: frozenset[tuple[str, str]] = frozenset()
 STREAM = frozenset({("is_streaming", "true")})
 
@@ -32,7 +29,7 @@ def page_after(played: Any, limits: EngineSettings) -> SglangPage:
 
 
 @pytest.fixture
-def busy_page(play: Play) -> str:
+def busy_page() -> str:
     """A page that shows every family: after a chunked prefill, cache hits, retractions and an abort."""
     played = play(LIMITS, [(at, ask(str(at), 30, 24, token=256 + at // 2)) for at in range(6)])
     page = page_after(played, LIMITS)
@@ -44,8 +41,8 @@ BASE: dict[str, Any] = {
     "request_id": "cmpl-a",
     "arrival_ns": 0,
     "queued_ns": 1,
-    "scheduled_ns": None,
-    "first_token_ns": None,
+    "scheduled_ns": -1,
+    "first_token_ns": -1,
     "finished_ns": 9,
     "prompt_tokens": 30,
     "cached_tokens": 0,
@@ -55,7 +52,7 @@ BASE: dict[str, Any] = {
 }
 
 
-def test_each_family_is_as_the_research_says(busy_page: str, shared: Path, families_of: Parse):
+def test_each_family_is_as_the_research_says(busy_page: str, shared: Path):
     """Type, label names and bounds are those of the wheel that was read; the label pid is multiprocess mode's."""
     research = yaml.safe_load((shared / "engines/sglang.yaml").read_text())
     facts = {metric["name"]: metric for metric in research["metrics"]}
@@ -71,7 +68,7 @@ def test_each_family_is_as_the_research_says(busy_page: str, shared: Path, famil
             assert fact["buckets"] == pytest.approx([float(bound) for bound in bounds[:-1]], abs=1e-6), name
 
 
-def test_each_family_is_as_a_real_page_of_january_2026_shows_it(busy_page: str, shared: Path, families_of: Parse):
+def test_each_family_is_as_a_real_page_of_january_2026_shows_it(busy_page: str, shared: Path):
     """The same type; since then the tokenizer's families got two labels, and the queue time finer buckets."""
     real = families_of((shared / "fixtures/sglang/server.prom").read_text())
     ours = families_of(busy_page)
@@ -96,7 +93,7 @@ def test_it_is_a_page_of_multiprocess_mode(busy_page: str):
     assert ["sum", "bucket", "count"] == list(dict.fromkeys(own))
 
 
-def test_what_has_not_happened_has_no_series(samples_of: Parse):
+def test_what_has_not_happened_has_no_series():
     """After the warm-up there are zeros, but no retractions, aborts or cache hits."""
     page = SglangPage("m", EngineSettings(), lambda: 0).page()[0]
     names = {name for name, _ in samples_of(page)}
@@ -105,7 +102,7 @@ def test_what_has_not_happened_has_no_series(samples_of: Parse):
     assert not names & {f"sglang:{name}" for name in late}
 
 
-def test_a_request_shows_stage_by_stage(samples_of: Parse):
+def test_a_request_shows_stage_by_stage():
     """Queue time with the first chunk, time to first token with the first output, the rest when it finishes."""
     limits = EngineSettings(max_num_batched_tokens=16, max_num_seqs=4, speed=PROFILES["fast"])
     engine, page = Engine(limits), SglangPage("m", limits, lambda: 0)
@@ -128,7 +125,7 @@ def test_a_request_shows_stage_by_stage(samples_of: Parse):
     assert [(1, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0), (1, 1, 1, 0, 0, 0), (1, 1, 2, 1, 24, 3)] == seen
 
 
-def test_gauges_are_as_old_as_the_last_report(play: Play, samples_of: Parse):
+def test_gauges_are_as_old_as_the_last_report():
     """After a prefill they change with every 40th decode, as does the real-time count of decoded tokens."""
     limits = EngineSettings(speed=PROFILES["fast"])
     page, seen = SglangPage("m", limits, lambda: 0), []
@@ -143,7 +140,7 @@ def test_gauges_are_as_old_as_the_last_report(play: Play, samples_of: Parse):
     assert [(16, 0), (64, 40), (96, 80)] == [seen[0], *(seen[index] for index in changes)]
 
 
-def test_an_idle_scheduler_reports_after_30_seconds(play: Play, samples_of: Parse):
+def test_an_idle_scheduler_reports_after_30_seconds():
     """Until then the last report of the load stands."""
     limits = EngineSettings(speed=PROFILES["fast"])
     now_ns = 0
@@ -157,8 +154,8 @@ def test_an_idle_scheduler_reports_after_30_seconds(play: Play, samples_of: Pars
     assert 0 == samples_of(page.page()[0])["sglang:num_running_reqs", NONE]
 
 
-@pytest.mark.parametrize(("scheduled_ns", "counted_as_finished"), [(None, 0), (5, 1)])
-def test_an_abort_is_counted(samples_of: Parse, scheduled_ns: int | None, counted_as_finished: int):
+@pytest.mark.parametrize(("scheduled_ns", "counted_as_finished"), [(-1, 0), (5, 1)])
+def test_an_abort_is_counted(scheduled_ns: int, counted_as_finished: int):
     """Among the finished requests too, unless it came while the request was queued."""
     page = SglangPage("m", LIMITS, lambda: 0)
     page.abort(RequestRecord(**BASE | {"scheduled_ns": scheduled_ns}, finish_reason="abort"))
@@ -177,7 +174,7 @@ def test_the_format_is_negotiated():
 
 @given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under retraction, prefix hits and chunks."""
     played = play(LIMITS, arrivals)
     samples = samples_of(page_after(played, LIMITS).page()[0])

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
-from simulated_load import ARRIVALS, LIMITS, ask
+from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
 from simulator.engine import Engine
 from simulator.pages.trtllm import COLLECTOR_PATIENCE_NS, TrtllmPage
 from simulator.settings import EngineSettings
 
-Play = Callable[..., Any]
-Parse = Callable[..., Any]
 NONE: frozenset[tuple[str, str]] = frozenset()
 #: In the research as a sibling of a metric that it describes.
 SIBLINGS = {
@@ -41,13 +38,13 @@ def page_after(played: Any, limits: EngineSettings) -> TrtllmPage:
 
 
 @pytest.fixture
-def busy_page(play: Play) -> str:
+def busy_page() -> str:
     """A page that shows every family: after prefills with cache hits."""
     played = play(LIMITS, [(at * 10**9, ask(str(at), 30, 24)) for at in range(3)])
     return page_after(played, LIMITS).page()[0].decode()
 
 
-def test_each_family_is_as_the_research_says(busy_page: str, shared: Path, families_of: Parse):
+def test_each_family_is_as_the_research_says(busy_page: str, shared: Path):
     """Type, label names and bounds are those of 2026's main; gauges have multiprocess mode's label pid beside them."""
     research = yaml.safe_load((shared / "engines/trtllm.yaml").read_text())
     facts = {metric["name"].removeprefix("trtllm_"): metric for metric in research["metrics"]}
@@ -63,9 +60,7 @@ def test_each_family_is_as_the_research_says(busy_page: str, shared: Path, famil
             assert fact["buckets"] == [float(bound) for bound in bounds[:-1]], name
 
 
-def test_the_five_families_of_early_releases_are_as_a_real_page_shows_them(
-    busy_page: str, shared: Path, families_of: Parse
-):
+def test_the_five_families_of_early_releases_are_as_a_real_page_shows_them(busy_page: str, shared: Path):
     """The same type, label names and bounds; its creation times came from a worker that was a single process."""
     real = families_of((shared / "fixtures/trtllm/prometheus_metrics.prom").read_text())
     real = {name: family for name, family in real.items() if not name.endswith("_created")}
@@ -74,14 +69,14 @@ def test_the_five_families_of_early_releases_are_as_a_real_page_shows_them(
     assert 5 == len(real)
 
 
-def test_before_the_first_request_little_is_shown(families_of: Parse):
+def test_before_the_first_request_little_is_shown():
     """The configuration, the batch that is none, and the one counter that is made at the start."""
     shown = families_of(TrtllmPage("m", LIMITS).page()[0].decode())
     infos = {f"trtllm_{name}_config_info" for name in ("model", "parallel", "kv_cache")}
     assert infos | {"trtllm_prompt_cached_tokens_total", "trtllm_scheduled_batch_size"} == set(shown)
 
 
-def test_everything_of_a_request_shows_when_it_finishes(samples_of: Parse):
+def test_everything_of_a_request_shows_when_it_finishes():
     """Until then there is nothing of it, not even of its iterations; then all comes at once."""
     engine, page = Engine(LIMITS), TrtllmPage("m", LIMITS)
     engine.submit(ask("a", 30, 3), 0)
@@ -97,7 +92,7 @@ def test_everything_of_a_request_shows_when_it_finishes(samples_of: Parse):
     assert [nothing, nothing, nothing, (0, 1, 1, 30, 0)] == seen
 
 
-def test_gauges_follow_the_iterations_until_half_a_second_without_one(play: Play, samples_of: Parse):
+def test_gauges_follow_the_iterations_until_half_a_second_without_one():
     """The collector wakes when a request finishes; after a pause it sleeps until the next one does."""
     page = TrtllmPage("m", LIMITS)
     outcomes = play(LIMITS, [(0, ask("a", 8, 1)), (1, ask("b", 8, 3)), (2 * 10**9, ask("c", 8, 2))]).outcomes
@@ -111,20 +106,20 @@ def test_gauges_follow_the_iterations_until_half_a_second_without_one(play: Play
     assert 1 == outcomes[4].running
 
 
-def test_reading_the_iterations_clears_them(play: Play, shared: Path):
+def test_reading_the_iterations_clears_them(shared: Path):
     """The JSON of /metrics has the fields of a real one, less the memory of a GPU, and is empty the second time."""
     page = page_after(play(LIMITS, [(0, ask("a", 8, 3))]), LIMITS)
-    records = json.loads(page.take_iterations())
+    records = page.take_iterations()
     real = json.loads((shared / "fixtures/trtllm/iteration_stats.json").read_text())[0]
     assert [1, 2, 3] == [record["iter"] for record in records]
     assert {"gpuMemUsage"} == real.keys() - records[0].keys()
     assert {"allocNewBlocks", "allocTotalBlocks"} == real["kvCacheStats"].keys() - records[0]["kvCacheStats"].keys()
-    assert [] == json.loads(page.take_iterations())
+    assert [] == page.take_iterations()
 
 
 @given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
     """Sums agree to 1e-9, and counts are those of spans above 0; queue time counts all, and from the arrival on."""
     played = play(LIMITS, arrivals)
     samples = samples_of(page_after(played, LIMITS).page()[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
-from simulated_load import ARRIVALS, LIMITS
+from simulated_load import ARRIVALS, LIMITS, families_of, play, samples_of
 
 from simulator.pages.vllm import VllmPage, one_two_five_bounds
 from simulator.settings import EngineSettings
 
-Play = Callable[..., Any]
-Parse = Callable[..., Any]
 #: Canonical in vLLM, but only shown with an option that the simulator does not have, or by older versions.
 NOT_SHOWN = {"vllm:lora_requests_info"}
 
@@ -27,7 +24,7 @@ def idle_page() -> str:
     return VllmPage("tiny-llama", EngineSettings(max_model_len=2048)).page()[0].decode()
 
 
-def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str, shared: Path, families_of: Parse):
+def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str, shared: Path):
     """What the research file marks as canonical and unconditional is exposed."""
     research = yaml.safe_load((shared / "engines/vllm.yaml").read_text())
     wanted = {
@@ -40,7 +37,7 @@ def test_every_canonical_family_of_vllm_is_on_the_page(idle_page: str, shared: P
     assert len(wanted) >= 20
 
 
-def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str, shared: Path, families_of: Parse):
+def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str, shared: Path):
     """Each vllm: family has the type, label names and bounds that a recorded vLLM 0.32 shows."""
     recorded = (shared / "fixtures/vllm/recorded/pages/idle_before_first_request.prom").read_text()
     real = families_of(recorded)
@@ -50,7 +47,7 @@ def test_types_labels_and_buckets_are_those_of_a_real_page(idle_page: str, share
     assert set(families_of(idle_page)[info][1]) <= set(real[info][1])
 
 
-def test_process_and_python_families_are_there(idle_page: str, families_of: Parse):
+def test_process_and_python_families_are_there(idle_page: str):
     """Like a real page, it shows its own process."""
     assert {"process_cpu_seconds_total", "python_info", "python_gc_collections_total"} <= set(families_of(idle_page))
 
@@ -66,7 +63,7 @@ def test_size_buckets_end_at_the_limit(limit: int, bounds: tuple[float, ...]):
 
 @given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
-def test_sums_on_the_page_are_the_sums_of_the_truth(play: Play, samples_of: Parse, arrivals: list[Any]):
+def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
     """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks."""
     limits = replace(LIMITS, eos_chance=0.1)
     arrivals = [(at, replace(request, ignore_eos=bool(index % 2))) for index, (at, request) in enumerate(arrivals)]
