@@ -117,7 +117,7 @@ def peak_mib(pid: int) -> float:
 
 
 async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, tmp_path: Path):
-    """Each has its reason in the log; the good one never waits for those that hang; memory stays that of a few pages."""
+    """Each has its reason in the log; the good one waits for none that hangs; memory stays that of a few pages."""
     enough = asyncio.Event()
     async with targets(serve, enough) as urls:
         spec = {"interval_s": INTERVAL_NS / 1e9, "timeout_s": TIMEOUT_S, "limit_bytes": MIB}
