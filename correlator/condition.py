@@ -16,6 +16,7 @@ from scraper.arrays import Floats, Indices
 ROUNDS = 25
 LEAST_VARIANCE = 1e-14  # s^2; below it a part is known
 SLACK_S = 1e-9
+HALF = 0.6  # standard deviation of half a normal, of that of the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def solve(problem: Problem) -> Solution:
     """Condition, and while parts lie outside the box fix the worst of each cell at its edge and condition again.
 
     The sums come out exactly where the box allows it and their noise is 0. The standard deviation of a part that was
-    fixed is that of the half of its normal which the box leaves.
+    fixed is that of the half of its normal which the box leaves; of what hangs on it, in its cell, it is no less.
     """
     fixed = np.zeros(problem.mean.shape, dtype=np.bool_)
     mean = problem.mean
@@ -69,7 +70,10 @@ def solve(problem: Problem) -> Solution:
         mean = np.where(chosen, nearest, mean)
         value, sd = _posterior(problem, mean, np.where(fixed, 0.0, problem.variance))
     value = _balanced(replace(problem, mean=np.clip(value, problem.low, problem.high)))
-    return Solution(value=value, sd=np.where(fixed, 0.6 * first_sd, sd))
+    least_sd = HALF * first_sd
+    hangs = np.bincount(problem.cell, fixed.any(axis=1), minlength=len(problem.sums))[problem.cell] > 0
+    sd = np.where(hangs[:, None], np.maximum(sd, least_sd), sd)
+    return Solution(value=value, sd=np.where(fixed, least_sd, sd))
 
 
 def _posterior(problem: Problem, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
