@@ -11,10 +11,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import msgspec
+
 from loadgen.protocols.failures import UNREADABLE
 from loadgen.protocols.prompt import Asked, joined, with_extra
 from loadgen.protocols.sse import SseEvent
 from loadgen.protocols.stream import Form, Seen
+from loadgen.protocols.timings import Count
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 CONTENT_TYPE = "application/grpc"
@@ -22,6 +25,13 @@ CONTENT_TYPE = "application/grpc"
 _PREFIX_BYTES = 5
 _TRAILERS = 0x80
 _FINAL = "triton_final_response"
+# The outputs that are read, and what they consist of.
+_OUTPUTS = {
+    "text_output": list[bytes],
+    "finish_reason": list[bytes],
+    "num_input_tokens": list[Count],
+    "num_output_tokens": list[Count],
+}
 # KServe's name of a type, and the field of InferTensorContents that holds it.
 _DATATYPES = {bool: ("BOOL", "bool_contents"), int: ("INT32", "int_contents"), float: ("FP32", "fp32_contents")}
 
@@ -122,16 +132,18 @@ def _take(seen: Seen, event: SseEvent) -> None:
     seen.response_id = seen.response_id or response.id
     raw = response.raw_output_contents
     for number, output in enumerate(response.outputs):
-        values = _values(output, raw[number] if number < len(raw) else None)
+        if output.name not in _OUTPUTS:
+            continue
+        values = msgspec.convert(_values(output, raw[number] if number < len(raw) else None), _OUTPUTS[output.name])
         if output.name == "text_output":
             seen.say(event.end, b"".join(values).decode(errors="replace"))
         elif output.name == "finish_reason" and any(values):
             seen.finish_reason = b"".join(values).decode(errors="replace")
         elif output.name == "num_input_tokens" and values:
-            seen.count(int(values[0]), None)
+            seen.count(values[0], None)
         elif output.name == "num_output_tokens" and values:
             # Each response tells its own tokens (Triton's vLLM backend, additional outputs).
-            seen.count(None, max(seen.output_tokens, 0) + int(values[0]))
+            seen.count(None, msgspec.convert(max(seen.output_tokens, 0) + values[0], Count))
     if _FINAL in response.parameters and response.parameters[_FINAL].bool_param:
         seen.done_end = event.end
 

@@ -267,6 +267,16 @@ def test_an_error_of_grpc_is_told_in_the_message():
     assert ("server: unexpected input", False) == (reply.error, reply.complete)
 
 
+@pytest.mark.parametrize(("name", "datatype"), [("text_output", "INT32"), ("num_output_tokens", "BYTES")])
+def test_a_tensor_of_another_type_is_that_events_error(name: str, datatype: str):
+    """Text that is numbers, a count that is text."""
+    message = kserve._messages()["ModelStreamInferResponse"]()
+    message.infer_response.outputs.add(name=name, datatype=datatype)
+    message.infer_response.raw_output_contents.append(b"\1\0\0\0x")
+    reply = _read("grpc", kserve.frame(message.SerializeToString()), kserve.trailers(0, ""))
+    assert reply.error.startswith("protocol: event 0 is not a completion chunk: Expected ")
+
+
 def test_an_aborted_sglang_request_is_an_error():
     """Its finish reason says so, with a message or without."""
     aborted = _sglang(" a", 1, {"type": "abort", "message": "out of memory", "status_code": 500})
