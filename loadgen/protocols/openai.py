@@ -111,6 +111,8 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
         # A content filter is told whatever else the other choices end with.
         if choice.finish_reason and seen.finish_reason != "content_filter":
             seen.finish_reason = choice.finish_reason
+        if choice.meta_info is not NULL:
+            seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
         said = choice.delta or choice.message
         visible = choice.text or ""
         if said is not None:
@@ -137,9 +139,6 @@ def _extras(seen: Seen, chunk: _Chunk) -> None:
         seen.timings = timings.of_dynamo(chunk.nvext) or seen.timings
     if chunk.generation_stats is not NULL:
         seen.timings = timings.of_exo(chunk.generation_stats) or seen.timings
-    for choice in chunk.choices or ():
-        if choice.meta_info is not NULL:
-            seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
 
 
 _read = reader(_Chunk, _take)
@@ -154,10 +153,15 @@ def _take_event(seen: Seen, event: SseEvent) -> None:
 
 def _split(data: bytes) -> Iterator[SseEvent]:
     stats = _EXO_COMMENT.search(data) if b": generation_stats " in data else None
+    return events(data) if stats is None else _with_stats(data, stats)
+
+
+def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
+    told = False
     for event in events(data):
-        if stats is not None and event.end > stats.end():
+        if not told and event.end > stats.end():
+            told = True
             yield SseEvent(_EXO_STATS, stats[1], stats.end())
-            stats = None
         yield event
 
 
