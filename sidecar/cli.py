@@ -259,6 +259,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(str(error), trace="--verbose" in arguments)
         code = error.exit_code
     except KeyboardInterrupt:
+        # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         _say("interrupted; what a run had recorded is kept: `sidelight report` derives it")
         code = Interrupted.exit_code
     except BrokenPipeError:
