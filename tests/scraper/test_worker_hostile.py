@@ -19,7 +19,7 @@ from scraper.log import FailureRecord, Row
 from scraper.target import offset_ns
 
 INTERVAL_NS = 250_000_000
-TIMEOUT_S = 1.0
+TIMEOUT_S = 3.0
 TICKS = 12
 TURNS = ("stale", "fresh")
 MIB = 1024 * 1024
@@ -32,8 +32,8 @@ REASONS = {
     "/torn": "cut off: the connection ended before the page did",
     "/protobuf": "malformed page: ",
     "/away": "redirect: to another host (elsewhere.test)",
-    "/silent": "timeout: no complete page within 1 s",
-    "/slow": "timeout: no complete page within 1 s",
+    "/silent": "timeout: no complete page within 3 s",
+    "/slow": "timeout: no complete page within 3 s",
     "/bomb": "too large: more than 1048576 bytes",
     "/endless": "too large: more than 1048576 bytes",
     "/teapot": "HTTP 418",
