@@ -1,4 +1,4 @@
-"""What `correlator.attribute` reaches on recorded and simulated runs, beside the naive ways and the design note.
+"""What `correlator.estimate` reaches on recorded and simulated runs, beside the naive ways and the design note.
 
 Usage: PYTHONPATH=tests python benchmarks/attribution.py [directory of the recordings]. The recordings of a real vLLM
 have its spans as truth; without them only the simulated runs are shown. About a minute.
@@ -21,13 +21,13 @@ import numpy.typing as npt
 from attribution_simulated import Load, simulated
 from recordings import SHARED, Case, case_of
 
-from correlator.attribute import attribute
-from correlator.attribution import Attribution
-from correlator.cells import END_TOKENS, Observed, observe
-from correlator.server_percentiles import ServerPercentiles, server_percentiles
-from scraper.missing import Missing
+from correlator.estimate import attribute
+from correlator.estimate.intervals import END_TOKENS, Observed, observe
+from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
+from correlator.estimate.table import Attribution
+from rundir.stats import Missing
 from scraper.quantiles import linear
-from scraper.series import EndpointSeries, histograms
+from scraper.series.table import EndpointSeries, histograms
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from recordings import Case, log_of
 
-from loadgen.log import RequestLog
-from scraper.endpoint import Scrape
-from scraper.log import rows
-from scraper.series import build
-from simulator.engine import Engine
-from simulator.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.pages.vllm import VllmPage
+from loadgen.requests.table import RequestLog
+from scraper.series.log import rows
+from scraper.series.table import build
+from scraper.targets.fetch import Scrape
+from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.engine.scheduler import Engine
 from simulator.settings import EngineSettings, SpeedProfile
+from simulator.telemetry.pages.vllm import VllmPage
 
 Ints = npt.NDArray[np.int64]
 

@@ -16,10 +16,10 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from loadgen.arrivals import Arrival, schedule
-from loadgen.frames import append_record, open_log, read_log, read_plan
-from loadgen.log import RequestLog, assemble
-from loadgen.records import PlannedRequest, RequestPart, WorkerStat, plan_end
+from loadgen.plan.arrivals import Arrival, schedule
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record, plan_end, read_log, read_plan
+from loadgen.requests.table import RequestLog, assemble
+from rundir.frames import FrameLog
 
 PORT = 38_471
 URL = f"http://127.0.0.1:{PORT}"
@@ -121,17 +121,17 @@ def _write_plan(path: Path, load: Load) -> None:
         if load.rate_per_s
         else [-1] * load.requests
     )
-    fd = open_log(path)
+    log = FrameLog(path)
     for index, offset_ns in enumerate(due_ns):
         append_record(
-            fd,
+            log,
             PlannedRequest(
                 index=index, phase="measure", workload_class="bench", path="/v1/chat/completions", body=body,
                 input_tokens=50, max_tokens=load.tokens, offset_ns=offset_ns,
             ),
         )  # fmt: skip
-    append_record(fd, plan_end("measure"))
-    os.close(fd)
+    append_record(log, plan_end("measure"))
+    log.close()
 
 
 def _hear(pipe: IO[bytes] | None, event: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from google.protobuf.proto import serialize_length_prefixed
 from prometheus_client.parser import text_string_to_metric_families
 
 from scraper.exposition import PageReader, parse
-from scraper.protobuf import message_class
+from scraper.exposition.protobuf import message_class
 
 ROUNDS = 15
 SIZES = (100_000, 1_000_000)

@@ -36,14 +36,14 @@ from agreement import Key, Values, canonical, numbers, page, read_logged, slices
 from aiohttp import web
 from numpy.typing import NDArray
 
-from exporter.server_metrics_json import document
-from exporter.server_metrics_jsonl import write_jsonl
-from exporter.server_metrics_source import Source
-from scraper.describe import gauge_stats
-from scraper.endpoint import Scrape
-from scraper.log import rows
-from scraper.normalise import Window
-from scraper.series import EndpointSeries, build
+from exporter.server_metrics.json import document
+from exporter.server_metrics.jsonl import write_jsonl
+from exporter.server_metrics.source import Source
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build
+from scraper.targets.fetch import Scrape
+from scraper.window.increase import Window
+from scraper.window.statistics import gauge_stats
 from sidecar.run import open_run
 
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[2] / "shared"))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from parse import pages
 
-from scraper.endpoint import Scrape
-from scraper.log import Encoder, LogReader
-from scraper.series import EndpointSeries, build
+from scraper.series.log import Encoder, LogReader
+from scraper.series.table import EndpointSeries, build
+from scraper.targets.fetch import Scrape
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from load_clients import Bench, Load, Outcome, measure
 
-from loadgen.request_metrics import request_metrics
-from loadgen.self_check import self_check
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.self_check import self_check
 
 TOKENS = 200
 RATES_PER_S = (60.0, 200.0, 320.0)

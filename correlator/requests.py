@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.client_spans import ClientSpan
-from loadgen.log import RequestLog
-from scraper.arrays import Floats, Ints, Texts
+from correlator.live.client_spans import ClientSpan
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Ints, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

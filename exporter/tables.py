@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from correlator.parts import Parts
-from loadgen.log import RequestLog
-from loadgen.metrics import request_metrics
+from correlator.breakdown import Parts
+from loadgen.requests.summary import request_metrics
+from loadgen.requests.table import RequestLog
 
 SERVER_TIMINGS = (
     "server_queue_ms",
@@ -53,7 +53,7 @@ SLICE_COLUMNS: dict[str, pa.DataType] = {
 def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
     """Return one row a request of a log and its parts: stamps in int64 ns, durations in float64 ms, null where missing.
 
-    Columns from `network_ms` on are those of `correlator.parts.Parts`.
+    Columns from `network_ms` on are those of `correlator.breakdown.Parts`.
     """
     metrics = request_metrics(log)
     columns: dict[str, pa.Array[Any]] = {

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.clock import Clock, wait_until
 from loadgen.records import PlannedRequest
+from loadgen.timer import Alarm, wait_until
+from rundir.clock import Clock
 
 # Sends one request that was due at the given moment (-1: nothing was scheduled) and returns when it has ended: with the
 # session's next turn and the moment when that is due, or with None where nothing follows. A failed request is no
@@ -77,12 +78,21 @@ def is_share(planned: PlannedRequest, *, workers: int, worker: int) -> bool:
     return (planned.index if planned.session < 0 else planned.session) % workers == worker
 
 
-async def run_phase(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop) -> None:
+async def run_phase(
+    plan: AsyncIterator[PlannedRequest],
+    order: Order,
+    *,
+    send: Send,
+    clock: Clock,
+    stop: Stop,
+    alarm: Alarm | None = None,
+) -> None:
     """Drive one phase until all that it sent has ended; a wish to stop, or the drain bound, cancels the rest.
 
-    Whatever `send` raises ends the phase and is raised, as an ExceptionGroup.
+    `alarm` wakes at a moment to within microseconds, where there is one and time is real. Whatever `send` raises ends
+    the phase and is raised, as an ExceptionGroup.
     """
-    driving = asyncio.create_task(_drive(plan, order, send=send, clock=clock, stop=stop))
+    driving = asyncio.create_task(_drive(plan, order, send=send, clock=clock, stop=stop, alarm=alarm))
     wished = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({driving, wished}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,6 +116,7 @@ class _Phase:
     order: Order
     send: Send
     clock: Clock
+    alarm: Alarm | None
     group: asyncio.TaskGroup
     unfinished: int = 0
     cut_short: bool = False
@@ -139,7 +150,7 @@ class _Phase:
                 if until_ns is not None and due_ns >= until_ns:
                     self.cut_short = True
                     return
-                await wait_until(self.clock, due_ns)
+                await wait_until(self.clock, due_ns, self.alarm)
                 if self.is_over():
                     return
         finally:
@@ -172,12 +183,14 @@ class _Phase:
             self.finished.set()
 
 
-async def _drive(plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop) -> None:
+async def _drive(
+    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop, alarm: Alarm | None
+) -> None:
     loop = asyncio.get_running_loop()
     bound: asyncio.TimerHandle | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            phase = _Phase(plan=plan, order=order, send=send, clock=clock, group=group)
+            phase = _Phase(plan=plan, order=order, send=send, clock=clock, alarm=alarm, group=group)
             if order.concurrency is None:
                 over_ns = await _open_loop(phase)
             else:
@@ -199,7 +212,7 @@ async def _open_loop(phase: _Phase) -> int:
         if order.until_ns is not None and due_ns >= order.until_ns:
             phase.unfinished -= bool(planned.turns)
             return order.until_ns
-        await wait_until(clock, due_ns)
+        await wait_until(clock, due_ns, phase.alarm)
         # Behind schedule at the phase's end, as when the machine was suspended: what was due is not sent any more.
         if phase.is_over():
             break
@@ -229,7 +242,7 @@ async def _closed_loop(phase: _Phase) -> int:
             await phase.submit(planned, -1)
             planned = await take()
 
-    await wait_until(phase.clock, phase.order.start_ns)
+    await wait_until(phase.clock, phase.order.start_ns, phase.alarm)
     free = phase.order.concurrency or 0
     while phase.order.concurrency and (planned := await take()) is not None:
         if free:
@@ -253,7 +266,7 @@ async def _rounds(phase: _Phase) -> int:
     """
     due_ns = phase.order.start_ns
     together = await _round(phase)
-    await wait_until(phase.clock, due_ns)
+    await wait_until(phase.clock, due_ns, phase.alarm)
     while together and not phase.is_over():
         # Made in one go, they begin in one turn of the event loop: no reply is read between the first and the last.
         tasks = [phase.group.create_task(phase.submit(planned, due_ns)) for planned in together]

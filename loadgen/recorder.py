@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from loadgen.clock import Clock, wait_until
-from loadgen.frames import append_record, open_log
-from loadgen.lateness import GcPauses, ReceiveStamps
-from loadgen.packing import pack
-from loadgen.records import RequestPart, WorkerStat
-from loadgen.transport import Exchange
+from loadgen.records import RequestPart, WorkerStat, append_record
+from loadgen.requests.packing import pack
+from loadgen.timer import Alarm, wait_until
+from loadgen.transports.lateness import GcPauses, ReceiveStamps
+from loadgen.transports.transport import Exchange
+from rundir.clock import Clock
+from rundir.frames import FrameLog
 
 # A request in flight is written so long after it was written last, or half as long again when many are due at once.
 FLUSH_NS = 600_000_000
@@ -51,7 +52,7 @@ class Recorder:
     def __init__(
         self, path: str | os.PathLike[str], clock: Clock, *, worker: int, stamps: ReceiveStamps, pauses: GcPauses
     ) -> None:
-        self._fd = open_log(path)
+        self._log = FrameLog(path)
         self._clock = clock
         self._worker = worker
         self._stamps, self._pauses = stamps, pauses
@@ -67,7 +68,7 @@ class Recorder:
         # Where writing fails here it has failed, and was told, before.
         with contextlib.suppress(OSError):
             self.settle()
-        os.close(self._fd)
+        self._log.close()
 
     @property
     def in_flight(self) -> int:
@@ -118,12 +119,12 @@ class Recorder:
                     self._write(record, last=False)
                     await asyncio.sleep(0)
 
-    async def stat_forever(self) -> None:
+    async def stat_forever(self, alarm: Alarm | None = None) -> None:
         """Write the worker's CPU time and its timer's lateness five times a second."""
         due_ns = self._clock.now_ns()
         while True:
             due_ns = max(due_ns + STAT_NS, self._clock.now_ns())
-            await wait_until(self._clock, due_ns)
+            await wait_until(self._clock, due_ns, alarm)
             self.stat(self._clock.now_ns() - due_ns)
 
     def stat(self, loop_delay_ns: int) -> None:
@@ -143,7 +144,7 @@ class Recorder:
             rss_bytes=_rss_bytes(),
             kernel_stamps=stamps.seen,
         )
-        append_record(self._fd, stat)
+        append_record(self._log, stat)
 
     @staticmethod
     def _has_news(record: _Open) -> bool:
@@ -173,7 +174,7 @@ class Recorder:
             error=exchange.error,
             packing=packed.packing,
         )
-        append_record(self._fd, part)
+        append_record(self._log, part)
         record.seq += 1
         record.told = (exchange.connected_ns, exchange.submit_ns)
         if exchange.kept is not None:

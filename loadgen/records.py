@@ -6,10 +6,14 @@ that a load worker starts fast.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
+
+from rundir.frames import FrameLog, read_frames
 
 PLAN_END = -1
 
@@ -100,6 +104,30 @@ class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=Fa
 
 
 LogRecord = RequestPart | WorkerStat
+
+_encode = msgspec.msgpack.Encoder().encode
+# One record of a plan, one of a worker's log; they raise msgspec.DecodeError on anything else.
+decode_planned = msgspec.msgpack.Decoder(PlannedRequest).decode
+decode_log: Callable[[bytes], LogRecord] = msgspec.msgpack.Decoder(LogRecord).decode
+
+
+def append_record(log: FrameLog, record: PlannedRequest | LogRecord) -> None:
+    """Append one record of the load generator. Raises OSError as FrameLog.append does."""
+    log.append(_encode(record))
+
+
+def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
+    """Give the requests of a plan, without its end record; fewer than planned where it was torn."""
+    for payload in read_frames(path):
+        planned = decode_planned(payload)
+        if planned.index == PLAN_END:
+            return
+        yield planned
+
+
+def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
+    """Give the records of a worker's log up to its end or its tear."""
+    yield from map(decode_log, read_frames(path))
 
 
 def plan_end(phase: str) -> PlannedRequest:

@@ -22,17 +22,17 @@ from functools import partial
 import msgspec
 import uvloop
 
-from loadgen.alarm import Alarm
-from loadgen.clock import Clock
-from loadgen.descriptors import raise_limit
 from loadgen.driver import Order, Stop, is_share, run_phase, slots
-from loadgen.frames import FrameTail, decode_planned, open_log
-from loadgen.lateness import GcPauses, ReceiveStamps
-from loadgen.link import Link, WorkerSpec
-from loadgen.links import link_of
+from loadgen.host.limits import raise_limit
 from loadgen.recorder import Recorder
-from loadgen.records import PLAN_END, PlannedRequest
-from loadgen.transport import Exchange
+from loadgen.records import PLAN_END, PlannedRequest, decode_planned
+from loadgen.timer import Alarm
+from loadgen.transports import link_of
+from loadgen.transports.lateness import GcPauses, ReceiveStamps
+from loadgen.transports.link import Link, WorkerSpec
+from loadgen.transports.transport import Exchange
+from rundir.clock import Clock
+from rundir.frames import FrameTail, open_append
 
 _PLAN_POLL_S = 0.005
 _MAX_LINE_BYTES = 1 << 20
@@ -77,6 +77,7 @@ class _Sender:
     spec: WorkerSpec
     roots: list[str]
     clock: Clock
+    alarm: Alarm
     link: Link
     recorder: Recorder
     follow: Follow | None
@@ -122,8 +123,8 @@ async def _main() -> int:
         try:
             spec = _decode_spec(await lines.readline())
             if spec.stderr:
-                os.dup2(open_log(spec.stderr), sys.stderr.fileno())
-            clock = Clock(offset_ns=spec.clock_offset_ns, alarm=stack.enter_context(Alarm()))
+                os.dup2(open_append(spec.stderr), sys.stderr.fileno())
+            clock, alarm = Clock(offset_ns=spec.clock_offset_ns), stack.enter_context(Alarm())
             stamps, pauses = ReceiveStamps(clock), GcPauses()
             link = link_of(spec, clock, stamps)
             follow = _follow(spec)
@@ -133,7 +134,9 @@ async def _main() -> int:
             _say({"event": "error", "message": f"worker specification: {error}"})
             return 2
         await stack.enter_async_context(link)
-        sender = _Sender(spec=spec, roots=spec.roots, clock=clock, link=link, recorder=recorder, follow=follow)
+        sender = _Sender(
+            spec=spec, roots=spec.roots, clock=clock, alarm=alarm, link=link, recorder=recorder, follow=follow
+        )
         gc.collect()
         gc.freeze()
         stack.enter_context(pauses)
@@ -154,7 +157,7 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     if not spec.sessions:
         return None
     from loadgen.protocols import PROTOCOLS  # noqa: PLC0415
-    from loadgen.session import next_turn  # noqa: PLC0415
+    from loadgen.turns import next_turn  # noqa: PLC0415
 
     return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
 
@@ -194,7 +197,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
     # Whoever waits for a line, or asks for the next, gets the exception.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lines.set_exception, _TerminatedError())
     async with asyncio.TaskGroup() as group:
-        background = (sender.recorder.flush_forever(), sender.recorder.stat_forever())
+        background = (sender.recorder.flush_forever(), sender.recorder.stat_forever(sender.alarm))
         tasks = [group.create_task(coroutine) for coroutine in background]
         _say({"event": "ready"})
         async for command in _commands(lines):
@@ -232,7 +235,7 @@ async def _run(command: Run, sender: _Sender) -> None:
     else:
         with tail:
             async with contextlib.aclosing(_shard(tail, sender.tally, workers=workers, worker=spec.worker)) as plan:
-                await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop)
+                await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop, alarm=sender.alarm)
     sender.recorder.settle()
     # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
     if sender.stop.reason != _SIGTERM:

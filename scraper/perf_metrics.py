@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from scraper.arrays import Floats, Ints, Texts
-from scraper.endpoint import clock_of
-from scraper.missing import Missing
+from rundir.columns import Floats, Ints, Texts
+from rundir.stats import Missing
+from scraper.targets.fetch import clock_of
 from scraper.timing_log import ReplyRecord
 
 NO_CLOCK = "its clock was never read"

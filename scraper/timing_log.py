@@ -11,8 +11,8 @@ import zlib
 
 import msgspec
 
-from scraper.endpoint import Scrape
-from scraper.frames import FrameLog
+from rundir.frames import FrameLog
+from scraper.targets.fetch import Scrape
 
 _COMPRESSION_LEVEL = 1
 

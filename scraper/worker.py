@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from scraper.access import Access, UnusableFile
-from scraper.endpoint import LIMIT_BYTES, Limits, clock_of, open_session
-from scraper.frames import Rotation
-from scraper.hardware import record
-from scraper.log import ScrapeLog
-from scraper.pages import Pages
-from scraper.span_spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
-from scraper.target import Asking
+from rundir.access import Access, UnusableFile
+from rundir.frames import Rotation, open_append
+from scraper.hardware.sampler import record
+from scraper.series.log import ScrapeLog
+from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
+from scraper.targets.fetch import LIMIT_BYTES, Limits, clock_of, open_session
+from scraper.targets.pool import Pages
+from scraper.targets.target import Asking
 from scraper.timing_log import TimingLog
 
 if TYPE_CHECKING:
-    from scraper.spans import Receiver
+    from scraper.spans.receiver import Receiver
 
 MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
 MAX_INTERVAL_S = 86_400.0
@@ -142,8 +142,8 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
         yield None
         return
     # grpcio and the messages take a tenth of a second to import: who receives nothing need not wait for them.
-    from scraper.span_log import SpanLog  # noqa: PLC0415
-    from scraper.spans import Receiver  # noqa: PLC0415
+    from scraper.spans.log import SpanLog  # noqa: PLC0415
+    from scraper.spans.receiver import Receiver  # noqa: PLC0415
 
     log = SpanLog(spec.spans_out, spec.rotation)
     try:
@@ -233,7 +233,7 @@ async def _main() -> int:
     try:
         spec = _check(await commands.readline())
         if spec.stderr:
-            os.dup2(os.open(spec.stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), sys.stderr.fileno())
+            os.dup2(open_append(spec.stderr), sys.stderr.fileno())
     except ValueError as error:  # msgspec's errors are ValueErrors
         _say({"event": "error", "message": f"unusable spec: {error}"})
         return 2

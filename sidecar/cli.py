@@ -16,22 +16,12 @@ import cyclopts
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 
-from scraper.access import masked
-from sidecar import config
+from rundir.access import masked
 from sidecar.errors import Interrupted, SidelightError, TargetNotMeasured
-from sidecar.load_options import DoctorOptions, RunOptions
-from sidecar.options import (
-    DEFAULT_FORMATS,
-    Formats,
-    JsonProgress,
-    Listen,
-    Out,
-    Quiet,
-    ScrapeOptions,
-    Verbose,
-)
-from sidecar.progress import Progress, mode_for
-from sidecar.span_options import (
+from sidecar.options import config
+from sidecar.options.load import DoctorOptions, RunOptions
+from sidecar.options.scrape import DEFAULT_FORMATS, Formats, JsonProgress, Listen, Out, Quiet, ScrapeOptions, Verbose
+from sidecar.options.spans import (
     OtlpCa,
     OtlpExport,
     OtlpHeader,
@@ -40,11 +30,12 @@ from sidecar.span_options import (
     check_spans,
     forward_access,
 )
+from sidecar.options.watch import WatchOptions, check_watch
+from sidecar.progress import Progress, mode_for
 from sidecar.version import VERSION
-from sidecar.watch_options import WatchOptions, check_watch
 
 if TYPE_CHECKING:
-    from sidecar.derive import Derived
+    from sidecar.report.derive import Derived
 
 HELP = """Load an LLM engine, scrape it, and tell for each wait where the time went.
 
@@ -120,7 +111,7 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     Open loop:    sidelight run --url http://127.0.0.1:8000 --rate 4 --duration 30
     Closed loop:  sidelight run --url http://127.0.0.1:8000 --concurrency 16 --requests 500
     """
-    from sidecar import session  # noqa: PLC0415  as above
+    from sidecar.run import session  # noqa: PLC0415  as above
 
     checked = config.check(options)
     return _measured(checked, lambda progress: session.run(checked, command=_command(), progress=progress))
@@ -129,7 +120,7 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
 @app.command(group=MEASURE)
 def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as above
     """Collect server metrics only, for a duration or until Ctrl-C."""
-    from sidecar import session  # noqa: PLC0415  as above
+    from sidecar.run import session  # noqa: PLC0415  as above
 
     checked = config.check_scrape(options)
     return _measured(checked, lambda progress: session.scrape(checked, command=_command(), progress=progress))
@@ -141,7 +132,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
 
     SIGTERM or Ctrl-C ends it, with what is pending counted; SIGHUP reads --config again. See docs/watch.md.
     """
-    from sidecar import watch as resident  # noqa: PLC0415  as above
+    from sidecar.watch import service as resident  # noqa: PLC0415  as above
 
     checked = check_watch(options)
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=False)
@@ -174,7 +165,7 @@ def report(
     Without --formats, the files that the run was asked for.
     """
     del verbose
-    from sidecar import derive  # noqa: PLC0415  as above
+    from sidecar.report import derive  # noqa: PLC0415  as above
 
     config.check_formats(formats)
     spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
@@ -200,7 +191,7 @@ def schema(
     of: Annotated[Literal["config", "summary", "server-metrics"], Parameter(help="Which one.")] = "config", /
 ) -> int:
     """Print the JSON Schema of the configuration, of summary.json, or of server_metrics_export.json."""
-    from sidecar import schema as schemas  # noqa: PLC0415  as above
+    from sidecar.options import schema as schemas  # noqa: PLC0415  as above
 
     made = {"config": schemas.configuration, "summary": schemas.summary, "server-metrics": schemas.server_metrics}
     print(json.dumps(made[of](), indent=2))  # noqa: T201  its result
@@ -215,11 +206,11 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
             path = asyncio.run(measure(progress))
         except SidelightError as error:
             if error.run_directory is not None:
-                from sidecar import derive  # noqa: PLC0415  what it imports would make the first request wait
+                from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
                 derive.print_report(derive.derive(error.run_directory).summary, error.run_directory)
             raise
-        from sidecar import derive  # noqa: PLC0415  as above
+        from sidecar.report import derive  # noqa: PLC0415  as above
 
         derived = derive.derive(path)
         summary = derived.summary
@@ -241,7 +232,7 @@ def _export(derived: Derived, url: str | None, options: SpanOptions, progress: P
     """Send the spans of a run to the collector that was named, if one was."""
     if url is None:
         return
-    from sidecar import span_export  # noqa: PLC0415  as above
+    from sidecar.report import span_export  # noqa: PLC0415  as above
 
     span_export.export_run(derived, url, forward_access(options), progress)
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sidecar import session
-from sidecar.config import check
-from sidecar.load_options import RunOptions
+from sidecar.options.config import check
+from sidecar.options.load import RunOptions
 from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
+from sidecar.run import session
 
 LOOPBACK = "127.0.0.1"
 

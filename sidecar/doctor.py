@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.text import Text
 
 from loadgen.protocols import PROTOCOLS
+from rundir.access import Access, masked
+from rundir.clock import Clock, anchor
+from rundir.stats import Missing
 from scraper import engines
-from scraper.access import Access, masked
-from scraper.endpoint import Limits, Scrape, clock_of, discover, open_session, scrape
 from scraper.engines import CanonicalSource, Catalogue
 from scraper.exposition import MalformedPage, Page, PageReader
-from scraper.missing import Missing
 from scraper.perf_metrics import SteadyClock, timings
+from scraper.targets.fetch import Limits, Scrape, clock_of, discover, open_session, scrape
 from scraper.timing_log import record_of
-from sidecar.clock import Clock, anchor
 from sidecar.errors import SidelightError, TargetUnreachable
-from sidecar.load_options import DoctorOptions
-from sidecar.prepare import contact_of, pages_access, pages_of
-from sidecar.target import Contact, engine_version, preflight, probe
+from sidecar.options.load import DoctorOptions
+from sidecar.run.prepare import contact_of, pages_access, pages_of
+from sidecar.run.target import Contact, engine_version, preflight, probe
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5

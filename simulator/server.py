@@ -18,13 +18,8 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from simulator import native, websocket
-from simulator.driver import EngineDriver, EngineStoppedError, anchored_clock
-from simulator.engine import Engine
-from simulator.history import RequestRecord, StepOutcome, TokenOutput
-from simulator.pages import page_of, sglang, trtllm, vllm
-from simulator.perf_metrics import PerfMetrics
-from simulator.requests import (
+from simulator.api import native, websocket
+from simulator.api.requests import (
     DetokenizeRequest,
     RefusedError,
     TokenizeRequest,
@@ -33,11 +28,16 @@ from simulator.requests import (
     read,
     read_generation,
 )
-from simulator.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
-from simulator.service import SERVICE, Service, answering, said, streamed, submitted, whole
+from simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
+from simulator.api.service import SERVICE, Service, answering, said, streamed, submitted, whole
+from simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
+from simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
+from simulator.engine.scheduler import Engine
+from simulator.engine.tokenizer import UnknownTokenError, decode, encode
 from simulator.settings import SimulatorSettings
-from simulator.tokenizer import UnknownTokenError, decode, encode
-from simulator.truth import TruthLog
+from simulator.telemetry.pages import page_of, sglang, trtllm, vllm
+from simulator.telemetry.perf_metrics import PerfMetrics
+from simulator.telemetry.truth import TruthLog
 
 #: The versions whose pages are imitated; the local part says what it is.
 VERSIONS = {
@@ -77,7 +77,7 @@ async def running(
         log = logs.enter_context(TruthLog(settings.truth) if truth is None else truth)
         spans = None
         if settings.otlp_endpoint:
-            from simulator.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
+            from simulator.telemetry.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
 
             spans = await logs.enter_async_context(SpanExporter(settings.otlp_target, settings))
 
@@ -110,7 +110,7 @@ async def running(
                 # As wide as real servers have it (uvicorn 2048): a stalled engine still takes connections.
                 await web.TCPSite(runner, settings.host, settings.port, backlog=4096).start()
                 if settings.grpc_port is not None:
-                    from simulator import grpc_server  # noqa: PLC0415  # as above
+                    from simulator.api import grpc as grpc_server  # noqa: PLC0415  # as above
 
                     served = grpc_server.serving(service, settings.host, settings.grpc_port)
                     on_grpc(_url(settings.host, await stack.enter_async_context(served)))

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from recordings import log_of
 
-from loadgen.log import RequestLog
+from loadgen.requests.table import RequestLog
 from scraper.exposition import Series
-from scraper.series import EndpointSeries
+from scraper.series.table import EndpointSeries
 
 SECOND = 10**9
 NAMES = {

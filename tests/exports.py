@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from scraped import scraped
 
-from exporter.server_metrics_source import Source
-from scraper.log import rows
-from scraper.normalise import Window
-from scraper.series import EndpointSeries, build
+from exporter.server_metrics.source import Source
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build
+from scraper.window.increase import Window
 
 S = 10**9
 URL = "http://127.0.0.1:8000/metrics"

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from loadgen.log import RequestLog
+from loadgen.requests.table import RequestLog
 
 MS = 1_000_000
 # Short names of a row, and the columns they fill.
@@ -42,9 +42,9 @@ def request_log(*rows: dict[str, object]) -> RequestLog:
     columns: dict[str, object] = {}
     for column in fields(RequestLog):
         kind, empty = {
-            "Int64s": (np.int64, -1),
+            "Ints": (np.int64, -1),
             "Texts": (np.object_, ""),
-            "Float64s": (np.float64, np.nan),
+            "Floats": (np.float64, np.nan),
         }.get(str(column.type), (np.bool_, False))
         columns[column.name] = np.full(len(rows), DEFAULTS.get(column.name, empty), kind)
     columns["index"] = np.arange(len(rows))

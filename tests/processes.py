@@ -23,8 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.frames import read_log
-from loadgen.records import RequestPart
+from loadgen.records import RequestPart, read_log
 
 BOUND_S = 60.0
 MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()

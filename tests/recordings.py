@@ -16,22 +16,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from correlator.join import join
-from loadgen.log import RequestLog, select
-from scraper.endpoint import Scrape
-from scraper.engine_spans import EngineSpans, engine_spans
+from correlator.exact.join import join
+from loadgen.requests.table import RequestLog, select
 from scraper.exposition import Series
-from scraper.log import rows
-from scraper.series import EndpointSeries, build
-from scraper.span_log import packed
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build
+from scraper.spans.log import packed
+from scraper.spans.requests import EngineSpans, engine_spans
+from scraper.targets.fetch import Scrape
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
 URL = "http://engine.test"
 TYPES = {one.name: str(one.type) for one in fields(RequestLog)}
 FLAGS = "npt.NDArray[np.bool_]"
-MISSING: Mapping[str, Any] = {"Int64s": -1, "Texts": "", "Float64s": np.nan, FLAGS: False}
-DTYPES: Mapping[str, Any] = {"Int64s": np.int64, "Texts": np.object_, "Float64s": np.float64, FLAGS: np.bool_}
+MISSING: Mapping[str, Any] = {"Ints": -1, "Texts": "", "Floats": np.nan, FLAGS: False}
+DTYPES: Mapping[str, Any] = {"Ints": np.int64, "Texts": np.object_, "Floats": np.float64, FLAGS: np.bool_}
 Floats = npt.NDArray[np.float64]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scraper.endpoint import Scrape
+from scraper.targets.fetch import Scrape
 
 
 def scraped(at_ns: int, page: str, *, url: str = "http://engine.test/metrics", error: str = "") -> Scrape:

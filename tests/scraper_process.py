@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadgen.frames import read_frames
-from scraper.log import FailureRecord, LogReader, Row
+from rundir.frames import read_frames
+from scraper.series.log import FailureRecord, LogReader, Row
 
 
 class Worker:

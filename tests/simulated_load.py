@@ -11,11 +11,11 @@ from aiohttp import ClientSession
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from simulator.engine import Engine
-from simulator.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.engine.scheduler import Engine
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.truth import TruthLog
+from simulator.telemetry.truth import TruthLog
 
 LIMITS = EngineSettings(
     max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from exporter.prometheus import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
-from exporter.snapshot import (
+from exporter.prometheus.page import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
+from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
     TOKEN_BOUNDS_S,
@@ -18,7 +18,7 @@ from exporter.snapshot import (
     WatchCounts,
     bucketize,
 )
-from scraper.span_log import Counts
+from scraper.spans.log import Counts
 
 PARTS_S = {"network": 0.01, "gateway": 0.004, "admission": 0.02, "queue": 0.12, "prefill": 0.05, "other": 0.03}
 ENDPOINT = "http://127.0.0.1:8000/metrics"

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from correlator.associate import Association
-from correlator.attribution import Attribution, nothing
-from correlator.blame import blame
-from correlator.clock_offset import ClockOffset
-from correlator.decompose import Breakdown
-from correlator.parts import Parts
-from correlator.server_percentiles import ServerPercentiles
-from exporter.association import association_objects, blame_object
-from exporter.breakdown import Findings, correlation, server_percentiles_object
-from scraper.missing import Missing
+from correlator.breakdown import Parts
+from correlator.estimate.percentiles import ServerPercentiles
+from correlator.estimate.table import Attribution, nothing
+from correlator.exact.clock_offset import ClockOffset
+from correlator.statistics.association import Association
+from correlator.statistics.decompose import Breakdown
+from correlator.statistics.tail import blame
+from exporter.report.association import association_objects, blame_object
+from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
+from rundir.stats import Missing
 
 SECOND = 10**9
 SIZE = 100

@@ -14,8 +14,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import Ended, engine, sidelight
 
-from scraper.span_spec import ReceiverSpec
-from scraper.spans import Receiver
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
 from sidecar.demo import free_pair
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")

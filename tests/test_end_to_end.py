@@ -22,9 +22,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from processes import LONG, QUIET, Ended, children, ended, load_workers, sidelight, start, until
 
-from loadgen.frames import read_plan
+from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
-from sidecar import schema
+from sidecar.options import schema
 
 DERIVED = (
     "summary.json",

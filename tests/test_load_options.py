@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from processes import QUIET, Ended, Script, engine, serving, sidelight
 
-from loadgen.arrivals import Arrival, schedule
-from loadgen.frames import read_plan
-from loadgen.log import RequestLog, select
-from loadgen.records import PlannedRequest
+from loadgen.plan.arrivals import Arrival, schedule
+from loadgen.records import PlannedRequest, read_plan
+from loadgen.requests.table import RequestLog, select
 from sidecar.run import open_run
 
 MS = 1_000_000

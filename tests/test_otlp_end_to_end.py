@@ -11,8 +11,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import engine, sidelight
 from test_spans_end_to_end import LOAD
 
-from scraper.span_spec import ReceiverSpec
-from scraper.spans import Receiver
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
 from sidecar.demo import free_pair
 from sidecar.run import open_run
 

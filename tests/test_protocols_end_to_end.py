@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import socket
 import sys
 import time
@@ -18,18 +17,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen import frames, log, records
-from loadgen.clock import Clock
-from loadgen.link import Link, WorkerSpec
-from loadgen.links import link_of
+from loadgen import records
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.prompt import Prompt, Target
-from loadgen.protocols.reply import Reply
-from loadgen.transport import Exchange
-from simulator.history import RequestRecord
+from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.request import Prompt, Target
+from loadgen.requests import table as log
+from loadgen.transports import link_of
+from loadgen.transports.link import Link, WorkerSpec
+from loadgen.transports.transport import Exchange
+from rundir import frames
+from rundir.clock import Clock
+from simulator.engine.history import RequestRecord
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
-from simulator.truth import TruthLog
+from simulator.telemetry.truth import TruthLog
 
 BOUND_S = 30.0
 MS = 1_000_000
@@ -78,10 +79,10 @@ async def worked(
     directory: Path, url: str, protocol: str, plan: list[records.PlannedRequest], **changes: object
 ) -> log.RequestLog:
     """Drive a plan by a load worker in a process of its own, to the end, and assemble its log."""
-    fd = frames.open_log(directory / "plan")
+    frame_log = frames.FrameLog(directory / "plan")
     for record in (*plan, records.plan_end("measure")):
-        frames.append_record(fd, record)
-    os.close(fd)
+        records.append_record(frame_log, record)
+    frame_log.close()
     offset_ns = time.time_ns() - time.monotonic_ns()
     spec = {
         "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
@@ -107,9 +108,9 @@ async def worked(
             process.kill()
         await process.wait()
         process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
-    logged = frames.read_log(directory / "requests.log")
+    logged = records.read_log(directory / "requests.log")
     parts = [record for record in logged if isinstance(record, records.RequestPart)]
-    return log.assemble(frames.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
+    return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from loadgen.frames import read_frames
-from scraper.endpoint import Limits, open_session, scrape
-from scraper.log import LogReader, ScrapeLog
-from scraper.normalise import Window
-from scraper.series import build
-from scraper.server_summary import server_summary
+from rundir.frames import read_frames
+from scraper.series.log import LogReader, ScrapeLog
+from scraper.series.table import build
+from scraper.targets.fetch import Limits, open_session, scrape
+from scraper.window.increase import Window
+from scraper.window.summary import server_summary
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 

@@ -25,9 +25,9 @@ from processes import refused, sidelight
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, body, call, engine, gateway
 
-from scraper.access import Access
-from scraper.span_forward import Away, Wire
-from sidecar.derive import derive
+from rundir.access import Access
+from scraper.spans.forward import Away, Wire
+from sidecar.report.derive import derive
 from sidecar.run import open_run
 
 BOUND_S = 60.0

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Literal
 
 from loadgen.protocols import carry, kserve, models, ollama, openai, responses, sglang, tgi, websocket
-from loadgen.protocols.body import Int64s
-from loadgen.protocols.prompt import Asked, Prompt, Target
-from loadgen.protocols.reply import Reply
-from loadgen.protocols.stream import Form, read_reply
+from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.stream import Form, read_reply
+from loadgen.protocols.request import Asked, Prompt, Target
+from rundir.columns import Ints
 
 Transport = Literal["http", "websocket", "grpc"]
 
@@ -45,7 +45,7 @@ class Protocol:
             Asked(target=target, prompt=prompt, max_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos)
         )
 
-    def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Int64s, read_ends: Int64s) -> Reply:
+    def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
         """What a reply said and when; see stream.read_reply."""
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.protocols.failures import UNREADABLE
-from loadgen.protocols.prompt import Asked, joined, with_extra
-from loadgen.protocols.sse import SseEvent
-from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.timings import Count
+from loadgen.protocols.reading.events import SseEvent
+from loadgen.protocols.reading.failures import UNREADABLE
+from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.timings import Count
+from loadgen.protocols.request import Asked, joined, with_extra
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 CONTENT_TYPE = "application/grpc"

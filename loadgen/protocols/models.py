@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadgen.protocols.timings import Count
+from loadgen.protocols.reading.timings import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

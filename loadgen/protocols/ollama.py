@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.failures import NULL, failure_of
-from loadgen.protocols.prompt import Asked, json_body, messages_of
-from loadgen.protocols.reply import ServerTimings
-from loadgen.protocols.sse import SseEvent, lines
-from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.timings import Count
+from loadgen.protocols.reading.events import SseEvent, lines
+from loadgen.protocols.reading.failures import NULL, failure_of
+from loadgen.protocols.reading.reply import ServerTimings
+from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.timings import Count
+from loadgen.protocols.request import Asked, json_body, messages_of
 
 
 def body(asked: Asked) -> bytes:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgen.protocols import timings
-from loadgen.protocols.failures import NULL, Payload
-from loadgen.protocols.prompt import Asked, joined, json_body, messages_of
-from loadgen.protocols.sse import SseEvent, events
-from loadgen.protocols.stream import Form, Seen, reader
-from loadgen.protocols.timings import Count
+from loadgen.protocols.reading import timings
+from loadgen.protocols.reading.events import SseEvent, events
+from loadgen.protocols.reading.failures import NULL, Payload
+from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.timings import Count
+from loadgen.protocols.request import Asked, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.failures import NULL, Payload, failure_of
-from loadgen.protocols.prompt import Asked, json_body
-from loadgen.protocols.sse import SseEvent
-from loadgen.protocols.stream import Form, Seen, reader
-from loadgen.protocols.timings import Count, of_vllm
+from loadgen.protocols.reading.events import SseEvent
+from loadgen.protocols.reading.failures import NULL, Payload, failure_of
+from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.timings import Count, of_vllm
+from loadgen.protocols.request import Asked, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import msgspec
 
-from loadgen.protocols.failures import UNREADABLE, Payload
-from loadgen.protocols.prompt import Asked, joined, json_body
-from loadgen.protocols.sse import SseEvent, events
-from loadgen.protocols.stream import Form, Seen, reader
-from loadgen.protocols.timings import SglangMeta, of_sglang_meta
+from loadgen.protocols.reading.events import SseEvent, events
+from loadgen.protocols.reading.failures import UNREADABLE, Payload
+from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.timings import SglangMeta, of_sglang_meta
+from loadgen.protocols.request import Asked, joined, json_body
 
 
 def body(asked: Asked) -> bytes:

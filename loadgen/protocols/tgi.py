@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.failures import Payload
-from loadgen.protocols.prompt import Asked, joined, json_body
-from loadgen.protocols.stream import Form, Seen, reader
-from loadgen.protocols.timings import Count
+from loadgen.protocols.reading.failures import Payload
+from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.timings import Count
+from loadgen.protocols.request import Asked, joined, json_body
 
 # The words of the other protocols for the same.
 _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.failures import NULL
-from loadgen.protocols.prompt import Asked, json_body, messages_of
-from loadgen.protocols.sse import SseEvent, lines
-from loadgen.protocols.stream import Form, Seen
-from loadgen.protocols.timings import Count, WebSocket, told_by
+from loadgen.protocols.reading.events import SseEvent, lines
+from loadgen.protocols.reading.failures import NULL
+from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.timings import Count, WebSocket, told_by
+from loadgen.protocols.request import Asked, json_body, messages_of
 
 
 def body(asked: Asked) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rundir.stats import Missing
+from scraper.engines.binding import CanonicalSource, PageNames
 from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, catalogue, own_names
-from scraper.engines.columns import CanonicalSource, PageNames
 from scraper.exposition import Series
-from scraper.missing import Missing
 
 __all__ = [
     "ENGINES",

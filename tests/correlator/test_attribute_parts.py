@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.condition import Problem, solve
-from correlator.exchange import Whole, exchanged
-from correlator.membership import assign, find_lag
-from correlator.step_clock import nearest_step, rest_features
-from correlator.wait_models import Sums, learn
+from correlator.estimate.assignment import assign, find_lag
+from correlator.estimate.conditioning import Problem, solve
+from correlator.estimate.exchange import Whole, exchanged
+from correlator.estimate.step_clock import nearest_step, rest_features
+from correlator.estimate.wait_models import Sums, learn
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,10 +10,10 @@ import pytest
 import recordings
 from recordings import Case
 
-from correlator.agreement import PartError, agreement
-from correlator.attribute import attribute
-from correlator.attribution import Attribution
-from correlator.server_percentiles import server_percentiles
+from correlator.estimate import attribute
+from correlator.estimate.percentiles import server_percentiles
+from correlator.estimate.table import Attribution
+from correlator.statistics.accuracy import PartError, agreement
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import recordings
 
-from correlator.associate import Association, associations
-from correlator.attribute import attribute
-from correlator.blame import Blame, blame
-from correlator.clock_offset import clock_offsets
-from correlator.join import join
-from correlator.parts import decomposed
-from correlator.server_load import waiting_at
-from exporter.association import sentence
-from scraper.engine_spans import engine_spans
+from correlator.breakdown import decomposed
+from correlator.estimate import attribute
+from correlator.exact.clock_offset import clock_offsets
+from correlator.exact.join import join
+from correlator.statistics.association import Association, associations
+from correlator.statistics.server_load import waiting_at
+from correlator.statistics.tail import Blame, blame
+from exporter.report.association import sentence
+from scraper.spans.requests import engine_spans
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import pytest
 import snapshots
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.metrics_server import serving
-from exporter.prometheus import LivePage
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.server import serving
 
 REPOSITORY = Path(__file__).parents[2]
 GENERATOR = REPOSITORY / "dashboards" / "generate.py"

@@ -12,8 +12,8 @@ from exports import URL, Recorded, S, endpoint_of, source_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.server_metrics import server_metrics_files
-from exporter.server_metrics_json import document
-from exporter.server_metrics_source import Source
+from exporter.server_metrics.json import document
+from exporter.server_metrics.source import Source
 
 Small = Callable[..., dict[str, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 from exports import Recorded, S, endpoint_of, source_of
 from jsonschema import Draft202012Validator
 
-from exporter.server_metrics_json import document
+from exporter.server_metrics.json import document
 
 REPOSITORY = Path(__file__).parents[2]
 

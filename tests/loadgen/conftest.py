@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadgen import clock, frames, log, records, tokenizers
+from loadgen import records
+from loadgen.plan import tokenizers
+from loadgen.requests import table as log
+from rundir import clock, frames
 
 BOUND_S = 20.0
 PATH = "/v1/chat/completions"
@@ -263,22 +265,22 @@ class Worker:
 
 
 def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
-    fd = frames.open_log(path)
+    frame_log = frames.FrameLog(path)
     for index, offset_ns in enumerate(offsets):
         body = b'{"n":%d}' % index
         one = records.PlannedRequest(
             index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls
         )
-        frames.append_record(fd, one)
+        records.append_record(frame_log, one)
     if close:
-        frames.append_record(fd, records.plan_end("measure"))
-    os.close(fd)
+        records.append_record(frame_log, records.plan_end("measure"))
+    frame_log.close()
 
 
 def assembled(directory: Path) -> log.RequestLog:
-    logged = [record for path in sorted(directory.glob("requests-*.log")) for record in frames.read_log(path)]
+    logged = [record for path in sorted(directory.glob("requests-*.log")) for record in records.read_log(path)]
     parts = [record for record in logged if isinstance(record, records.RequestPart)]
-    return log.assemble(frames.read_plan(directory / "plan"), parts, run_id="run")
+    return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run")
 
 
 Start = Callable[..., Awaitable[Worker]]

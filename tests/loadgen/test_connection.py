@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.clock import Clock
-from loadgen.lateness import NO_STAMP, ReceiveStamps
-from loadgen.transport import Connection, Exchange
+from loadgen.transports.lateness import NO_STAMP, ReceiveStamps
+from loadgen.transports.transport import Connection, Exchange
+from rundir.clock import Clock
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrivals import Arrival, schedule
-from loadgen.clock import Clock
 from loadgen.driver import Order, Send, Stop, is_share, run_phase, slots
+from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.records import PlannedRequest
+from rundir.clock import Clock
 
 MS = 1_000_000
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from logs import request_log
 
-from loadgen import warmup
-from loadgen.client_details import client_details
-from loadgen.clock_state import clock_json, clock_state
-from loadgen.metrics import QUANTILES, client_summary
-from loadgen.rtt import Rtt, rtt_json
-from loadgen.self_check import self_check
-from loadgen.slo import parse_slo
-from loadgen.stats import Missing
-from loadgen.steal import read_ticks, steal_json
+from loadgen.host.clock_sync import clock_json, clock_state
+from loadgen.host.cpu_steal import read_ticks, steal_json
+from loadgen.host.round_trip import Rtt, rtt_json
+from loadgen.requests import warmup
+from loadgen.requests.details import client_details
+from loadgen.requests.self_check import self_check
+from loadgen.requests.slo import parse_slo
+from loadgen.requests.summary import QUANTILES, client_summary
+from rundir.stats import Missing
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 # Statistics, reasons, and the parts of what a system call answers.

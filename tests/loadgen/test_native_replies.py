@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.protocols import PROTOCOLS, kserve
-from loadgen.protocols.reply import Reply
-from loadgen.session import reply_text
+from loadgen.protocols.reading.reply import Reply
+from loadgen.turns import reply_text
 
 SSE = "text/event-stream"
 LINES = "application/x-ndjson"

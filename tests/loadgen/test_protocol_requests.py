@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loadgen.protocols import PROTOCOLS, kserve
-from loadgen.protocols.prompt import Prompt, Target
-from simulator import grpc_server
+from loadgen.protocols.request import Prompt, Target
+from simulator.api import grpc as grpc_server
 
 X = Prompt(text="x")
 SYSTEM = Prompt(text="hé", system="Be brief.")

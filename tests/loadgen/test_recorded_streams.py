@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen import log, records
-from loadgen.packing import pack
+from loadgen import records
+from loadgen.requests import table as log
+from loadgen.requests.packing import pack
 
 SCENARIOS = ("main", "edges", "multi_api_server", "engine_death")
 READS_A_PART = 16

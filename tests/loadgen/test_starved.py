@@ -4,8 +4,8 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from loadgen import frames, records
-from loadgen.self_check import NOT_TRUSTED, self_check
+from loadgen import records
+from loadgen.requests.self_check import NOT_TRUSTED, self_check
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
@@ -36,7 +36,7 @@ async def test_a_starved_generator_says_so(serve: Serve, wire: type[Wire], start
     assert (await worker.hear())["event"] == "drained"
     await worker.send(cmd="exit")
     await worker.exit_code()
-    logged = frames.read_log(worker.directory / "requests-0.log")
+    logged = records.read_log(worker.directory / "requests-0.log")
     stats = [record for record in logged if isinstance(record, records.WorkerStat)]
     requests = worker.log()
     assert ["ok"] * REQUESTS == requests.status.tolist()

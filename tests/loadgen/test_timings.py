@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.reply import Reply, ServerTimings
+from loadgen.protocols.reading.reply import Reply, ServerTimings
 
 NAN = math.nan
 JSON = "application/json"

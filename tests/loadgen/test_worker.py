@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen import frames, records
+from loadgen import records
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
@@ -114,7 +114,7 @@ async def test_a_worker_tells_of_itself(serve: Serve, wire: type[Wire], start: S
     worker = await start(server.url)
     await worker.run(0, 0, 500_000_000)
     await worker.hear()
-    logged = [*frames.read_log(worker.directory / "requests-0.log")]
+    logged = [*records.read_log(worker.directory / "requests-0.log")]
     last = [record for record in logged if isinstance(record, records.WorkerStat)][-1]
     assert last.gc_pause_max_ns <= last.gc_pause_total_ns
     assert 10_000_000 < last.rss_bytes < 100_000_000

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen import workloads
-from loadgen.tokenizers import reference
-from loadgen.workloads import code_completion
-from loadgen.workloads.fields import WorkloadError
+from loadgen.plan import workloads
+from loadgen.plan.tokenizers import reference
+from loadgen.plan.workloads import code_completion
+from loadgen.plan.workloads.fields import WorkloadError
 
 COUNT = 1000
 

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import workloads
-from loadgen.tokenizers import reference
-from loadgen.workloads import custom, distributions, mix
-from loadgen.workloads.fields import WorkloadError
+from loadgen.plan import workloads
+from loadgen.plan.tokenizers import reference
+from loadgen.plan.workloads import custom, distributions, mix
+from loadgen.plan.workloads.fields import WorkloadError
 
 WHOLE = """
 name: support desk

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 from served import Serve, answer
 
-from scraper.access import Access
-from scraper.endpoint import LIMITS, Limits, Scrape, _headers, open_session, scrape
+from rundir.access import Access
+from scraper.targets.fetch import LIMITS, Limits, Scrape, _headers, open_session, scrape
 
 MIB = 1024 * 1024
 PAGE = b"# TYPE x gauge\nx 1\n"

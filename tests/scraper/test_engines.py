@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 import yaml
 
-from scraper.endpoint import Scrape
+from rundir.stats import Missing
 from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect
 from scraper.exposition import Page, parse
-from scraper.log import rows
-from scraper.missing import Missing
-from scraper.series import build, histograms
+from scraper.series.log import rows
+from scraper.series.table import build, histograms
+from scraper.targets.fetch import Scrape
 
 DIRECTORY = Path(str(resources.files("scraper.engines")))
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scraper import trtllm_json
+from rundir.stats import Missing
 from scraper.engines import CanonicalSource, canonical, detect
 from scraper.exposition import Page, PageReader, parse
-from scraper.missing import Missing
+from scraper.exposition import trtllm_iterations as trtllm_json
 
 EXPECTED = Path(__file__).parents[1] / "data/engine_pages.txt"
 SECTIONS = dict(

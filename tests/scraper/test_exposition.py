@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from scraper.endpoint import Scrape
 from scraper.exposition import MalformedPage, Page, PageReader, parse
+from scraper.targets.fetch import Scrape
 
 Sample = tuple[str, tuple[tuple[str, str], ...], str, str]
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.frames import read_frames
+from rundir.frames import read_frames
+from rundir.stats import Missing
 from scraper import perf_metrics
-from scraper.endpoint import Scrape, clock_of
-from scraper.missing import Missing
 from scraper.perf_metrics import SteadyClock, clock_reading, timings
+from scraper.targets.fetch import Scrape, clock_of
 from scraper.timing_log import ReplyRecord, TimingLog, decode, record_of
 
 URL = "http://engine.test:8000/perf_metrics"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scraper.histogram_rows import sound
 from scraper.quantiles import linear
+from scraper.quantiles.intervals import sound
 
 INF = float("inf")
 BOUNDS = [0.1, 0.5, 1.0, 5.0, INF]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.frames import read_frames
-from scraper.endpoint import Scrape
-from scraper.frames import FrameLog, Rotation, following
-from scraper.log import LogReader, Row, ScrapeLog
-from scraper.span_log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+from rundir.frames import FrameLog, Rotation, following, read_frames
+from scraper.series.log import LogReader, Row, ScrapeLog
+from scraper.spans.log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+from scraper.targets.fetch import Scrape
 
 SMALL = Rotation(most_bytes=400, most_s=1e9)
 
@@ -48,7 +47,7 @@ def test_a_log_goes_on_in_another_file_when_one_is_large(tmp_path: Path):
         path.mkdir()
         with closing(FrameLog(path / "x-0000.log", limits)) as log:
             for _ in range(5):
-                log.turn()
+                log.rotate()
                 log.append(b"x" * 200)
         assert expected == len(files(path))
 

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from scraper_process import started
 from served import Handler, Serve
 
-from scraper.endpoint import Scrape
-from scraper.normalise import Cut, Window, counter, cut, histogram
-from scraper.series import build, histograms
-from scraper.target import offset_ns
+from scraper.series.table import build, histograms
+from scraper.targets.fetch import Scrape
+from scraper.targets.target import offset_ns
+from scraper.window.increase import Cut, Window, counter, cut, histogram
 
 INTERVAL_NS = 20_000_000
 

@@ -15,8 +15,8 @@ from aiohttp import web
 from scraper_process import started
 from served import TEXT, Serve, answer
 
-from scraper.log import FailureRecord, Row
-from scraper.target import offset_ns
+from scraper.series.log import FailureRecord, Row
+from scraper.targets.target import offset_ns
 
 INTERVAL_NS = 250_000_000
 TIMEOUT_S = 3.0

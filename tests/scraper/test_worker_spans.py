@@ -20,11 +20,11 @@ from odd_exports import odd_export, over_grpc, over_http
 from scraper_process import Worker, started
 from served import Serve
 
-from loadgen.frames import read_frames
-from scraper.engine_spans import engine_spans
-from scraper.log import Row
-from scraper.span_log import Counts, decode, last_counts
-from scraper.span_spec import CannotListen, require_free
+from rundir.frames import read_frames
+from scraper.series.log import Row
+from scraper.spans.log import Counts, decode, last_counts
+from scraper.spans.requests import engine_spans
+from scraper.spans.spec import CannotListen, require_free
 
 ANYWHERE = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from scraper_process import started
 from served import Serve, answer
 
-from loadgen.frames import read_frames
+from rundir.frames import read_frames
 from scraper.perf_metrics import timings
 from scraper.timing_log import ReplyRecord, decode
 

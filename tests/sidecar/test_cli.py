@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import Ended
 
-from loadgen import workloads
+from loadgen.plan import workloads
 
 NOBODY = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
 RUN = f"run --url {NOBODY}"

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from scraper.endpoint import Scrape
+from rundir.clock import anchor
 from scraper.exposition import parse
+from scraper.targets.fetch import Scrape
 from sidecar import doctor
-from sidecar.clock import anchor
-from sidecar.load_options import DoctorOptions
+from sidecar.options.load import DoctorOptions
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from processes import Ended
 
-from scraper.endpoint import Scrape
-from scraper.log import ScrapeLog
-from sidecar.derive import derive
+from scraper.series.log import ScrapeLog
+from scraper.targets.fetch import Scrape
+from sidecar.report.derive import derive
 from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9

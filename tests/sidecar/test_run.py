@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from scraped import scraped
 from sent_requests import parts, planned
 
-from loadgen.frames import append_record, open_log
-from loadgen.log import RequestLog
-from loadgen.records import WorkerStat, plan_end
-from scraper.endpoint import Scrape
-from scraper.log import ScrapeLog
-from scraper.span_log import Counts, SpanLog, StateRecord
+from loadgen.records import WorkerStat, append_record, plan_end
+from loadgen.requests.table import RequestLog
+from rundir.frames import FrameLog
+from scraper.series.log import ScrapeLog
+from scraper.spans.log import Counts, SpanLog, StateRecord
+from scraper.targets.fetch import Scrape
 from scraper.timing_log import TimingLog
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.run import (
@@ -90,11 +90,11 @@ def write(path: Path, what: Recorded) -> dict[str, list[int]]:
     requests = [part for index, tokens in enumerate(what.tokens) for part in parts(index, tokens)]
     plan = [*(planned(index, tokens) for index, tokens in enumerate(what.tokens)), plan_end("measure")]
     for name, records in (("plan-measure.log", plan), ("requests-0.log", [*what.stats, *requests])):
-        fd = open_log(raw / name)
+        frame_log = FrameLog(raw / name)
         for record in records:
-            append_record(fd, record)
-            sizes.setdefault(name, []).append(os.fstat(fd).st_size)
-        os.close(fd)
+            append_record(frame_log, record)
+            sizes.setdefault(name, []).append(os.fstat(frame_log).st_size)
+        frame_log.close()
     log = ScrapeLog(raw / "scrapes-0.log")
     for number, waiting in enumerate(what.waiting):
         log.append(scrape(number, waiting))
@@ -245,10 +245,10 @@ def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):
     write(tmp_path / "run", Recorded(tokens=[1, 2, 3, 4], waiting=[], stats=[], events=[]))
     ends_ns = [parts(index, tokens)[-1].end_ns for index, tokens in enumerate((1, 2, 3, 4))]
     assert ([2, 3], ends_ns[0]) == last_answered(tmp_path / "run", 2)
-    log = open_log(tmp_path / "run/raw/requests-1.log")
+    log = FrameLog(tmp_path / "run/raw/requests-1.log")
     for index, changes in ((4, {"status": 503}), (5, {"error": "reset: by peer"}), (6, {"last": False})):
         append_record(log, msgspec.structs.replace(parts(index, 1)[-1], **changes))
-    os.close(log)
+    log.close()
     assert ([1, 2, 3], ends_ns[0]) == last_answered(tmp_path / "run", 3)
     write_json(create(tmp_path / "empty") / "manifest.json", {"run_id": "r"})
     assert ([], -1) == last_answered(tmp_path / "empty", 3)

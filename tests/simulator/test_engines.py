@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scraper.endpoint import ACCEPT
+from scraper.targets.fetch import ACCEPT
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_load import client_of
 
-from simulator.replies import WORDS
+from simulator.engine.replies import WORDS
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
-from simulator.engine import Engine
-from simulator.history import RequestRecord
-from simulator.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
+from simulator.engine.history import RequestRecord
+from simulator.engine.scheduler import Engine
 from simulator.settings import PROFILES, EngineSettings
+from simulator.telemetry.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
 
 NONE: frozenset[tuple[str, str]] = frozenset()
 STREAM = frozenset({("is_streaming", "true")})

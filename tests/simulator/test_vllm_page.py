@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from simulated_load import ARRIVALS, LIMITS, families_of, play, samples_of
 
-from simulator.pages.vllm import VllmPage, one_two_five_bounds
 from simulator.settings import EngineSettings
+from simulator.telemetry.pages.vllm import VllmPage, one_two_five_bounds
 
 #: Canonical in vLLM, but only shown with an option that the simulator does not have, or by older versions.
 NOT_SHOWN = {"vllm:lora_requests_info"}

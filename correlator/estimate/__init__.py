@@ -1,0 +1,189 @@
+"""Queue and prefill time of every request, estimated from scrapes alone, with errors, bounds and how far to trust them.
+
+Engines that observe both when a request ends tell, between two scrapes, how many ended and what their times add up to.
+The client knows which of its requests ended there and how long each waited. From both follows each request's share.
+Spans and timings in replies are exact where there are any, and go before this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from correlator.estimate.assignment import Members, assign
+from correlator.estimate.exchange import Whole
+from correlator.estimate.intervals import Cells, Observed, observe, pooled
+from correlator.estimate.network import Network, assumed, measure
+from correlator.estimate.regression import Estimate, doubted, estimate
+from correlator.estimate.replicas import TOKENS, aligned, divided
+from correlator.estimate.table import Attribution, nothing, put
+from correlator.estimate.waits import Waits, read_waits, select
+from correlator.requests import Requests
+from rundir.columns import Bools, Indices
+from rundir.stats import Missing
+from scraper.series.table import EndpointSeries
+
+TIGHT = 3
+CLEAR_JITTERS = 3.0
+NO_FIRST = "it had no first token to measure a wait by"
+NOT_ENDED = "the engine did not end it, so that its histograms do not hold it"
+NO_CELL = "it ended before the first scrape, after the last, or while the engine began anew"
+NOT_SCRAPED = "the server that it was sent to was not scraped"
+APART = "the engines were not scraped at the same times"
+
+
+def attribute(requests: Requests, scrapes: Sequence[EndpointSeries]) -> Attribution:
+    """Estimate every request's queue and prefill time from the scrapes of one or several engines.
+
+    Over the requests of a scrape interval in which nobody else's ended, estimates add up to what the engine's sums
+    moved by. With several engines, a request belongs to the one whose address it was sent to; where addresses do not
+    tell, engines are taken together, and apart again where token sums allow it. Cost: linear in requests and scrapes.
+
+    Nothing is estimated, with the reason for each request:
+    - no engine whose histograms of queue and prefill time are observed at the end of a request;
+    - fewer than 5 scrape intervals in which requests of ours ended;
+    - several engines, scraped at different times, and addresses that do not tell them apart.
+    """
+    table = nothing(len(requests.submit_ns), NOT_SCRAPED)
+    for rows, engines in _routes(requests, {endpoint.url: observe(endpoint) for endpoint in scrapes}):
+        usable = [one for one in engines if isinstance(one, Observed)]
+        reasons = dict.fromkeys(one.reason for one in engines if isinstance(one, Missing))
+        part = _attributed(requests, rows, usable) if usable else nothing(len(rows), "; ".join(reasons) or NOT_SCRAPED)
+        put(table, rows, part)
+    return table
+
+
+def _routes(
+    requests: Requests, scraped: Mapping[str, Observed | Missing]
+) -> list[tuple[Indices, list[Observed | Missing]]]:
+    """Divide the requests by the engine that they were sent to; where addresses do not tell, all go to all.
+
+    An address tells where at least one usable engine was asked directly: none of them is then behind a gateway.
+    """
+    places = {urlsplit(url).netloc: one for url, one in scraped.items()}
+    asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)
+    direct = [place for place in dict.fromkeys(asked) if isinstance(places.get(place), Observed)]
+    if not direct or len(places) < len(scraped):
+        return [(np.arange(len(asked)), list(scraped.values()))]
+    return [(np.flatnonzero(asked == place), [one]) for place, one in places.items()]
+
+
+def _attributed(requests: Requests, rows: Indices, engines: list[Observed]) -> Attribution:
+    if not len(rows):
+        return nothing(0, "")
+    submit_ns = requests.submit_ns[rows]
+    origin_ns = int(submit_ns[submit_ns >= 0].min(initial=np.iinfo(np.int64).max))
+    waits = read_waits(requests, rows, origin_ns)
+    timed = np.isfinite(waits.wait_s)
+    ends = [one.ends for one in engines]
+    parts = aligned(ends) if len(ends) > 1 else ends
+    if parts is None:
+        return nothing(len(rows), APART)
+    cells, members = _place_ends(waits, parts, origin_ns, max(one.stamp_error_s for one in engines))
+    # Who has no first token takes part in the sums of a cell like a stranger: there is no wait to divide.
+    silent = np.bincount(members.cell[(members.cell >= 0) & ~timed], minlength=len(cells))
+    own = replace(
+        members, cell=members.cell[timed], clear_s=members.clear_s[timed], strangers=members.strangers + silent
+    )
+    speaking = select(waits, timed)
+    own = doubted(speaking, cells, own)
+    network = _network(speaking, engines, cells, origin_ns)
+    never_waiting = all(one.never_waiting for one in engines)
+    found = estimate(speaking, cells, own, network, origin_ns=origin_ns, never_waiting=never_waiting)
+    if isinstance(found, Missing):
+        return nothing(len(rows), found.reason)
+    # Without token counts, ranks prove it where nobody else is there: one engine, and as many ends as ours.
+    proven = own.verified | (not own.checked and len(engines) == 1 and own.by_rank)
+    return _table(waits, timed, cells, own, network, found, proven)
+
+
+def _place_ends(waits: Waits, parts: list[Cells], origin_ns: int, stamp_error_s: float) -> tuple[Cells, Members]:
+    """Put every request that the engine ended into a cell; the members' columns are of all requests."""
+    whole = pooled(parts) if len(parts) > 1 else parts[0]
+    tokens = np.column_stack((waits.prompt_tokens, waits.output_tokens))
+    ended = np.flatnonzero(waits.ended)
+    names = TOKENS if all(name in whole.sums for name in TOKENS) else ()
+    found = assign(
+        waits.end_s[ended],
+        tokens[ended][:, : len(names)],
+        _whole(whole, names, origin_ns),
+        stamp_error_s=stamp_error_s,
+    )
+    cells = whole
+    if len(parts) > 1 and names:
+        cells, found = divided(whole, parts, found, tokens[ended])
+    cell = np.full(len(waits.end_s), -1, dtype=np.intp)
+    clear_s = np.full(len(waits.end_s), -np.inf)
+    cell[ended], clear_s[ended] = found.cell, found.clear_s
+    return cells, replace(found, cell=cell, clear_s=clear_s)
+
+
+def _whole(cells: Cells, names: Sequence[str], origin_ns: int) -> Whole:
+    columns = [np.rint(cells.sums[name]) for name in names]
+    return Whole(
+        start_s=(cells.start_ns - origin_ns) / 1e9,
+        end_s=(cells.end_ns - origin_ns) / 1e9,
+        lost=cells.lost,
+        count=cells.count,
+        tokens=np.column_stack(columns) if columns else np.zeros((len(cells), 0)),
+    )
+
+
+def _network(waits: Waits, engines: list[Observed], cells: Cells, origin_ns: int) -> Network:
+    """Measure the network by the engine's own TTFT where there is one engine that has it."""
+    kept = ~cells.lost
+    queue_s, prefill_s = cells.sums["queue"][kept].sum(), cells.sums["prefill"][kept].sum()
+    served_s = float(queue_s + prefill_s) / max(int(cells.count[kept].sum()), 1)
+    firsts = engines[0].firsts
+    if len(engines) > 1 or firsts is None:
+        return assumed(waits, max(float(np.mean(waits.wait_s)) - served_s, 0.0) if len(waits.wait_s) else 0.0)
+    counted = ~firsts.lost
+    ttft_s = float(firsts.sums["ttft"][counted].sum()) / max(int(firsts.count[counted].sum()), 1)
+    names = [name for name in ("prompt_tokens",) if name in firsts.sums]
+    members = assign(
+        waits.first_s,
+        waits.prompt_tokens[:, None][:, : len(names)],
+        _whole(firsts, names, origin_ns),
+        stamp_error_s=engines[0].stamp_error_s,
+    )
+    return measure(waits, firsts, members, max(ttft_s - served_s, 0.0))
+
+
+def _table(
+    waits: Waits, timed: Bools, cells: Cells, members: Members, network: Network, found: Estimate, proven: Bools
+) -> Attribution:
+    table = nothing(len(timed), NO_FIRST)
+    rows = np.flatnonzero(timed)
+    inside = found.cell >= 0
+    own = np.bincount(found.cell[inside], minlength=len(cells))
+    count = np.where(inside, own[found.cell], 0)
+    alone = inside & (members.strangers[found.cell] == 0) & ~members.contradicts[found.cell]
+    clear = members.verified[found.cell] | (members.clear_s > CLEAR_JITTERS * members.jitter_s)
+    exact = alone & (count == 1) & proven[found.cell] & clear
+    sums = np.column_stack((cells.sums["queue"], cells.sums["prefill"]))[found.cell]
+    wait_s = waits.wait_s[rows]
+    value, sd = found.value.copy(), found.sd.copy()
+    value[:, :2] = np.where(exact[:, None], np.maximum(sums, 0.0), value[:, :2])
+    sd[:, :2] = np.where(exact[:, None], 0.0, sd[:, :2])
+    network_s = np.minimum(network.value_s, np.maximum(wait_s - value[:, :2].sum(axis=1), 0.0))
+    columns = {"network": (network_s, np.sqrt(network.variance))}
+    columns["rest"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
+    if not network.measured:
+        columns["network"] = (np.full(len(rows), np.nan), np.full(len(rows), np.nan))
+        columns["rest"] = (wait_s - value[:, 0] - value[:, 1], np.sqrt(sd[:, 2] ** 2 + network.variance))
+    for part, name in enumerate(("queue", "prefill")):
+        columns[name] = (value[:, part], sd[:, part])
+        getattr(table, f"{name}_low_s")[rows] = np.where(exact, value[:, part], found.low[:, part])
+        getattr(table, f"{name}_high_s")[rows] = np.where(exact, value[:, part], found.high[:, part])
+    for name, (values, errors) in columns.items():
+        getattr(table, f"{name}_s")[rows], getattr(table, f"{name}_sd_s")[rows] = values, errors
+    quality = np.select(
+        [~inside, exact, alone & (count <= TIGHT), alone], ["prior", "exact", "tight", "shared"], "foreign"
+    )
+    table.quality[rows] = quality
+    table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_CELL, NOT_ENDED))
+    table.interval[rows] = found.cell
+    return table

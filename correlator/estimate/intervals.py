@@ -1,0 +1,229 @@
+"""What an engine counted between two scrapes: the cells that per-request times are estimated from.
+
+A cell is a pair of consecutive usable scrapes of one endpoint: so many requests ended in it (or had their first token),
+and their times and tokens add up to so much. Which of our requests those are is left to `membership`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from correlator.estimate.engine import Sources, sums_of, told_by
+from rundir.columns import Bools, Floats, Indices, Ints
+from rundir.stats import Missing
+from scraper.engines import CanonicalSource, catalogue
+from scraper.series.resets import falls, restarted, unrolled
+from scraper.series.table import EndpointSeries, HistogramColumns, histograms
+from scraper.window.increase import rising_sum
+
+# Histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the prompt but not cached.
+END_TOKENS = {
+    "vllm": {
+        "prompt_tokens": "vllm:request_prompt_tokens",
+        "output_tokens": "vllm:request_generation_tokens",
+        "computed_tokens": "vllm:request_prefill_kv_computed_tokens",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """How many observations fell into each bucket: bounds[B] (the last +inf), counts[C, B], not cumulative over B."""
+
+    bounds: Floats
+    counts: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """C cells in the order of time, stamps int64 ns Unix, sums [C] by name in seconds or tokens.
+
+    The cell c lies between the scrapes at start_ns[c] and end_ns[c]. `lost[c]`: the engine began anew in it, so that
+    what it counted is not known. Sums and buckets that the engine does not show are not there.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    lost: Bools
+    count: Ints
+    sums: Mapping[str, Floats]
+    buckets: Mapping[str, Buckets]
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One endpoint: the cells of ends (`queue`, `prefill`, tokens) and of first tokens (`ttft`), where it has them.
+
+    `never_waiting`: the gauge of waiting requests is on the page and was 0 in every scrape. `stamp_error_s` is half of
+    a scrape's usual round trip.
+    """
+
+    ends: Cells
+    firsts: Cells | None
+    never_waiting: bool
+    stamp_error_s: float
+
+
+def observe(endpoint: EndpointSeries) -> Observed | Missing:
+    """Read the cells off an endpoint's scrapes; a scrape that failed makes one longer cell.
+
+    A page on which the histograms of the end disagree in count was read half written: it counts as not scraped.
+    Missing: what `engine.finish_sums` says (no scrape, no known engine, no queue or prefill histogram, or one observed
+    at another moment than the end of a request), or fewer than two usable scrapes.
+    """
+    told = told_by(endpoint)
+    if isinstance(told, Missing):
+        return told
+    engine, sources = told
+    ends = _ends(endpoint, engine, sources)
+    if isinstance(ends, Missing):
+        return ends
+    return Observed(
+        ends=ends,
+        firsts=_firsts(endpoint, sources),
+        never_waiting=_never_waiting(endpoint, sources),
+        stamp_error_s=float(np.median(endpoint.response_ns - endpoint.request_ns)) / 2e9,
+    )
+
+
+def merge(cells: Cells, groups: Indices) -> Cells:
+    """Join the neighbouring cells of one number in groups[C], which ascends by steps of 1 from 0."""
+    first = np.searchsorted(groups, np.arange(groups[-1] + 1))
+    last = np.append(first[1:], len(groups)) - 1
+    whole = _folded([cells], lambda one: np.add.reduceat(one[0], first))
+    lost = np.asarray(np.logical_or.reduceat(cells.lost, first))
+    return replace(whole, start_ns=cells.start_ns[first], end_ns=cells.end_ns[last], lost=lost)
+
+
+def pick(cells: Cells, rows: Indices) -> Cells:
+    """Return some of the cells."""
+    return _folded([cells], lambda one: one[0][rows])
+
+
+def joined(parts: Sequence[Cells]) -> Cells:
+    """Put cells of several endpoints one behind the other; sums and buckets that some part lacks are left out."""
+    return _folded(parts, np.concatenate)
+
+
+def pooled(parts: Sequence[Cells]) -> Cells:
+    """Add up endpoints with equally many cells, scraped at about the same times; stamps are the means."""
+    start_ns, end_ns = (
+        np.mean([getattr(one, name) for one in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
+    )
+    whole = _folded(parts, partial(np.sum, axis=0))
+    return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([one.lost for one in parts], axis=0))
+
+
+def _folded(parts: Sequence[Cells], fold: Callable[[list[Any]], Any]) -> Cells:
+    """Make one of several, column by column; sums and buckets that some part lacks are left out."""
+    columns = {name: fold([getattr(one, name) for one in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
+    first = parts[0]
+    return Cells(
+        **columns,
+        sums={
+            name: fold([one.sums[name] for one in parts]) for name in first.sums if all(name in p.sums for p in parts)
+        },
+        buckets={
+            name: Buckets(bounds=mine.bounds, counts=fold([one.buckets[name].counts for one in parts]))
+            for name, mine in first.buckets.items()
+            if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, mine.bounds) for one in parts)
+        },
+    )
+
+
+def _ends(endpoint: EndpointSeries, engine: str, sources: Sources) -> Cells | Missing:
+    totals = sums_of(endpoint, sources)
+    if isinstance(totals, Missing):
+        return totals
+    times = {name: groups for name in ("queue", "prefill") if (groups := _histograms(sources[f"{name}_time"]))}
+    fell = restarted(endpoint)
+    for groups in times.values():
+        fell = falls(endpoint.values[:, [columns.count for columns in groups]], fell)
+    tokens = _end_tokens(endpoint, engine)
+    counts = [_rising(endpoint, groups, "count", fell) for groups in (*times.values(), *tokens.values())]
+    rows = np.flatnonzero(np.all([np.abs(one - counts[0]) < 0.5 for one in counts], axis=0))
+    if len(rows) < 2:
+        return Missing("fewer than two scrapes are usable")
+    sums = {name: _rising(endpoint, groups, "sum", fell)[rows] for name, groups in (times | tokens).items()}
+    found = {name: _buckets(endpoint, groups, fell, rows) for name, groups in times.items()}
+    return Cells(
+        start_ns=endpoint.at_ns[rows[:-1]],
+        end_ns=endpoint.at_ns[rows[1:]],
+        lost=np.diff(np.cumsum(fell)[rows]) > 0,
+        count=np.rint(np.diff(counts[0][rows])).astype(np.int64),
+        sums={name: np.diff(values) for name, values in sums.items()},
+        buckets={name: one for name, one in found.items() if one is not None},
+    )
+
+
+def _firsts(endpoint: EndpointSeries, sources: Sources) -> Cells | None:
+    ttft, prompt = sources["ttft"], sources["prompt_tokens"]
+    groups = _histograms(ttft)
+    if isinstance(ttft, Missing) or ttft.quantity.observed != "first_token":
+        return None
+    if len(endpoint.at_ns) < 2 or any(columns.count < 0 or columns.sum < 0 for columns in groups):
+        return None
+    fell = falls(endpoint.values[:, [columns.count for columns in groups]], restarted(endpoint))
+    sums = {"ttft": np.diff(_rising(endpoint, groups, "sum", fell))}
+    if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
+        sums["prompt_tokens"] = np.diff(unrolled(endpoint.values[:, prompt.columns], fell)[0].sum(axis=1))
+    return Cells(
+        start_ns=endpoint.at_ns[:-1],
+        end_ns=endpoint.at_ns[1:],
+        lost=fell[1:],
+        count=np.rint(np.diff(_rising(endpoint, groups, "count", fell))).astype(np.int64),
+        sums=sums,
+        buckets={},
+    )
+
+
+def _histograms(source: CanonicalSource | Missing) -> tuple[HistogramColumns, ...]:
+    return () if isinstance(source, Missing) else source.histograms
+
+
+def _rising(endpoint: EndpointSeries, groups: Sequence[HistogramColumns], part: str, fell: Bools) -> Floats:
+    """Return count or sum [T] over the label sets of a histogram, going on across restarts."""
+    total = np.zeros(len(endpoint.at_ns))
+    for columns in groups:
+        if part == "sum":
+            total += rising_sum(endpoint, columns, fell)
+        else:
+            total += unrolled(endpoint.values[:, [columns.count]], fell)[0][:, 0]
+    return total
+
+
+def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[HistogramColumns]]:
+    found: dict[str, list[HistogramColumns]] = {}
+    for name, wanted in END_TOKENS.get(engine, {}).items():
+        groups = [one for one in histograms(endpoint.series) if catalogue(engine).normalised(one.family) == wanted]
+        if groups and all(one.sum >= 0 and one.count >= 0 for one in groups):
+            found[name] = groups
+    return found
+
+
+def _buckets(
+    endpoint: EndpointSeries, groups: Sequence[HistogramColumns], fell: Bools, rows: Indices
+) -> Buckets | None:
+    bounds = groups[0].bounds
+    if not bounds or bounds[-1] != np.inf or any(one.bounds != bounds for one in groups):
+        return None
+    cumulative = np.sum([unrolled(endpoint.values[:, one.buckets], fell)[0] for one in groups], axis=0)
+    counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
+    # Bounds that changed during the run leave counts below zero.
+    return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))
+
+
+def _never_waiting(endpoint: EndpointSeries, sources: Sources) -> bool:
+    waiting = sources["requests_waiting"]
+    if isinstance(waiting, Missing) or not waiting.columns:
+        return False
+    values = endpoint.values[:, waiting.columns]
+    return bool(np.isfinite(values).any() and not np.nan_to_num(values).any())

@@ -1,0 +1,72 @@
+"""The table of estimated times, one row a request, and how far each can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rundir.columns import Bools, Floats, Indices, Ints, Texts
+
+QUALITIES = ("exact", "tight", "shared", "foreign", "prior", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Columns of n requests, in their order; seconds, NaN where unknown.
+
+    queue_s, prefill_s      estimates; _sd_s their standard deviations, 0 where they are the engine's own numbers;
+                            _low_s and _high_s bounds that hold if the request ended where it is thought to have ended
+    network_s, rest_s       outside the engine, and in it but neither queue nor prefill: the four add up to the client's
+                            wait for its first output. Where nothing tells the two apart (the engine has no TTFT, or
+                            there are several engines), network_s is NaN and rest_s both
+    quality                 exact: the only request of its scrape interval, as whole numbers prove
+                            tight: one of two or three; shared: one of more
+                            foreign: requests that are not ours ended there too, or whole numbers contradict
+                            prior: never observed, `reason` says why; the model's expectation
+                            none: no estimate, `reason` says why
+    interval                the number of that interval, -1 for none; those of several engines do not mix
+    """
+
+    queue_s: Floats
+    queue_sd_s: Floats
+    queue_low_s: Floats
+    queue_high_s: Floats
+    prefill_s: Floats
+    prefill_sd_s: Floats
+    prefill_low_s: Floats
+    prefill_high_s: Floats
+    network_s: Floats
+    network_sd_s: Floats
+    rest_s: Floats
+    rest_sd_s: Floats
+    quality: Texts
+    reason: Texts
+    interval: Ints
+
+    def __len__(self) -> int:
+        return len(self.queue_s)
+
+
+def nothing(size: int, reason: str) -> Attribution:
+    """Return a table without estimates, the same reason for each request."""
+    unknown = {one.name: np.full(size, np.nan) for one in fields(Attribution) if one.name.endswith("_s")}
+    return Attribution(
+        **unknown,
+        quality=np.full(size, "none", dtype=np.object_),
+        reason=np.full(size, reason, dtype=np.object_),
+        interval=np.full(size, -1, dtype=np.int64),
+    )
+
+
+def select(table: Attribution, rows: Indices | Bools) -> Attribution:
+    """Return some of the requests."""
+    return Attribution(**{one.name: getattr(table, one.name)[rows] for one in fields(Attribution)})
+
+
+def put(table: Attribution, rows: Indices, part: Attribution) -> None:
+    """Write the rows of a part into a table; its intervals are numbered on from those of the table."""
+    after = int(table.interval.max(initial=-1)) + 1
+    for one in fields(Attribution):
+        getattr(table, one.name)[rows] = getattr(part, one.name)
+    table.interval[rows] = np.where(part.interval >= 0, part.interval + after, -1)

@@ -1,0 +1,110 @@
+"""Small linear models of a time per request, learned from sums over cells alone: no request is labelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from rundir.columns import Floats, Indices
+
+HUBER = 1.345
+ROUNDS = 12
+WINSOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is expected of each request before its cell's sums are looked at: mean and variance [n], s and s^2."""
+
+    mean: Floats
+    variance: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What was learned: the prior, weights[F], and the median error of a sum, in s over the root of its requests."""
+
+    prior: Prior
+    weights: Floats
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What to learn from: for each member of C cells (cell[m], 0..C-1) its features[m, F], and the cells' sums[C].
+
+    `strangers`[C] are requests in the sums without features; they count with the mean features.
+    """
+
+    cell: Indices
+    features: Floats
+    sums: Floats
+    strangers: Floats
+
+
+def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> Prior:
+    """Return mean and variance of values (at at_s[n]) within reach of each centre [C]; of all where there are none."""
+    order = np.argsort(at_s, kind="stable")
+    sums = np.concatenate([np.zeros((1, 2)), np.cumsum(np.column_stack((values, values**2))[order], axis=0)])
+    low = np.searchsorted(at_s[order], centre_s - reach_s)
+    high = np.searchsorted(at_s[order], centre_s + reach_s, side="right")
+    few = high - low < 2
+    low, high = np.where(few, 0, low), np.where(few, len(at_s), high)
+    moments = (sums[high] - sums[low]) / np.maximum(high - low, 1)[:, None]
+    return Prior(mean=moments[:, 0], variance=np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0))
+
+
+def learn(data: Sums, features: Floats, *, floor_share: float, least_s: float) -> Model:
+    """Learn non-negative weights on the sums, and what they say of features[n, F].
+
+    Weighted by 1 / (requests x mean^2), a stranger three times; Huber's weights against outliers. The variance
+    a + b mean^2 is fitted to the squared residuals of the sums, winsorised, and widened for few cells; it is at least
+    least_s^2 + (floor_share mean)^2.
+    """
+    cells = len(data.sums)
+    own = np.bincount(data.cell, minlength=cells).astype(np.float64)
+    total = np.zeros((cells, data.features.shape[1]))
+    np.add.at(total, data.cell, data.features)
+    total += data.strangers[:, None] * data.features.mean(axis=0)
+    weight = 1.0 / np.maximum(own + 3.0 * data.strangers, 1.0)
+    theta = _robust(total, data.sums, weight)
+    expected = data.features @ theta
+    squares = data.strangers * np.mean(expected**2)
+    np.add.at(squares, data.cell, expected**2)
+    a, b = _variance(data.sums - total @ theta, own + data.strangers, squares)
+    widened = 1.0 + 2.0 * data.features.shape[1] / max(cells, 1)
+    mean = features @ theta
+    variance = np.maximum(widened * (a + b * mean**2), least_s**2 + (floor_share * mean) ** 2)
+    error = float(np.median(np.abs(data.sums - total @ theta) * np.sqrt(weight)))
+    return Model(prior=Prior(mean=mean, variance=variance), weights=theta, error_s=error)
+
+
+def _robust(total: Floats, sums: Floats, weight: Floats) -> Floats:
+    """Solve weighted non-negative least squares with Huber's weights."""
+    scale = np.sqrt((total**2).mean(axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    huber = np.ones(len(sums))
+    theta = np.zeros(total.shape[1])
+    for _ in range(ROUNDS):
+        root = np.sqrt(weight * huber)
+        before = theta
+        theta = nnls(total / scale * root[:, None], sums * root)[0] / scale
+        error = np.abs(sums - total @ theta) * np.sqrt(weight)
+        limit = HUBER * 1.4826 * max(float(np.median(error)), 1e-9)
+        huber = np.minimum(1.0, limit / np.maximum(error, 1e-12))
+        if np.allclose(theta, before, rtol=1e-4, atol=1e-12):
+            break
+    return theta
+
+
+def _variance(residual: Floats, count: Floats, squares: Floats) -> tuple[float, float]:
+    """Fit residual^2 = a count + b squares, a and b not negative."""
+    per_request = residual**2 / np.maximum(count, 1)
+    limit = (WINSOR * 1.4826 * np.sqrt(np.median(per_request))) ** 2
+    clipped = np.minimum(per_request, max(float(limit), 1e-12))
+    design = np.column_stack((count, squares)) / np.maximum(count, 1)[:, None]
+    root = 1.0 / np.maximum(design @ [1e-6, 0.04], 1e-12)
+    a, b = nnls(design * root[:, None], clipped * root)[0]
+    return float(a), float(b)

@@ -1,0 +1,133 @@
+"""How far engines' clocks are from ours, by causality: no request arrives before it was sent, no token before it was.
+
+Engines are told apart by what their spans say of their process, and by the URL that was asked. Each joined request
+bounds its engine's offset from both sides, and the tightest bounds of a run leave half the least way in and out as
+error. Nothing is assumed of how a round trip divides into its two ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.exact.join import SLACK_MS, Joined
+from loadgen.requests.table import RequestLog
+from rundir.columns import Bools, Floats, Ints
+
+NO_PAIRS = "no request was joined with stamps of the engine's clock"
+NO_BOUNDS = "the requests that were joined bound the offset from one side only"
+_QUORUM = 0.9
+_FAR_NS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """What to add to the engine's stamps for ours, and by how much that may be off, ns; None where `reason` says why.
+
+    `pairs` is how many requests bound it, `left_out` how many more contradict those.
+    """
+
+    offset_ns: int | None
+    error_ns: int | None
+    pairs: int
+    left_out: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffsets:
+    """The clocks of a run's engines against ours.
+
+    by_engine               by the engine's name: its process and the URL that was asked, as far as they are told. Never
+                            empty: where no request was joined with stamps, one of "" says so
+    offset_ns, error_ns     float64 [n], each request's own: those of the clock that stamped it, NaN where none did, or
+                            its offset is unknown. Whole numbers below 100 days
+    """
+
+    by_engine: Mapping[str, ClockOffset]
+    offset_ns: Floats
+    error_ns: Floats
+
+
+def clock_offsets(requests: RequestLog, joined: Joined) -> ClockOffsets:
+    """Return each engine's offset by the requests joined with its stamps; one with few of them has its own wider error.
+
+    Engines behind one URL that do not tell themselves apart are taken for one, whose stamps then contradict each other.
+    """
+    engines: dict[str, list[int]] = {}
+    for row in np.flatnonzero(joined.arrival_ns >= 0).tolist():
+        clock, url = joined.clock[row], requests.endpoint_url[row]
+        engines.setdefault(f"{clock} at {url}" if clock else url, []).append(row)
+    least, most = _bounds(requests, joined)
+    by_engine: dict[str, ClockOffset] = {}
+    offset_ns, error_ns = np.full((2, len(joined)), np.nan)
+    for engine, rows in engines.items():
+        found = by_engine[engine] = _offset(least[rows], most[rows])
+        if found.offset_ns is not None and found.error_ns is not None:
+            offset_ns[rows], error_ns[rows] = found.offset_ns, found.error_ns
+    nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
+    return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
+
+
+def _offset(least: Ints, most: Ints) -> ClockOffset:
+    """Return the middle of the offsets that put no effect before its cause, and half their range as error.
+
+    Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
+
+    - no request whose reply came: unknown
+    - bounds that contradict each other by up to 10 ms, as clocks drift and stamps are late: half of that is the error
+    - by more: what most of them agree on (Marzullo 1984), if that are nine of ten; a single span may lie. Else unknown:
+      the engine's clock was set during the run, or it is several engines with a clock each
+    """
+    agree = _agreeing(least, most)
+    low_ns, high_ns, pairs = int(least[agree].max()), int(most[agree].min()), int(agree.sum())
+    if low_ns == -_FAR_NS or high_ns == _FAR_NS:
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=NO_BOUNDS)
+    if pairs < _QUORUM * len(least):
+        apart_ns = int(least[least > -_FAR_NS].max()) - int(most[most < _FAR_NS].min())
+        reason = (
+            f"its stamps contradict each other by {apart_ns / 1e6:,.0f} ms: its clock was set during the run, "
+            "or several engines are behind it whose spans have no service.instance.id"
+        )
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=reason)
+    return ClockOffset(
+        offset_ns=(low_ns + high_ns) // 2,
+        error_ns=(abs(high_ns - low_ns) + 1) // 2,
+        pairs=pairs,
+        left_out=len(least) - pairs,
+    )
+
+
+def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
+    """Return the least and the greatest offset that each request allows, far away where it does not tell."""
+    sent = (requests.submit_ns >= 0) & (joined.arrival_ns >= 0)
+    least = np.where(sent, requests.submit_ns - joined.arrival_ns, -_FAR_NS)
+    spoken_ns = first_token_ns(joined)
+    spoken = (spoken_ns >= 0) & (requests.first_output_ns >= 0)
+    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0)
+    most = np.minimum(
+        np.where(spoken, requests.first_output_ns - spoken_ns, _FAR_NS),
+        np.where(ended, requests.end_ns - joined.end_ns, _FAR_NS),
+    )
+    return least, most
+
+
+def _agreeing(least: Ints, most: Ints) -> Bools:
+    """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late."""
+    slack_ns = int(SLACK_MS * 1e6) // 2
+    begin, end = least - slack_ns, most + slack_ns
+    edges = np.concatenate([begin, end])
+    steps = np.concatenate([np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)])
+    # Of edges at one place those that begin go first: bounds that touch agree.
+    order = np.lexsort((-steps, edges))
+    offset_ns = edges[order][np.argmax(np.cumsum(steps[order]))]
+    return np.asarray((begin <= offset_ns) & (offset_ns <= end), dtype=np.bool_)
+
+
+def first_token_ns(joined: Joined) -> Ints:
+    """Return when each request's first token was, int64 [n] ns by the engine's clock, -1 where unknown."""
+    told = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_ms)
+    waited_ns = np.rint(np.where(told, joined.ttft_ms, 0.0) * 1e6).astype(np.int64)
+    return np.where(told, joined.arrival_ns + waited_ns, -1)

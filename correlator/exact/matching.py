@@ -1,0 +1,266 @@
+"""Which of the engine's records is whose, by time alone: where an engine tells exact times without any id.
+
+A record fits a request that it lies within: it arrived after it was sent, and its first and last token were before the
+client had them. Of those, the ways there and back decide: they are much alike for all requests, and how far a pair is
+from them, in units of their spread, is its cost. A pair counts only where nothing else comes close, and where it is
+nearer than strangers' records come by chance: its own may be lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from correlator.requests import Requests
+from rundir.columns import Bools, Floats, Ints, Texts
+from scraper.perf_metrics import Timings
+
+# Below what is asked of values that are called exact: which of two records so alike is the request's does not matter.
+ALIKE_S = 1.5e-3
+# The odds are e^MARGIN to 1: at 1 in 1,000 for each that is just so, far fewer than 0.5 % of all are wrong.
+MARGIN = 7.0
+# How far from the usual ways a pair may be, at most and at least; in between it is as far as chance lets it.
+MOST_COST = 28.0
+LEAST_COST = 6.0
+# Of the pairs that count, how many may be a stranger's record for one that was lost, as far as can be told.
+CHANCE_RATIO = 0.002
+MOST_WAY_S = 1.0
+LEAST_REQUESTS = 12  # whose ways tell what is usual, and how often chance would do
+SLACK_NS = 2_000_000  # both clocks tick; stamps are of the same moment to less
+_LEAST_SPREAD_S = 0.3e-3
+_FIRST_SPREAD_S = 2e-3
+_FREEDOM = 3.0  # of Student's t: ways have long tails
+_ROUNDS = 4
+_BLOCK = 2**20
+NOTHING_FITS = "no record of /perf_metrics fits it"
+PERHAPS = "a record of /perf_metrics fits it, but so would one by chance"
+NONE_CAME = "no record of /perf_metrics came"
+TOO_FEW = f"fewer than {LEAST_REQUESTS} requests tell what ways are usual"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The record of each of n requests.
+
+    row           place in `timings`, -1 for none
+    reason        why there is none; "" where there is one, and of requests that did not end well
+    ambiguous     which requests have none although one fits
+    """
+
+    timings: Timings
+    row: Ints
+    reason: Texts
+    ambiguous: Bools
+
+
+class _Pairs(NamedTuple):
+    """Columns of n requests and records that may belong together; ways [n, 3] in s: in, out, and from end to end."""
+
+    request: Ints
+    record: Ints
+    ways_s: Floats
+    cost: Floats
+
+
+def matched(requests: Requests, timings: Timings) -> Matched:
+    """Find the record of each request that ended well.
+
+    - one record to one request; those of other clients stay without
+    - of a page whose host is that of requests, records are theirs alone
+    - two records whose queue, prefill and decode are alike by 1.5 ms may stand for each other
+    """
+    size = len(requests.trace_id)
+    usable = (requests.status == "ok") & (requests.submit_ns >= 0) & (requests.end_ns >= 0)
+    reason = np.where(usable, NOTHING_FITS if len(timings) else NONE_CAME, "").astype(np.object_)
+    found: list[_Pairs] = []
+    may_have = np.zeros(size, dtype=np.bool_)
+    for places, records in _groups(requests, timings, usable):
+        pairs = _costed(_pairs(requests, timings, places, records))
+        if pairs is None:
+            reason[places] = TOO_FEW
+        else:
+            found.append(pairs)
+            may_have[places] = True
+    row = np.full(size, -1, dtype=np.int64)
+    if found:
+        pairs = _Pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        own = _greedy(pairs, size, len(timings))
+        reason[pairs.request[own]] = PERHAPS
+        own = own[pairs.cost[own] <= _most_cost(pairs, own, timings, int(may_have.sum()))]
+        records_too, requests_too = _rivals(pairs, own, timings, size)
+        for pair in own.tolist():
+            place = pairs.request[pair]
+            if records_too[place]:
+                reason[place] = f"{records_too[place] + 1} records of /perf_metrics fit it"
+            elif requests_too[place]:
+                reason[place] = f"its record of /perf_metrics fits {requests_too[place] + 1} requests"
+            else:
+                row[place], reason[place] = pairs.record[pair], ""
+    ambiguous = (reason != "") & ~np.isin(reason, (NOTHING_FITS, NONE_CAME, TOO_FEW))
+    return Matched(timings=timings, row=row, reason=reason, ambiguous=ambiguous)
+
+
+def _groups(requests: Requests, timings: Timings, usable: Bools) -> Iterator[tuple[Ints, Ints]]:
+    """Give the requests that may be of each page's engine, and its records: by its host, else those of no such host."""
+    hosts = np.array([_host(url) for url in requests.endpoint_url.tolist()], dtype=np.object_)
+    urls = sorted(set(timings.url.tolist()))
+    claimed = np.isin(hosts, [_host(url) for url in urls])
+    for url in urls:
+        here = hosts == _host(url)
+        yield np.flatnonzero(usable & (here if here.any() else ~claimed)), np.flatnonzero(timings.url == url)
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _pairs(requests: Requests, timings: Timings, places: Ints, records: Ints) -> _Pairs:
+    """Return who fits within whom, and the ways; a block of pairs at a time, since most do not."""
+    places = places[np.argsort(requests.submit_ns[places], kind="stable")]
+    submit_ns = requests.submit_ns[places]
+    slack_ns = timings.error_ns[records] + SLACK_NS
+    arrival_ns = timings.arrival_ns[records]
+    first = np.searchsorted(submit_ns, arrival_ns - round(MOST_WAY_S * 1e9))
+    many = np.searchsorted(submit_ns, arrival_ns + slack_ns, side="right") - first
+    blocks = np.flatnonzero(np.diff(np.cumsum(many) // _BLOCK, prepend=0))
+    found = []
+    for rows in np.split(np.arange(len(records)), blocks):
+        record = np.repeat(rows, many[rows])
+        begin = np.repeat(np.cumsum(many[rows]) - many[rows], many[rows])
+        request = places[first[record] + np.arange(len(record)) - begin]
+        slack_s = slack_ns[record] / 1e9
+        record = records[record]
+        output_ns = requests.first_output_ns[request]
+        ways_s = (
+            np.column_stack(
+                [
+                    timings.arrival_ns[record] - requests.submit_ns[request],
+                    output_ns - timings.first_token_ns[record],
+                    requests.end_ns[request] - timings.last_token_ns[record],
+                ]
+            )
+            / 1e9
+        )
+        ways_s[output_ns < 0, 1] = np.nan
+        fits = ~((ways_s < -slack_s[:, None]) | (ways_s > MOST_WAY_S)).any(axis=1)
+        found.append((request[fits], record[fits], ways_s[fits]))
+    request, record, ways_s = (np.concatenate(column) for column in zip(*found, strict=True))
+    return _Pairs(request, record, ways_s, np.zeros(len(request)))
+
+
+def _costed(pairs: _Pairs) -> _Pairs | None:
+    """Return the pairs that are not too far from the usual ways, with their costs; None where nothing is usual.
+
+    It begins where most pairs are: those that do not belong together lie scattered. Then what is usual is what is so of
+    pairs that prefer each other.
+    """
+    if not len(pairs.request):
+        return None
+    usual_s, spread_s = _densest(pairs.ways_s), np.full(3, _FIRST_SPREAD_S)
+    for _ in range(_ROUNDS):
+        cost = _cost(pairs.ways_s, usual_s, spread_s)
+        best = _mutual(pairs, cost)
+        best = best[cost[best] <= MOST_COST]
+        if len(best) < LEAST_REQUESTS:
+            return None
+        usual_s = _median(pairs.ways_s[best])
+        spread_s = np.maximum(_LEAST_SPREAD_S, 1.4826 * _median(np.abs(pairs.ways_s[best] - usual_s)))
+    cost = _cost(pairs.ways_s, usual_s, spread_s)
+    near = cost <= MOST_COST + MARGIN
+    return _Pairs(pairs.request[near], pairs.record[near], pairs.ways_s[near], cost[near])
+
+
+def _densest(ways_s: Floats) -> Floats:
+    """Return the middle of the cell that most pairs are in; of several, that of the shortest ways."""
+    cells = np.nan_to_num(ways_s // _FIRST_SPREAD_S).astype(np.int64)
+    cells -= cells.min(axis=0)
+    name = np.ravel_multi_index(tuple(cells.T), tuple(cells.max(axis=0) + 1))
+    _, first, place, count = np.unique(name, return_index=True, return_inverse=True, return_counts=True)
+    best = np.lexsort((cells[first].sum(axis=1), -count))[0]
+    return _median(ways_s[place == best])
+
+
+def _median(ways_s: Floats) -> Floats:
+    """Return the median of each way, 0 for one that nobody tells."""
+    told = [way_s[np.isfinite(way_s)] for way_s in ways_s.T]
+    return np.array([np.median(way_s) if len(way_s) else 0.0 for way_s in told])
+
+
+def _cost(ways_s: Floats, usual_s: Floats, spread_s: Floats) -> Floats:
+    """Return how unlikely ways are: twice that a way is not told costs as one spread off."""
+    off = np.nan_to_num((ways_s - usual_s) / spread_s, nan=1.0)
+    return np.asarray((_FREEDOM + 1) / 2 * np.log1p(off**2 / _FREEDOM).sum(axis=1), dtype=np.float64)
+
+
+def _mutual(pairs: _Pairs, cost: Floats) -> Ints:
+    """Return the pairs that are the best of their request and of their record."""
+    order = np.argsort(cost, kind="stable")
+    of_request = order[np.unique(pairs.request[order], return_index=True)[1]]
+    of_record = order[np.unique(pairs.record[order], return_index=True)[1]]
+    return np.asarray(np.intersect1d(of_request, of_record), dtype=np.int64)
+
+
+def _greedy(pairs: _Pairs, requests: int, records: int) -> Ints:
+    """Return pairs such that nobody is in two, the best first."""
+    free_request, free_record = [True] * requests, [True] * records
+    order = np.argsort(pairs.cost, kind="stable")
+    order = order[pairs.cost[order] <= MOST_COST]
+    taken = []
+    for pair, request, record in zip(
+        order.tolist(), pairs.request[order].tolist(), pairs.record[order].tolist(), strict=True
+    ):
+        if free_request[request] and free_record[record]:
+            free_request[request] = free_record[record] = False
+            taken.append(pair)
+    return np.array(taken, dtype=np.int64)
+
+
+def _most_cost(pairs: _Pairs, own: Ints, timings: Timings, requests: int) -> float:
+    """Return up to which cost pairs are to be believed, given how easily a stranger's record fits a request that has
+    lost its own: as easily as one fits those that have theirs. -inf: none, where there are too few to tell.
+    """
+    of_request = np.full(pairs.request.max(initial=-1) + 1, -1, dtype=np.int64)
+    of_request[pairs.request[own]] = own
+    is_owned = np.isin(np.arange(len(timings)), pairs.record[own])
+    mine = of_request[pairs.request]
+    strange = (mine >= 0) & ~is_owned[pairs.record] & ~_alike(timings, pairs.record, pairs.record[mine])
+    nearest = np.full(len(of_request), np.inf)
+    np.minimum.at(nearest, pairs.request[strange], pairs.cost[strange])
+    nearest = np.sort(nearest[pairs.request[own[pairs.cost[own] <= LEAST_COST]]])
+    for most in np.arange(MOST_COST, LEAST_COST - 1, -1.0).tolist():
+        had = int((pairs.cost[own] <= most).sum())
+        chance = (np.searchsorted(nearest, most, side="right") + 0.5) / (len(nearest) + 1)
+        if (requests - had + 0.5) * chance <= CHANCE_RATIO * had:
+            return float(most)
+    return -math.inf
+
+
+def _rivals(pairs: _Pairs, own: Ints, timings: Timings, size: int) -> tuple[Ints, Ints]:
+    """Count for each request [n] what comes close to its own pair: other records, and other requests for its record.
+
+    - not another record that is alike, nor one that fits somebody else far better
+    - not another request that has a record that is alike, or one that fits it far better
+    """
+    of_request, of_record = np.full(size, -1, dtype=np.int64), np.full(len(timings), -1, dtype=np.int64)
+    of_request[pairs.request[own]], of_record[pairs.record[own]] = own, own
+    mine, its = of_request[pairs.request], of_record[pairs.record]
+    # What a pair costs more than that of its request, and of its record; a lot where there is none.
+    more = np.where(mine >= 0, pairs.cost - pairs.cost[mine], -np.inf)
+    more_of_record = np.where(its >= 0, pairs.cost - pairs.cost[its], -np.inf)
+    alike = (mine >= 0) & _alike(timings, pairs.record, pairs.record[mine])
+    other = mine != its
+    records = other & (mine >= 0) & (more < MARGIN) & ~alike & (more_of_record < MARGIN)
+    requests = other & (its >= 0) & (more_of_record < MARGIN) & ~alike & (more < MARGIN)
+    owner = pairs.request[its]
+    return np.bincount(pairs.request[records], minlength=size), np.bincount(owner[requests], minlength=size)
+
+
+def _alike(timings: Timings, one: Ints, other: Ints) -> Bools:
+    """Tell which records may stand for each other [n]."""
+    apart_s = [np.abs(column[one] - column[other]) for column in (timings.queue_s, timings.prefill_s, timings.decode_s)]
+    return np.asarray(np.max(apart_s, axis=0) <= ALIKE_S, dtype=np.bool_)

@@ -1,0 +1,1 @@
+"""Requests assembled from spans as they arrive, for a resident sidecar."""

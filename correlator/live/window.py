@@ -1,0 +1,160 @@
+"""A bounded window of spans as they come: when all spans of a request are there, or were waited for long enough.
+
+Which of a trace's spans belong to a request, `traced_requests` knows; what they add up to is `rolling`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from correlator.live.client_spans import client_span
+from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of
+from scraper.spans.log import ExportRecord, fault
+from scraper.spans.requests import part_told
+from scraper.spans.spec import SETTLE_S
+
+# The choices of a request come with one another, or nearly so.
+QUIET_S = 1.0
+# Beyond that nothing is known of a span any more: one that comes again then counts as another.
+KEEP_S = 60.0
+MOST_SPANS = 100_000
+MOST_BYTES = 64 * 1024 * 1024  # of the engines' spans, whose attributes are kept
+_NOTHING = Span()
+
+
+class TraceWindow:
+    """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`.
+
+    `repeated` spans came again, `evicted` had to make room for newer ones.
+    """
+
+    def __init__(
+        self, *, settle_s: float = SETTLE_S, most_spans: int = MOST_SPANS, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.repeated = 0
+        self.evicted = 0
+        self._settle_ns = round(settle_s * 1e9)
+        self._most_spans, self._most_bytes = most_spans, most_bytes
+        self._traces: dict[bytes, Trace] = {}  # the one that a span came for last stands last
+        self._open: dict[bytes, None] = {}
+        self._kept, self._bytes = 0, 0
+        self._back_ns = 0
+        self._overflow: list[TracedRequest] = []
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Return how much is in the window: spans, traces, and those of them that wait for more spans (`pending`)."""
+        return {"spans": self._kept, "traces": len(self._traces), "pending": len(self._open)}
+
+    def take(self, export: ExportRecord) -> int:
+        """Take in one export; return how many spans it has, those too that have a `fault` and are passed over.
+
+        Raises ValueError for bytes that no receiver has written.
+        """
+        taken = 0
+        for received_ns, scope, span in export.spans():
+            taken += 1
+            if not fault(span, received_ns):
+                self._take(span, scope, received_ns)
+        while self._kept > self._most_spans or self._bytes > self._most_bytes:
+            self._evict()
+        return taken
+
+    def missed(self, back_ns: int) -> None:
+        """Say that until then nobody took spans in: those that could not be sent are awaited from that moment on."""
+        self._back_ns = back_ns
+        for trace_id in self._open:
+            self._traces[trace_id].look_ns = 0
+
+    def finished(self, now_ns: int, *, all_of_it: bool = False) -> list[TracedRequest]:
+        """Return the requests all of whose spans are there, or that were waited for long enough, or every one left."""
+        found, self._overflow = self._overflow, []
+        for trace_id in list(self._open):
+            trace = self._traces[trace_id]
+            if now_ns >= trace.look_ns or all_of_it:
+                found += self._finish(trace_id, trace, now_ns, all_of_it=all_of_it)
+        self._forget(now_ns - round(KEEP_S * 1e9))
+        return found
+
+    def _take(self, span: Span, scope: str, received_ns: int) -> None:
+        trace = self._traces.pop(span.trace_id, None) or Trace(oldest_ns=received_ns)
+        self._traces[span.trace_id] = trace
+        if span.span_id in trace.spans:
+            self.repeated += 1
+            return
+        told = part_told(span, scope)
+        trace.spans[span.span_id] = client_span(span, received_ns, is_gateway=told == "gateway")
+        if told in ("request", "stage"):
+            own = own_copy(span)
+            self._bytes += own.ByteSize()
+            (trace.engine if told == "request" else trace.stages)[span.span_id] = (received_ns, scope, own)
+        trace.newest_ns, trace.look_ns = received_ns, 0
+        self._open[span.trace_id] = None
+        self._kept += 1
+
+    def _finish(self, trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
+        """Give out what can be, and note when to look again."""
+        quiet_ns = trace.newest_ns + round(QUIET_S * 1e9)
+        again_ns = []
+        for request, since_ns, is_whole in requests_of(trace):
+            due_ns = max(since_ns, self._back_ns) + self._settle_ns
+            if is_whole:
+                due_ns = min(due_ns, quiet_ns)
+            if now_ns >= due_ns or all_of_it:
+                for _, _, span in request.engine:
+                    self._done(trace, span.span_id)
+                if request.client is not None:
+                    trace.done.add(request.client.span_id)
+                yield request
+            else:
+                again_ns.append(due_ns)
+        if again_ns:
+            trace.look_ns = min(again_ns)
+        else:
+            self._open.pop(trace_id, None)
+
+    def _done(self, trace: Trace, key: bytes) -> None:
+        """Keep of a span that was given out no more than that it came, and where it stood."""
+        trace.done.add(key)
+        for kept in (trace.engine, trace.stages):
+            if key in kept:
+                self._bytes -= kept[key][2].ByteSize()
+                kept[key] = (kept[key][0], "", _NOTHING)
+
+    def _evict(self) -> None:
+        """Make room: the trace that nothing came for the longest goes, and its requests as they are."""
+        trace_id = next(iter(self._traces))
+        trace = self._traces[trace_id]
+        left = self._finish(trace_id, trace, 0, all_of_it=True)
+        self._overflow += [TracedRequest(client=one.client, gateway=None, engine=(), evicted=True) for one in left]
+        self.evicted += len(trace.spans)
+        self._drop(trace_id)
+
+    def _forget(self, before_ns: int) -> None:
+        while self._traces:
+            trace_id = next(iter(self._traces))
+            if self._traces[trace_id].newest_ns >= before_ns:
+                break
+            self._drop(trace_id)
+        # A trace that goes on and on loses its oldest spans.
+        for trace in self._traces.values():
+            if trace.oldest_ns >= before_ns:
+                continue
+            old = [key for key, span in trace.spans.items() if span.received_ns < before_ns]
+            self._remove(trace, old)
+            trace.oldest_ns = min(span.received_ns for span in trace.spans.values())
+
+    def _drop(self, trace_id: bytes) -> None:
+        trace = self._traces.pop(trace_id)
+        self._remove(trace, list(trace.spans))
+        self._open.pop(trace_id, None)
+
+    def _remove(self, trace: Trace, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            del trace.spans[key]
+            trace.done.discard(key)
+            own = trace.engine.pop(key, None) or trace.stages.pop(key, None)
+            self._bytes -= own[2].ByteSize() if own else 0
+        self._kept -= len(keys)

@@ -1,0 +1,1 @@
+"""Statistics over requests and scrapes: tail attribution, association, intervals, accuracy."""

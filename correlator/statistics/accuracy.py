@@ -1,0 +1,60 @@
+"""How far estimates from scrapes are off where exact times are known: the method measures itself on the very run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.estimate.table import Attribution
+from rundir.columns import Bools, Floats
+from rundir.stats import Missing
+
+Z90 = 1.6448536
+EXACT_MS = 2.0  # what is called exact may be off by less
+ROUNDING_MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartError:
+    """Errors of one part of `compared` requests.
+
+    `wape`: the sum of |error| over the sum of the truth, None where that is 0. `covered_90`: the share of 90 %
+    intervals that hold the truth. `wrong_exact`: how many of the values called exact are off by more than 2 ms.
+    """
+
+    compared: int
+    wape: float | None
+    p95_ms: float
+    covered_90: float
+    wrong_exact: int
+
+
+def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | Missing:
+    """Compare queue and prefill of the requests that have both an exact source and an estimate; rows of both are n."""
+    exact = np.isin(parts.source, ("trace", "response"))
+    found = {}
+    for name in ("queue", "prefill"):
+        truth_ms = np.where(exact, getattr(parts, f"{name}_ms"), np.nan)
+        estimate_ms, sd_ms = 1e3 * getattr(attribution, f"{name}_s"), 1e3 * getattr(attribution, f"{name}_sd_s")
+        error_ms = np.abs(estimate_ms - truth_ms)
+        known = np.isfinite(error_ms)
+        if known.any():
+            found[name] = _error(error_ms[known], truth_ms[known], sd_ms[known], attribution.quality[known] == "exact")
+    if found:
+        return found
+    if not exact.any():
+        return Missing("no request has exact times to measure the estimates by")
+    return Missing("; ".join(dict.fromkeys(attribution.reason[exact & (attribution.quality == "none")].tolist())))
+
+
+def _error(error_ms: Floats, truth_ms: Floats, sd_ms: Floats, exact: Bools) -> PartError:
+    whole_ms = float(truth_ms.sum())
+    return PartError(
+        compared=len(error_ms),
+        wape=float(error_ms.sum()) / whole_ms if whole_ms > 0 else None,
+        p95_ms=float(np.quantile(error_ms, 0.95)),
+        covered_90=float((error_ms <= Z90 * sd_ms + ROUNDING_MS).mean()),
+        wrong_exact=int((error_ms[exact] > EXACT_MS).sum()),
+    )

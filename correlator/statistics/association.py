@@ -1,0 +1,234 @@
+"""How client latency moves with server load: rank correlations over a range of lags, with intervals.
+
+Spearman's rho of what each request met on its way: its latency, and the engine's load at its submission or a while
+before or after. Requests that follow one another resemble each other, so that intervals come from resampling blocks of
+them (`correlator.statistics.bootstrap`), on Fisher's z of the ranks' correlation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
+from correlator.statistics.server_load import server_loads
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats
+from rundir.stats import Missing
+from scraper.series.table import EndpointSeries
+
+LAGS_S = tuple(float(x) for x in np.arange(-16, 17) / 2)
+MIN_PAIRS = 10
+# A lag that loses more of the pairs than this is another part of the run, and no candidate for the best.
+LEAST_PAIRS = 0.75
+LEAST_KNOWN = 0.9
+LARGEST_RHO = 0.999999
+NOTHING_LEFT = 1e-9
+_AT_ZERO = LAGS_S.index(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Association:
+    """One client measure against one server quantity: without lag, and at the lag of greatest |rho|.
+
+    - The best lag is a chosen maximum: its interval is optimistic. Positive: the quantity as it stood after submission.
+    - Intervals (`ci95` is that of `rho`) are None with fewer than two blocks, and a guess with fewer than 10.
+    - `partial_rho` is without lag, given what `given` names: the ranks' correlation once those ranks are regressed out.
+    - `pairs` counts those without lag. `combined` says of which engines the quantity is: see `ServerLoad`.
+    - `missing`: why there is no answer, "" where there is one.
+    """
+
+    client: str
+    server: str
+    combined: str = ""
+    lag_s: float | None = None
+    rho: float | None = None
+    ci95: tuple[float, float] | None = None
+    rho_lag0: float | None = None
+    ci95_lag0: tuple[float, float] | None = None
+    partial_rho: float | None = None
+    ci95_partial: tuple[float, float] | None = None
+    given: tuple[str, ...] = ()
+    pairs: int = 0
+    blocks: int = 0
+    missing: str = ""
+
+
+def associations(
+    requests: RequestLog, measures: Mapping[str, Floats], endpoints: Sequence[EndpointSeries]
+) -> list[Association]:
+    """Correlate client measures (by name, [n], NaN where unknown) with each quantity of `server_load.QUANTITIES`.
+
+    The quantity is that of the last scrape at or before submission + lag, lags -8 to 8 s by 0.5 s. Ties share their
+    mean rank; NaN on either side drops the pair. No answer, and the reason: an engine that does not tell, fewer than 10
+    pairs, or a side that never changes. Deterministic. Cost: n log n for each measure, quantity and lag.
+    """
+    order = np.argsort(requests.submit_ns, kind="stable")
+    order = order[requests.submit_ns[order] >= 0]
+    loads = server_loads(requests, endpoints)
+    # Each quantity [L, n] at every lag of the grid, requests in the order of submission.
+    lagged = {
+        name: np.stack([load.at(requests.submit_ns + int(lag_s * 1e9))[order] for lag_s in LAGS_S])
+        for name, load in loads.items()
+        if not isinstance(load, Missing)
+    }
+    tokens = {
+        name: np.where(column >= 0, column, np.nan)[order]
+        for name, column in (("input_tokens", requests.input_tokens), ("output_tokens", requests.output_tokens))
+    }
+    found: list[Association] = []
+    for client, values in measures.items():
+        # How long a reply becomes is not known at its first token, and cannot have delayed it.
+        controls = {name: column for name, column in tokens.items() if client != "ttft_ms" or name == "input_tokens"}
+        known = _associated(client, values[order], lagged, controls)
+        for server, load in loads.items():
+            if isinstance(load, Missing):
+                found.append(Association(client=client, server=server, missing=load.reason))
+            else:
+                found.append(replace(known[server], combined=load.combined))
+    return found
+
+
+def ranks(values: Floats) -> Floats:
+    """Return ranks from 1, ties at the mean of the ranks they share."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(mean_rank[inverse], dtype=np.float64)
+
+
+def _associated(
+    client: str, measured: Floats, lagged: Mapping[str, Floats], tokens: Mapping[str, Floats]
+) -> dict[str, Association]:
+    zero = {name: values[_AT_ZERO] for name, values in lagged.items()}
+    best = {name: _best(measured, values) for name, values in lagged.items()}
+    given: dict[str, tuple[str, ...]] = {}
+    tables: dict[tuple[str, str], Floats] = {}
+    for name, lag in best.items():
+        if lag is not None:
+            others = {other: values for other, values in zero.items() if other != name}
+            left, given[name] = _left_over(measured, zero[name], {**others, **tokens})
+            tables[name, "best"] = _ranked(measured, lagged[name][lag])
+            tables[name, "zero"] = _ranked(measured, zero[name])
+            tables[name, "partial"] = left
+    block = block_length(measured[np.isfinite(measured)])
+    rhos = {key: _rho(table) for key, table in tables.items()}
+    intervals = _intervals(tables, rhos, block)
+    found = {}
+    for name, lag in best.items():
+        pairs = _ranked(measured, zero[name])
+        count = int(np.isfinite(pairs[:, 0]).sum())
+        known = Association(client=client, server=name, pairs=count)
+        if lag is None:
+            found[name] = replace(known, missing=_why_not(measured, zero[name]))
+            continue
+        found[name] = replace(
+            known,
+            lag_s=LAGS_S[lag],
+            rho=rhos[name, "best"],
+            ci95=intervals[name, "best"],
+            rho_lag0=rhos[name, "zero"],
+            ci95_lag0=intervals[name, "zero"],
+            partial_rho=rhos[name, "partial"],
+            ci95_partial=intervals[name, "partial"],
+            given=given[name],
+            blocks=block_count(count, block),
+        )
+    return found
+
+
+def _best(measured: Floats, values: Floats) -> int | None:
+    """Return the lag (its place in the grid) of the greatest |rho|, of equals the one nearest to 0; None for no rho."""
+    pairs = (np.isfinite(values) & np.isfinite(measured)).sum(axis=1)
+    enough = np.flatnonzero(pairs >= LEAST_PAIRS * pairs.max()).tolist()
+    rhos = {lag: rho for lag in enough if (rho := _rho(_ranked(measured, values[lag]))) is not None}
+    return max(rhos, key=lambda lag: (abs(rhos[lag]), -abs(LAGS_S[lag]))) if rhos else None
+
+
+def _why_not(measured: Floats, values: Floats) -> str:
+    usable = np.isfinite(measured) & np.isfinite(values)
+    if usable.sum() < MIN_PAIRS:
+        return f"only {usable.sum()} requests have both a value and a sample; at least {MIN_PAIRS} are needed"
+    return "the quantity never changed" if np.ptp(values[usable]) == 0 else "the client measure never changed"
+
+
+def _ranked(x: Floats, y: Floats) -> Floats:
+    """Return both sides' ranks [n, 2] among the pairs, NaN where there is none."""
+    usable = np.isfinite(x) & np.isfinite(y)
+    found = np.full((len(x), 2), np.nan)
+    if usable.any():
+        found[usable, 0], found[usable, 1] = ranks(x[usable]), ranks(y[usable])
+    return found
+
+
+def _left_over(x: Floats, y: Floats, others: Mapping[str, Floats]) -> tuple[Floats, tuple[str, ...]]:
+    """Return what is left of both sides' ranks [n, 2] once those of others are regressed out, and which were.
+
+    One that is unknown for more than a tenth of the pairs, or never changes, is no control. All NaN where too few pairs
+    are left, or where the controls leave nothing of a side.
+    """
+    nothing = np.full((len(x), 2), np.nan)
+    usable = np.isfinite(x) & np.isfinite(y)
+    if not usable.any():
+        return nothing, ()
+    given = tuple(
+        name
+        for name, values in others.items()
+        if np.isfinite(values[usable]).mean() >= LEAST_KNOWN and np.nanmin(values[usable]) < np.nanmax(values[usable])
+    )
+    for name in given:
+        usable &= np.isfinite(others[name])
+    if usable.sum() < MIN_PAIRS + len(given):
+        return nothing, given
+    sides = np.column_stack([ranks(side[usable]) for side in (x, y)])
+    controls = np.column_stack([np.ones(len(sides)), *(ranks(others[name][usable]) for name in given)])
+    left = sides - controls @ np.linalg.lstsq(controls, sides)[0]
+    if (left.var(axis=0) > NOTHING_LEFT * sides.var(axis=0)).all():
+        nothing[usable] = left
+    return nothing, given
+
+
+def _rho(table: Floats) -> float | None:
+    """Return the correlation of two sides [n, 2]; None below 10 pairs or if a side is constant."""
+    pairs = table[np.isfinite(table[:, 0])]
+    if len(pairs) < MIN_PAIRS:
+        return None
+    a, b = (pairs[:, side] - pairs[:, side].mean() for side in (0, 1))
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return None if scale == 0 else max(-1.0, min(1.0, float(a @ b) / scale))
+
+
+def _intervals(
+    tables: Mapping[tuple[str, str], Floats], rhos: Mapping[tuple[str, str], float | None], block: int
+) -> dict[tuple[str, str], tuple[float, float] | None]:
+    """Return the intervals of correlations, all of them from the same resamples; None for no correlation."""
+    if not tables:
+        return {}
+    sums = resampled_sums(np.concatenate([_moments(table) for table in tables.values()], axis=1), block)
+    found: dict[tuple[str, str], tuple[float, float] | None] = {}
+    for at, (key, table) in enumerate(tables.items()):
+        rho = rhos[key]
+        if rho is None:
+            found[key] = None
+            continue
+        size, a, b, aa, bb, ab = sums[:, 6 * at : 6 * at + 6].T
+        with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
+            resampled = (ab - a * b / size) / np.sqrt((aa - a * a / size) * (bb - b * b / size))
+            z = np.arctanh(np.clip(resampled, -LARGEST_RHO, LARGEST_RHO))
+        blocks = block_count(int(np.isfinite(table[:, 0]).sum()), block)
+        interval = interval95(math.atanh(max(-LARGEST_RHO, min(LARGEST_RHO, rho))), z, blocks)
+        # A perfect correlation is perfect in every resample.
+        found[key] = None if interval is None else (min(math.tanh(interval[0]), rho), max(math.tanh(interval[1]), rho))
+    return found
+
+
+def _moments(table: Floats) -> Floats:
+    """Return of each pair [n, 6] the count, both sides about their means, their squares, their product; else 0."""
+    usable = np.isfinite(table[:, 0])
+    found = np.zeros((len(table), 6))
+    if usable.any():
+        a, b = (table[usable] - table[usable].mean(axis=0)).T
+        found[usable] = np.column_stack((np.ones(len(a)), a, b, a * a, b * b, a * b))
+    return found

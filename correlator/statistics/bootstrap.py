@@ -1,0 +1,100 @@
+"""Resampling of series whose neighbours resemble each other: the circular block bootstrap.
+
+Politis and Romano 1992, "A circular block-resampling procedure for stationary data". What is resampled are sums over
+blocks, so that any statistic made of means and covariances costs one product of matrices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import stdtrit
+
+from rundir.columns import Floats
+
+RESAMPLES = 1000
+FEW_BLOCKS = 10
+_AT_ONCE = 100
+
+
+def block_length(values: Floats) -> int:
+    """Return how many neighbours a block holds: twice the lag at which the autocorrelation falls below 0.1, from 1 to
+    a fifth of them. NaN is taken for the mean.
+    """
+    size = len(values)
+    most = max(1, size // 5)
+    known = np.isfinite(values)
+    if size < 2 or not known.any():
+        return 1
+    centred = np.where(known, values - values[known].mean(), 0.0)
+    total = float(centred @ centred)
+    if total == 0:
+        return 1
+    # Padding to twice the length keeps the ends from meeting.
+    spectrum = np.fft.rfft(centred, 2 ** math.ceil(math.log2(2 * size)))
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[:size] / total
+    below = np.flatnonzero(correlation < 0.1)
+    return min(most, 2 * int(below[0]) if len(below) else most)
+
+
+def block_count(size: int, block: int) -> int:
+    """Return how many whole blocks there are; below 10 an interval made from them is a guess."""
+    return size // block
+
+
+def resampled_sums(columns: Floats, block: int, *, resamples: int = RESAMPLES, seed: int = 1) -> Floats:
+    """Return the column sums [R, M] of resamples of rows[N, M], drawn in blocks that may wrap round; deterministic.
+
+    A resample holds as many blocks as cover N rows.
+    """
+    size = len(columns)
+    sums = _block_sums(columns, block)
+    draws = math.ceil(size / block)
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    parts = []
+    for first in range(0, resamples, _AT_ONCE):
+        count = min(_AT_ONCE, resamples - first)
+        starts = random.integers(size, size=(count, draws)) + size * np.arange(count)[:, None]
+        times = np.bincount(starts.ravel(), minlength=count * size).reshape(count, size)
+        parts.append(times.astype(np.float64) @ sums)
+    return np.concatenate(parts)
+
+
+def degrees_of_freedom(influence: Floats, block: int) -> Floats:
+    """Return how well the spread of resamples is known [M], of statistics to which the rows of influence[N, M] add.
+
+    k blocks have k - 1 degrees of freedom where their sums are normal, and down to 1 where few outweigh all others.
+    Satterthwaite 1946, "An approximate distribution of estimates of variance components".
+    """
+    squares = _block_sums(influence, block) ** 2
+    blocks = block_count(len(influence), block)
+    most = np.full(influence.shape[1], max(blocks - 1.0, 1.0))
+    spread = squares.var(axis=0)
+    found: Floats = np.divide(2 * blocks * squares.mean(axis=0) ** 2, spread, out=most.copy(), where=spread > 0)
+    return np.clip(found, 1.0, most)
+
+
+def _block_sums(columns: Floats, block: int) -> Floats:
+    """Return the column sums of the block that begins at each row, wrapping round."""
+    size = len(columns)
+    summed = np.concatenate([np.zeros((1, columns.shape[1])), np.cumsum(np.vstack([columns, columns[:block]]), axis=0)])
+    return np.asarray(summed[block : block + size] - summed[:size])
+
+
+def interval95(
+    centre: float, resampled: Floats, blocks: int, degrees: float | None = None
+) -> tuple[float, float] | None:
+    """Return a 95 % interval about a statistic from its resamples [R], by Student's t with these degrees of freedom, or
+    one for each block but one; None with fewer than two blocks.
+
+    Of 5 to 11 blocks of an AR(1), percentiles of resampled rank correlations cover the truth in 81 to 89 % of the runs,
+    these (on Fisher's z) in 91 to 95 %.
+    """
+    known = resampled[np.isfinite(resampled)]
+    if blocks < 2 or len(known) < 2:
+        return None
+    # The spread of k blocks about their own mean is too small by (k - 1) / k.
+    sd = float(known.std()) * math.sqrt(blocks / (blocks - 1))
+    half = float(stdtrit(blocks - 1 if degrees is None else degrees, 0.975)) * sd
+    return centre - half, centre + half

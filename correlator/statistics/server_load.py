@@ -1,0 +1,207 @@
+"""How loaded the engines were at any moment, read off their scrapes: what clients' waits are set beside.
+
+Gauges are taken as they stand; of counters, what they moved by over the last seconds. Each engine's own names for these
+quantities are the business of `scraper.engines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Indices, Ints
+from rundir.stats import Missing
+from scraper import engines
+from scraper.engines import CanonicalSource
+from scraper.series.resets import falls, restarted, unrolled
+from scraper.series.table import EndpointSeries
+from scraper.window.aggregate import gauge_values
+
+Sources = Mapping[str, CanonicalSource | Missing]
+
+QUANTITIES = ("requests_waiting", "requests_running", "kv_cache_usage", "preemptions", "prefix_cache_hit_rate")
+WINDOW_S = 5.0
+STALE_SCRAPES = 5.0
+NOTHING_SCRAPED = "no server that was scraped shows the metrics of a known engine"
+NO_SCRAPE = "no scrape succeeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """A quantity of one engine [t], NaN where unknown: `amount`, divided by `over` where there is one.
+
+    A sample counts until the next one, but no longer than `fresh_ns`, and not beyond the last: what comes after is
+    unknown, not unchanged.
+    """
+
+    at_ns: Ints
+    amount: Floats
+    over: Floats | None
+    fresh_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """A quantity as n requests met it: by group of requests (rows), the engines that they may have gone to.
+
+    `combined`: "one" engine; "own", each request beside the engine that it was sent to; else what is made of the values
+    of all engines, their "sum", their "max", or the "ratio" of two sums.
+    """
+
+    combined: Literal["one", "own", "sum", "max", "ratio"]
+    size: int
+    groups: tuple[tuple[Indices, tuple[Samples, ...]], ...]
+
+    def at(self, stamps_ns: Ints) -> Floats:
+        """Return the quantity [n] at a moment for each request, NaN where any engine that counts did not tell."""
+        found = np.full(self.size, np.nan)
+        for rows, members in self.groups:
+            seen = [_held(one, stamps_ns[rows]) for one in members]
+            fold = np.maximum if self.combined == "max" else np.add
+            amount = fold.reduce([one[0] for one in seen])
+            whole = np.add.reduce([one[1] for one in seen])
+            if members[0].over is None:
+                found[rows] = amount
+            else:
+                found[rows] = np.divide(amount, whole, out=np.full(len(rows), np.nan), where=whole > 0)
+        return found
+
+
+def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, ServerLoad | Missing]:
+    """Return each of `QUANTITIES` for n requests, or why it is not known.
+
+    - Where the addresses that requests were sent to are those of engines, a request meets its own engine. Where they do
+      not tell (a gateway), engines are taken together: waiting, running and preemptions add up, of the KV cache the
+      fullest counts, the hit rate is that of all look-ups. One that does not tell then leaves the whole unknown.
+    - requests_waiting, requests_running, kv_cache_usage: gauges. preemptions: 1/s, over the last 5 s. The hit
+      rate: hits over look-ups of the last 5 s, unknown where there was none.
+    - Engines are those of one kind: a Dynamo frontend and its workers see the same requests.
+    """
+    shown = _engines(endpoints)
+    if not shown:
+        unseen = bool(endpoints) and not any(len(one.at_ns) for one in endpoints)
+        return dict.fromkeys(QUANTITIES, Missing(NO_SCRAPE if unseen else NOTHING_SCRAPED))
+    groups = _groups(requests, [url for url, _ in shown])
+    found: dict[str, ServerLoad | Missing] = {}
+    for name in QUANTITIES:
+        read = [one[name] for _, one in shown]
+        known = [one for one in read if not isinstance(one, Missing)]
+        reasons = dict.fromkeys(one.reason for one in read if isinstance(one, Missing))
+        if not known or (reasons and len(groups) == 1):
+            found[name] = Missing("; ".join(reasons))
+            continue
+        told = [
+            (rows, tuple(one for i in all_of if not isinstance(one := read[i], Missing))) for rows, all_of in groups
+        ]
+        usable = tuple(mine for mine, (_, all_of) in zip(told, groups, strict=True) if len(mine[1]) == len(all_of))
+        found[name] = ServerLoad(combined=_how(name, groups), size=len(requests.submit_ns), groups=usable)
+    return found
+
+
+def waiting_at(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> Floats | Missing:
+    """Return how many requests were waiting in the engine as each one was submitted [n], NaN where unknown."""
+    load = server_loads(requests, endpoints)["requests_waiting"]
+    return load if isinstance(load, Missing) else np.where(requests.submit_ns >= 0, load.at(requests.submit_ns), np.nan)
+
+
+def _engines(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
+    """Return the engines of one kind, that of the first which tells how many wait, by address."""
+    detected = [(endpoint, engines.detect(endpoint.series)) for endpoint in endpoints]
+    shown = [
+        (endpoint, engine.name, engines.canonical(endpoint.series, engine.name))
+        for endpoint, engine in detected
+        if engine is not None
+    ]
+    telling = (name for _, name, sources in shown if not isinstance(sources["requests_waiting"], Missing))
+    leading = next(telling, shown[0][1] if shown else "")
+    return [(endpoint.url, _samples(endpoint, sources)) for endpoint, name, sources in shown if name == leading]
+
+
+def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | Missing]:
+    found: dict[str, Samples | Missing] = {}
+    for name in QUANTITIES[:3]:
+        source = sources[name]
+        found[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
+    preemptions = sources["preemptions"]
+    found["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions)
+    hits, queries = sources["prefix_cache_hits"], sources["prefix_cache_queries"]
+    if isinstance(hits, Missing) or isinstance(queries, Missing):
+        reasons = (one.reason for one in (hits, queries) if isinstance(one, Missing))
+        found["prefix_cache_hit_rate"] = Missing("; ".join(dict.fromkeys(reasons)))
+    else:
+        since = _since(endpoint)
+        moved = _moved(endpoint, hits, since), _moved(endpoint, queries, since)
+        found["prefix_cache_hit_rate"] = _made(endpoint, *moved)
+    return found
+
+
+def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
+    values = gauge_values(endpoint.values, source)
+    known = np.isfinite(values)
+    if source.quantity.across == "max":
+        amount = np.where(known, values, -np.inf).max(axis=1, initial=-np.inf)
+    else:
+        amount = np.where(known, values, 0.0).sum(axis=1)
+    return _made(endpoint, np.where(known.any(axis=1), amount, np.nan))
+
+
+def _rate(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
+    since = _since(endpoint)
+    elapsed_s = (endpoint.at_ns - endpoint.at_ns[since]) / 1e9
+    moved = _moved(endpoint, source, since)
+    return _made(endpoint, np.divide(moved, elapsed_s, out=np.full(len(moved), np.nan), where=elapsed_s > 0))
+
+
+def _made(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
+    interval_ns = float(np.median(np.diff(endpoint.at_ns))) if len(endpoint.at_ns) > 1 else 0.0
+    return Samples(at_ns=endpoint.at_ns, amount=amount, over=over, fresh_ns=STALE_SCRAPES * interval_ns)
+
+
+def _since(endpoint: EndpointSeries) -> Indices:
+    """Return for each scrape the last one that is at least the window older, else the first, or the one before it."""
+    older = np.searchsorted(endpoint.at_ns, endpoint.at_ns - int(WINDOW_S * 1e9), side="right") - 1
+    return np.maximum(np.minimum(older, np.arange(len(older)) - 1), 0)
+
+
+def _moved(endpoint: EndpointSeries, source: CanonicalSource, since: Indices) -> Floats:
+    """Return by how much a counter rose [t], all label sets and across restarts; one not created yet has not moved."""
+    values = endpoint.values[:, list(source.columns)]
+    rising = unrolled(values, falls(values, restarted(endpoint)))[0].sum(axis=1)
+    return np.asarray(rising - rising[since])
+
+
+def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Indices, list[int]]]:
+    """Divide requests by the engine that they were sent to; where addresses do not tell, all of them to all engines."""
+    places = [urlsplit(url).netloc for url in urls]
+    asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)
+    everyone = [(np.arange(len(asked)), list(range(len(urls))))]
+    if len(set(places)) < len(places) or not set(places) & set(asked.tolist()):
+        return everyone
+    return [(np.flatnonzero(asked == place), [member]) for member, place in enumerate(places)]
+
+
+def _how(name: str, groups: Sequence[tuple[Indices, list[int]]]) -> Literal["one", "own", "sum", "max", "ratio"]:
+    if len(groups) > 1:
+        return "own"
+    if len(groups[0][1]) == 1:
+        return "one"
+    if name == "prefix_cache_hit_rate":
+        return "ratio"
+    return "max" if name == "kv_cache_usage" else "sum"
+
+
+def _held(samples: Samples, stamps_ns: Ints) -> tuple[Floats, Floats]:
+    """Return amount and divisor (NaN where there is none) as they stood at some moments."""
+    if not len(samples.at_ns):
+        return np.full(len(stamps_ns), np.nan), np.full(len(stamps_ns), np.nan)
+    last = np.searchsorted(samples.at_ns, stamps_ns, side="right") - 1
+    row = np.maximum(last, 0)
+    age_ns = stamps_ns - samples.at_ns[row]
+    told = (last >= 0) & (stamps_ns <= samples.at_ns[-1]) & (age_ns <= samples.fresh_ns)
+    over = np.full(len(stamps_ns), np.nan) if samples.over is None else np.where(told, samples.over[row], np.nan)
+    return np.where(told, samples.amount[row], np.nan), over

@@ -1,0 +1,245 @@
+"""What makes the TTFT vary, and what makes its tail: which part of the wait is to blame.
+
+A part's share of the variance is cov(part, T) / var(T): the parts add up to T, so the shares add up to 1. One below 0
+belongs to a part that shrinks as T grows. Intervals come from blocks of requests in the order of submission.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
+from rundir.columns import Floats, Indices, Ints, Texts
+from rundir.stats import Missing
+
+PARTS = ("network", "gateway", "queue", "prefill", "other")
+TAILS = {"p95": 0.95, "p99": 0.99}
+MIN_REQUESTS = 20
+LEAST_SPREAD_MS = 1e-3  # less is rounding, not a wait
+# A part that fewer of the requests tell is merged for all of them; it would vary by being told or not.
+LEAST_TOLD = 0.9
+# How slowly a part with less of the variance varies makes no difference to the intervals.
+LEAST_COUNTED = 0.02
+# The median of fewer requests at one length of the queue is a chance; they count with the next length.
+LEAST_AT_LENGTH = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The requests whose TTFT is at or above a quantile of all.
+
+    `explained` of them have their parts: `mean_ms`, `error_ms` (the mean of their standard errors), `share` (of their
+    mean TTFT, adding up to 1) and `above_median_ms` (their mean parts less those of the middle fifth) are of these,
+    None where there is none. `estimated` of them are not the engine's own numbers, `expected` not even observed.
+    """
+
+    from_ms: float
+    requests: int
+    explained: int
+    estimated: int
+    expected: int
+    mean_ms: float | None
+    error_ms: float | None
+    share: Mapping[str, float | None]
+    above_median_ms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """From how many waiting requests on, at submission, queueing is most of the TTFT.
+
+    `waiting`: the least number seen at which the median request spent more than half of its TTFT in the queue, and did
+    so at every number above it; None where there is none. `requests` were submitted at or above it, `fewest` is the
+    least number seen at all. Numbers seen by fewer than 5 requests count with the next below them.
+    """
+
+    waiting: float | None
+    requests: int
+    fewest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Shares by part (`PARTS`), None for one that is merged: the gateway into the network, the others into `other`.
+
+    - `variance_share` and `mean_share` (of the mean) each add up to 1; `ci95` are intervals of the former, None with
+      fewer than two blocks and a guess with fewer than 10. Blocks are as long as the TTFT or any part with over 2 % of
+      its variance wants them. Measured cover of a 95 % interval of the queue's share: AR(1) 93 to 95 %, lognormal AR(1)
+      83 to 95 % (10 to 107 blocks), queue at 80 % load 78 to 87 % (5 to 36), tails without a fourth moment or a part
+      that drifts through most of the run 58 to 84 %.
+    - `requests` have their parts, of `with_ttft`; `mean_ms` and `std_ms` are of the former, `p50_ms` of the latter.
+    - `merged` and `quality` count requests with parts by what their columns say.
+    """
+
+    requests: int
+    with_ttft: int
+    blocks: int
+    variance_share: Mapping[str, float | None]
+    ci95: Mapping[str, tuple[float, float] | None]
+    mean_share: Mapping[str, float | None]
+    merged: Mapping[str, int]
+    quality: Mapping[str, int]
+    mean_ms: float
+    std_ms: float
+    p50_ms: float
+    tails: Mapping[str, Tail]
+    threshold: Threshold | Missing
+
+
+def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
+    """Say which part the TTFT [n], its variance and its tail are made of; `waiting` [n] requests at each submission.
+
+    `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
+    Missing: fewer than 20 requests with parts, or a TTFT that never varied.
+    """
+    with_ttft = np.isfinite(parts.ttft_ms)
+    known = with_ttft & (parts.source != "none")
+    if known.sum() < MIN_REQUESTS:
+        return Missing(
+            f"only {known.sum()} requests have a TTFT and the parts of it; at least {MIN_REQUESTS} are needed"
+        )
+    rows = np.flatnonzero(known)[np.argsort(submit_ns[known], kind="stable")]
+    ttft_ms = parts.ttft_ms[rows]
+    if np.ptp(ttft_ms) < LEAST_SPREAD_MS:
+        return Missing("the TTFT never varied")
+    columns = _columns(parts, rows)
+    told = list(columns)
+    table = np.column_stack([columns[name] for name in told])
+    shares, blocks, intervals = _variance_shares(table, ttft_ms)
+    return Blame(
+        requests=len(rows),
+        with_ttft=int(with_ttft.sum()),
+        blocks=blocks,
+        variance_share=_named(told, shares),
+        ci95=dict.fromkeys(PARTS) | dict(zip(told, intervals, strict=True)),
+        mean_share=_named(told, table.mean(axis=0) / ttft_ms.mean()),
+        merged=_counted(parts.merged[rows]),
+        quality=_counted(parts.quality[rows]),
+        mean_ms=float(ttft_ms.mean()),
+        std_ms=float(ttft_ms.std()),
+        p50_ms=float(np.quantile(parts.ttft_ms[with_ttft], 0.5)),
+        tails={
+            name: _tail(parts, rows, columns, float(np.quantile(parts.ttft_ms[with_ttft], q)))
+            for name, q in TAILS.items()
+        },
+        threshold=_threshold(columns.get("queue"), ttft_ms, waiting if isinstance(waiting, Missing) else waiting[rows]),
+    )
+
+
+def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
+    """Return the parts [n] that are told, in the order of `PARTS`; they add up to the TTFT.
+
+    What a request does not tell stands in its `other`; but of its gateway, in its network.
+    """
+    columns: dict[str, Floats] = {}
+    untold = np.zeros(len(rows))
+    for name in ("gateway", "network", "queue", "prefill"):
+        values = getattr(parts, f"{name}_ms")[rows]
+        filled = np.nan_to_num(values) + (untold if name == "network" else 0.0)
+        if np.isfinite(values).mean() >= LEAST_TOLD:
+            columns[name] = filled
+        elif name == "gateway":
+            untold = filled
+    ttft_ms = parts.ttft_ms[rows]
+    columns["other"] = ttft_ms - np.sum(list(columns.values()), axis=0, initial=0.0)
+    return {name: columns[name] for name in PARTS if name in columns}
+
+
+def _moments(table: Floats, ttft_ms: Floats) -> Floats:
+    """Return per request [n, 3 + 2 P] what covariances are made of: 1, T, T^2, parts, parts times T; about means."""
+    parts, whole = table - table.mean(axis=0), (ttft_ms - ttft_ms.mean())[:, None]
+    return np.concatenate([np.ones_like(whole), whole, whole * whole, parts, parts * whole], axis=1)
+
+
+def _variance_shares(table: Floats, ttft_ms: Floats) -> tuple[Floats, int, list[tuple[float, float] | None]]:
+    """Return the shares [P] of the parts table[n, P], the number of blocks, and the shares' intervals."""
+    moments = _moments(table, ttft_ms)
+    shares = _shares(moments.sum(axis=0)[None])[0]
+    # A slow part behind a fast one shows in the wait's own autocorrelation too late.
+    counted = [table[:, at] for at in np.flatnonzero(np.abs(shares) > LEAST_COUNTED)]
+    block = max(block_length(one) for one in (ttft_ms, *counted))
+    blocks = block_count(len(table), block)
+    resampled = _shares(resampled_sums(moments, block))
+    # What each request adds to the shares, but for a factor.
+    influence = moments[:, 3 + len(shares) :] - shares * moments[:, [2]]
+    degrees = degrees_of_freedom(influence, block)
+    return (
+        shares,
+        blocks,
+        [interval95(float(share), resampled[:, at], blocks, float(degrees[at])) for at, share in enumerate(shares)],
+    )
+
+
+def _shares(sums: Floats) -> Floats:
+    """Return cov(part, T) / var(T) [R, P] from sums of moments [R, 3 + 2 P]."""
+    size, whole, square = (sums[:, [at]] for at in range(3))
+    parts, products = np.split(sums[:, 3:], 2, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
+        return np.asarray((products - parts * whole / size) / (square - whole * whole / size))
+
+
+def _named(told: list[str], shares: Floats) -> dict[str, float | None]:
+    return dict.fromkeys(PARTS) | dict(zip(told, shares.tolist(), strict=True))
+
+
+def _counted(column: Texts) -> dict[str, int]:
+    return {str(value): count for value, count in Counter(column.tolist()).most_common() if value}
+
+
+def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_ms: float) -> Tail:
+    ttft_ms = parts.ttft_ms[rows]
+    inside = ttft_ms >= from_ms
+    low, high = np.quantile(ttft_ms, [0.4, 0.6])
+    middle = (ttft_ms >= low) & (ttft_ms <= high)
+    parts_of = {name: (column[inside], column[middle]) for name, column in columns.items()}
+    explained = int(inside.sum())
+    mean_ms = float(ttft_ms[inside].mean()) if explained else None
+    share: dict[str, float | None] = dict.fromkeys(PARTS)
+    above_median_ms: dict[str, float | None] = dict.fromkeys(PARTS)
+    if mean_ms is not None:
+        share |= {name: float(here.mean() / mean_ms) for name, (here, _) in parts_of.items()}
+        above_median_ms |= {name: float(here.mean() - usual.mean()) for name, (here, usual) in parts_of.items()}
+    errors, quality = parts.error_ms[rows][inside], parts.quality[rows][inside]
+    return Tail(
+        from_ms=from_ms,
+        requests=int((parts.ttft_ms >= from_ms).sum()),
+        explained=explained,
+        estimated=int((quality != "exact").sum()),
+        expected=int((quality == "prior").sum()),
+        mean_ms=mean_ms,
+        error_ms=float(np.mean(errors)) if explained and np.isfinite(errors).all() else None,
+        share=share,
+        above_median_ms=above_median_ms,
+    )
+
+
+def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold | Missing:
+    if queue_ms is None:
+        return Missing("the queue is not told apart from the rest")
+    if isinstance(waiting, Missing):
+        return waiting
+    known = np.isfinite(waiting) & (ttft_ms > 0)
+    if known.sum() < MIN_REQUESTS:
+        return Missing(f"only {known.sum()} requests have a sample of the queue's length beside them")
+    length, queue_share = waiting[known], queue_ms[known] / ttft_ms[known]
+    found: float | None = None
+    pooled = np.zeros(len(length), dtype=np.bool_)
+    lengths = np.unique(length)
+    for one in lengths[::-1].tolist():
+        pooled |= length == one
+        if pooled.sum() < LEAST_AT_LENGTH:
+            continue
+        if not np.median(queue_share[pooled]) > 0.5:
+            break
+        found = one
+        pooled[:] = False
+    return Threshold(
+        waiting=found,
+        requests=0 if found is None else int((length >= found).sum()),
+        fewest=float(lengths[0]),
+    )

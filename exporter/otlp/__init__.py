@@ -1,0 +1,1 @@
+"""A run's client spans, sent over OTLP."""

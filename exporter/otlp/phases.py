@@ -1,0 +1,87 @@
+"""The phases of a request on our time axis: by the client's stamps, by the engine's, or one behind the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from correlator.breakdown import Parts
+from loadgen.requests.table import RequestLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stretch of a request by our clock; `placed` says whose stamps its begin is from, or that it is in order."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    source: str
+    placed: str
+
+
+def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
+    """Give the phases of a request that are known; one may have taken no time.
+
+    - with the engine's stamps in our clock its phases end at its first token as those tell it; what is in the engine
+      and in neither queue nor prefill is put before both
+    - without them the phases follow each other from the submission on, the network's two ways as one
+    - parts that the source does not tell apart are one phase with their names
+    """
+    source = parts.source[place]
+    dispatch_ns, submit_ns = int(requests.dispatch_ns[place]), int(requests.submit_ns[place])
+    output_ns, token_ns = int(requests.first_output_ns[place]), int(requests.first_token_ns[place])
+    if submit_ns >= 0:
+        yield Phase(name="send", start_ns=dispatch_ns, end_ns=submit_ns, source="client", placed="client's stamps")
+    if source != "none" and submit_ns >= 0:
+        yield from _server_phases(parts, place, submit_ns=submit_ns, output_ns=output_ns)
+    if 0 <= output_ns < token_ns:
+        yield Phase(name="blank output", start_ns=output_ns, end_ns=token_ns, source="client", placed="client's stamps")
+
+
+def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
+    source, engine_ns = parts.source[place], int(parts.engine_first_token_ns[place])
+    way_in_ms, way_out_ms = parts.way_in_ms[place], parts.way_out_ms[place]
+    stamped = engine_ns >= 0 and math.isfinite(way_in_ms)  # else its stamps are not believed
+    placed = "engine's stamps" if stamped else "in order"
+    before = [("way in", way_in_ms)] if stamped else [("network", parts.network_ms[place])]
+    yield from _laid(before, submit_ns, source, placed)
+    inside = [
+        ("gateway", parts.gateway_ms[place]),
+        (parts.merged[place], _merged_ms(parts, place)),
+        ("admission", parts.admission_ms[place]),
+        ("queue", parts.queue_ms[place]),
+        ("prefill", parts.prefill_ms[place]),
+    ]
+    begin_ns = engine_ns - _ns(sum(ms for _, ms in inside if ms > 0)) if stamped else submit_ns + _ns(before[0][1])
+    inner = list(_laid(inside, begin_ns, source, placed))
+    yield from inner
+    if stamped and output_ns >= 0:
+        yield from _laid([("way out", way_out_ms)], output_ns - _ns(way_out_ms), source, placed)
+    decode_ns = engine_ns if stamped else output_ns if output_ns >= 0 else inner[-1].end_ns if inner else -1
+    if decode_ns >= 0:
+        yield from _laid([("decode", parts.decode_ms[place])], decode_ns, source, placed)
+
+
+def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed: str) -> Iterator[Phase]:
+    """Put parts that are known one behind the other; no gap comes of rounding."""
+    passed_ms = 0.0
+    for name, ms in parts:
+        if ms >= 0:
+            start_ns = begin_ns + _ns(passed_ms)
+            passed_ms += ms
+            yield Phase(name=name, start_ns=start_ns, end_ns=begin_ns + _ns(passed_ms), source=source, placed=placed)
+
+
+def _merged_ms(parts: Parts, place: int) -> float:
+    """Return the part of `other` that is not told apart, NaN where all is."""
+    if not parts.merged[place]:
+        return math.nan
+    told = (parts.admission_ms[place], parts.blank_output_ms[place])
+    return float(parts.other_ms[place] - sum(ms for ms in told if ms > 0))
+
+
+def _ns(ms: float) -> int:
+    """Return ns; 0 for what is not known."""
+    return round(ms * 1e6) if math.isfinite(ms) else 0

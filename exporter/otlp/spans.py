@@ -1,0 +1,238 @@
+"""A run as OTLP spans: one of the client for each request, by OpenTelemetry's GenAI conventions, its phases below it.
+
+Each client's span bears the ids that were sent as traceparent, so the engine's own span, which the engine sends, nests
+under it. Attributes: docs/otlp.md. Where phases stand is `otlp_phases`' part, sending is `otlp_send`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from correlator.breakdown import Parts
+from exporter.otlp.phases import phases
+from loadgen.protocols import PROTOCOLS
+from loadgen.records import span_id
+from loadgen.requests.table import RequestLog
+
+SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)
+# A server may answer an error with a page.
+TEXT_CHARS = 300
+
+# https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai: by what is asked for, prompt or messages
+_OPERATIONS = dict.fromkeys(("completions", "sglang", "tgi", "grpc"), "text_completion")
+_PROVIDERS = {name: name for name in ("sglang", "tgi", "ollama", "exo")}
+_TIMES = (
+    "ttft_ms",
+    "send_ms",
+    "way_in_ms",
+    "way_out_ms",
+    "network_ms",
+    "gateway_ms",
+    "admission_ms",
+    "queue_ms",
+    "prefill_ms",
+    "blank_output_ms",
+    "decode_ms",
+    "other_ms",
+    "error_ms",
+)
+# What a request's clock has seen of it, for the end of one that had none.
+_STAMPS = ("dispatch_ns", "submit_ns", "first_read_ns", "last_output_ns", "last_token_ns")
+_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+Value = str | bool | int | float | Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the spans tell of: all requests of a run and, in the same order, their parts.
+
+    protocol   a name in PROTOCOLS
+    provider   the engine's name; "" takes the protocol's
+    version    ours
+    """
+
+    run_id: str
+    version: str
+    model: str
+    protocol: str
+    provider: str
+    requests: RequestLog
+    parts: Parts
+
+
+def exports(told: Told, *, at_once: int = SPANS_AT_ONCE) -> Iterator[ExportTraceServiceRequest]:
+    """Give a run's spans in exports of `at_once` spans at most; a request's are together."""
+    batch: list[Span] = []
+    for place in range(len(told.requests)):
+        own = spans(told, place)
+        if batch and len(batch) + len(own) > at_once:
+            yield _export(told, batch)
+            batch = []
+        batch.extend(own)
+    if batch:
+        yield _export(told, batch)
+
+
+def spans(told: Told, place: int) -> list[Span]:
+    """Return the spans of the request at a place: the client's, then one for each phase that is known and took time."""
+    requests = told.requests
+    index = int(requests.index[place])
+    own = bytes.fromhex(span_id(told.run_id, index))
+    trace = bytes.fromhex(requests.trace_id[place])
+    client = Span(
+        trace_id=trace,
+        span_id=own,
+        flags=1,  # sampled, as it was sent
+        name=f"{_operation(told.protocol)} {told.model}".strip(),
+        kind=Span.SPAN_KIND_CLIENT,
+        start_time_unix_nano=int(requests.dispatch_ns[place]),
+        end_time_unix_nano=_end_ns(requests, place),
+        attributes=_attributes({**_conventional(told, place), **_ours(told, place)}),
+        events=[
+            Span.Event(time_unix_nano=int(at_ns), name=name)
+            for name in ("first_token", "last_token")
+            if (at_ns := getattr(requests, f"{name}_ns")[place]) >= 0
+        ],
+        status=_status(requests, place),
+    )
+    below = [
+        Span(
+            trace_id=trace,
+            span_id=blake2b(f"{told.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
+            parent_span_id=own,
+            flags=1,
+            name=phase.name,
+            kind=Span.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=phase.start_ns,
+            end_time_unix_nano=phase.end_ns,
+            attributes=_attributes({"sidelight.source": phase.source, "sidelight.placed": phase.placed}),
+        )
+        for phase in phases(requests, told.parts, place)
+        if phase.end_ns > phase.start_ns
+    ]
+    return [client, *below]
+
+
+def _conventional(told: Told, place: int) -> dict[str, Value]:
+    requests = told.requests
+    url = urlsplit(requests.endpoint_url[place])
+    protocol = PROTOCOLS[told.protocol]
+    chunk_ms = float(requests.first_output_ns[place] - requests.submit_ns[place]) / 1e6
+    return {
+        "gen_ai.operation.name": _operation(told.protocol),
+        "gen_ai.provider.name": told.provider or _PROVIDERS.get(told.protocol, "openai"),
+        "gen_ai.request.model": told.model,
+        "gen_ai.request.max_tokens": _count(requests.max_tokens[place]),
+        "gen_ai.request.stream": protocol.streams,
+        "gen_ai.conversation.id": f"{told.run_id}-{requests.session[place]}" if requests.session[place] >= 0 else None,
+        "gen_ai.response.id": requests.response_id[place],
+        "gen_ai.response.finish_reasons": [reason] if (reason := requests.finish_reason[place]) else None,
+        "gen_ai.response.time_to_first_chunk": chunk_ms / 1e3 if requests.first_output_ns[place] >= 0 else None,
+        "gen_ai.usage.input_tokens": _count(requests.input_tokens[place]),
+        "gen_ai.usage.output_tokens": _counted(requests, place),
+        "gen_ai.usage.cache_read.input_tokens": _count(requests.cached_tokens[place]),
+        "server.address": url.hostname,
+        "server.port": url.port or _PORTS.get(url.scheme),
+        # Over WebSocket and gRPC the status is one of our own making.
+        "http.response.status_code": _status_code(requests, place) if protocol.transport == "http" else None,
+        "error.type": _error_type(requests, place),
+    }
+
+
+def _ours(told: Told, place: int) -> dict[str, Value]:
+    requests, parts = told.requests, told.parts
+    late_ns = requests.dispatch_ns[place] - requests.scheduled_ns[place]
+    return {
+        **{f"sidelight.{name}": _number(getattr(parts, name)[place]) for name in _TIMES},
+        **{f"sidelight.{name}": getattr(parts, name)[place] for name in ("source", "quality", "merged", "reason")},
+        "sidelight.engine_span_id": parts.engine_span_id[place],
+        "sidelight.dispatch_delay_ms": float(late_ns) / 1e6 if requests.scheduled_ns[place] >= 0 else None,
+        "sidelight.request_id": requests.request_id[place],
+        "sidelight.phase": requests.phase[place],
+        "sidelight.workload_class": requests.workload_class[place],
+        "sidelight.turn": int(requests.turn[place]) if requests.session[place] >= 0 else None,
+        "sidelight.status": requests.status[place],
+        "sidelight.error": _short(requests.error[place]),
+    }
+
+
+def _operation(protocol: str) -> str:
+    return _OPERATIONS.get(protocol, "chat")
+
+
+def _end_ns(requests: RequestLog, place: int) -> int:
+    """Return when a request ended; of one that did not, when something of it was last seen."""
+    end_ns = int(requests.end_ns[place])
+    return end_ns if end_ns >= 0 else max(int(getattr(requests, name)[place]) for name in _STAMPS)
+
+
+def _status(requests: RequestLog, place: int) -> Status | None:
+    """Return nothing for a request that went well: conventions leave that unset."""
+    if requests.status[place] == "ok":
+        return None
+    return Status(code=Status.STATUS_CODE_ERROR, message=_short(requests.error[place]) or requests.status[place])
+
+
+def _error_type(requests: RequestLog, place: int) -> str | None:
+    """Return the status of HTTP where that is the error, else the kind that our errors begin with."""
+    status, code = requests.status[place], _status_code(requests, place)
+    if status == "ok":
+        return None
+    if code is not None and code >= 400:
+        return str(code)
+    return requests.error[place].partition(":")[0] or str(status)
+
+
+def _status_code(requests: RequestLog, place: int) -> int | None:
+    return int(requests.http_status[place]) or None
+
+
+def _counted(requests: RequestLog, place: int) -> int | None:
+    """Return what the server counted; an estimate is no usage."""
+    return _count(requests.output_tokens[place]) if requests.output_tokens_source[place] == "usage" else None
+
+
+def _count(value: int) -> int | None:
+    return int(value) if value >= 0 else None
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
+
+
+def _export(told: Told, batch: Sequence[Span]) -> ExportTraceServiceRequest:
+    about = {"service.name": "sidelight", "service.version": told.version, "sidelight.run_id": told.run_id}
+    scope = InstrumentationScope(name="sidelight", version=told.version)
+    of_scope = ScopeSpans(scope=scope, spans=batch)
+    of_resource = ResourceSpans(resource=Resource(attributes=_attributes(about)), scope_spans=[of_scope])
+    return ExportTraceServiceRequest(resource_spans=[of_resource])
+
+
+def _attributes(values: Mapping[str, Value]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_any(value)) for key, value in values.items() if value is not None and value != ""]
+
+
+def _any(value: Value) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    return AnyValue(array_value=ArrayValue(values=[_any(one) for one in value or ()]))

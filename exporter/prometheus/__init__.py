@@ -1,0 +1,1 @@
+"""The Prometheus page of a run or a watch."""

@@ -1,0 +1,77 @@
+"""Counting requests that were broken down, for the histograms by part on the Prometheus page.
+
+Shared by a run, whose requests are its own, and by `watch`, whose requests are production's. How counts are written for
+Prometheus is `breakdown_page`'s business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from correlator.breakdown import SOURCES, Parts
+from correlator.estimate.table import QUALITIES
+from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize
+from rundir.columns import Floats, Texts
+
+TTFT_PARTS = ("network", "gateway", "admission", "queue", "prefill", "other")
+E2E_PARTS = (*TTFT_PARTS[:-1], "decode", "other")
+
+
+def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[str] = ()) -> PartCounts:
+    """Return the counts of no requests: series of these sources are there from the start, so that Prometheus sees
+    their first rise; those of others come with their first request.
+    """
+    empty, sources = bucketize([], LATENCY_BOUNDS_S), tuple(sources)
+    return PartCounts(
+        ttft={(part, source): empty for part in TTFT_PARTS for source in sources},
+        e2e={(part, source): empty for part in E2E_PARTS for source in sources},
+        requests=dict.fromkeys(SOURCES, 0),
+        quality=dict.fromkeys(QUALITIES, 0),
+        missing=dict.fromkeys(reasons, 0),
+    )
+
+
+def counted(
+    before: PartCounts, parts: Parts, *, whole: Parts | None = None, reasons: Texts | None = None
+) -> PartCounts:
+    """Add requests that ended: their TTFT by `parts`, their end-to-end time by `whole`, without one by `parts` too.
+
+    `reasons`[n], each one of `before.missing`, say why a TTFT was not broken down; "" where it was.
+    """
+    whole = parts if whole is None else whole
+    ended = (whole.source != "none") & np.isfinite(whole.e2e_ms)
+    source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
+    quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
+    ttft_ms = {part: getattr(parts, f"{part}_ms") for part in TTFT_PARTS}
+    ttft_ms["other"] = parts.other_ms - np.nan_to_num(parts.admission_ms)
+    e2e_ms = {part: getattr(whole, f"{part}_ms") for part in E2E_PARTS}
+    e2e_ms["other"] = whole.e2e_other_ms - np.nan_to_num(whole.admission_ms)
+    return PartCounts(
+        ttft=_observed(before.ttft, ttft_ms, np.where(parts.covered, parts.source, "")),
+        e2e=_observed(before.e2e, e2e_ms, np.where(ended, whole.source, "")),
+        requests=_more(before.requests, source),
+        quality=_more(before.quality, quality),
+        missing=before.missing if reasons is None else _more(before.missing, reasons[reasons != ""]),
+    )
+
+
+def _observed(
+    before: Mapping[tuple[str, str], Cumulative], ms: Mapping[str, Floats], source: npt.NDArray[np.str_] | Texts
+) -> dict[tuple[str, str], Cumulative]:
+    after = dict(before)
+    for name in sorted(set(source) - {""}):
+        rows = source == name
+        for part, values_ms in ms.items():
+            # Stamps are late by a little: a sum on the page must not fall for that.
+            new = bucketize(np.maximum(values_ms[rows] / 1e3, 0.0), LATENCY_BOUNDS_S)
+            after[part, name] = add(after[part, name], new) if (part, name) in after else new
+    return after
+
+
+def _more(before: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    new = Counter(names)
+    return {name: count + new[name] for name, count in before.items()}

@@ -1,0 +1,151 @@
+"""The run while it goes, as Prometheus metrics: one frozen `Snapshot` in, one page of families out.
+
+Nothing is counted or estimated here: the conductor replaces the snapshot about once a second, and a scrape renders
+whichever is the latest. Serving it over HTTP is left to `metrics_server`. What a snapshot does not know is not on the
+page: no family and no zero stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from exporter.prometheus.breakdown import histograms, part_families, series, watch_families
+from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
+
+# What is said of each canonical quantity. Counters get their _total from the client library.
+ENGINE_HISTOGRAMS = {
+    "queue_time": "Time waiting to be scheduled, by the engine's clock.",
+    "prefill_time": "Time from scheduling to the first token.",
+    "decode_time": "Time from the first token to the last.",
+    "ttft": "Time to first token, by the engine's clock.",
+    "inter_token_latency": "Time between tokens, by the engine.",
+    "e2e_latency": "Arrival to last token, by the engine's clock.",
+}
+ENGINE_GAUGES = {
+    "requests_running": ("requests_running", "Requests in the engine's running batch."),
+    "requests_waiting": ("requests_waiting", "Requests waiting to be scheduled."),
+    "kv_cache_usage": ("kv_cache_usage_ratio", "Share of the KV cache in use, 0 to 1."),
+}
+ENGINE_COUNTERS = {
+    "prompt_tokens": "Prompt tokens processed.",
+    "generation_tokens": "Tokens generated.",
+    "preemptions": "Requests thrown out of the batch for want of KV cache.",
+    "prefix_cache_queries": "Prefix cache: tokens looked up.",
+    "prefix_cache_hits": "Prefix cache: tokens found.",
+    "requests_finished": "Requests the engine finished.",
+}
+
+
+class LivePage(Collector):
+    """The page of one run: owns a registry of its own and the latest snapshot.
+
+    Before the first `update` the page is empty. A scrape sees one snapshot as a whole, never parts of two.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families of the latest snapshot; called by the registry at each scrape."""
+        return () if self._snapshot is None else families(self._snapshot)
+
+    def render(self) -> bytes:
+        """Return the page as Prometheus text 0.0.4."""
+        return generate_latest(self.registry)
+
+
+def families(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield what the snapshot knows as metric families. Pure; a family without samples is not yielded."""
+    parts = (
+        _about(snapshot),
+        _client(snapshot.client),
+        _generator(snapshot.generator),
+        _engines(snapshot.engines),
+        _scrapes(snapshot.engines),
+        part_families(snapshot.parts),
+        watch_families(snapshot.watch),
+    )
+    return (family for part in parts for family in part if family.samples)
+
+
+def _about(snapshot: Snapshot) -> Iterator[Metric]:
+    yield InfoMetricFamily("sidelight_build", "The sidecar that serves this page.", {"version": snapshot.version})
+    yield InfoMetricFamily(
+        "sidelight_run",
+        "The run this page is about, and its phase.",
+        {"run_id": snapshot.run_id, "phase": snapshot.phase},
+    )
+
+
+def _client(client: ClientCounts | None) -> Iterator[Metric]:
+    if client is None:
+        return
+    what = "Requests that ended, by status."
+    yield series(CounterMetricFamily, "sidelight_client_requests", what, ("status",), client.requests)
+    in_flight = "Requests submitted and not yet ended."
+    yield GaugeMetricFamily("sidelight_client_requests_in_flight", in_flight, value=client.in_flight)
+    yield CounterMetricFamily(
+        "sidelight_client_input_tokens", "Prompt tokens of the requests that ended.", value=client.input_tokens
+    )
+    yield CounterMetricFamily("sidelight_client_output_tokens", "Tokens received.", value=client.output_tokens)
+    for name, what, histogram in (
+        ("ttft", "Last byte of the request to first content that is not blank.", client.ttft),
+        ("inter_token_latency", "Time between content chunks of one response.", client.inter_token),
+        ("time_per_output_token", "First token to last, over tokens less one.", client.time_per_output_token),
+        ("e2e_latency", "Last byte of the request to last token.", client.e2e),
+    ):
+        yield histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
+
+
+def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
+    if generator is None:
+        return
+    yield histograms(
+        "sidelight_generator_schedule_lateness_seconds",
+        "How much later than scheduled a request was dispatched: the generator's own error.",
+        (),
+        [((), generator.schedule_lateness)],
+    )
+    what = "CPU time of our processes."
+    yield series(CounterMetricFamily, "sidelight_generator_cpu_seconds", what, ("process",), generator.cpu_seconds)
+    yield GaugeMetricFamily(
+        "sidelight_generator_loop_delay_max_seconds",
+        "The latest that a timer of a load worker came, since the start of the run.",
+        value=generator.loop_delay_max_s,
+    )
+
+
+def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
+    info = InfoMetricFamily("sidelight_engine", "The engine found at an endpoint.", labels=["endpoint"])
+    for engine in engines:
+        info.add_metric([engine.endpoint], {"engine": engine.engine, "version": engine.version})
+    yield info
+    for quantity, what in ENGINE_HISTOGRAMS.items():
+        found = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
+        yield histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), found)
+    for quantity, (name, what) in ENGINE_GAUGES.items():
+        gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
+        yield series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
+    for quantity, what in ENGINE_COUNTERS.items():
+        counters = {engine.endpoint: engine.counters.get(quantity) for engine in engines}
+        yield series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)
+
+
+def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
+    scrapes = {(engine.endpoint, how): count for engine in engines for how, count in engine.scrapes.items()}
+    what = "Scrapes of the engine, by how they ended."
+    yield series(CounterMetricFamily, "sidelight_scrapes", what, ("endpoint", "outcome"), scrapes)
+    durations_s = {engine.endpoint: engine.last_scrape_duration_s for engine in engines}
+    what = "How long the last scrape took."
+    yield series(GaugeMetricFamily, "sidelight_scrape_duration_seconds", what, ("endpoint",), durations_s)

@@ -1,0 +1,165 @@
+"""What the live page knows at one moment: frozen counts since the start of a run, and the making of histograms.
+
+The conductor derives a `Snapshot` from the run's logs about once a second. How it is written for Prometheus is
+`prometheus`'s business; every number here is plain and None means that it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+# About four bounds a decade, and the bounds on which SLOs are usually stated (0.1, 0.25, 0.5, 1, 2.5, 5, 10 s).
+# fmt: off
+LATENCY_BOUNDS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75,
+    1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
+)
+TOKEN_BOUNDS_S = (
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03,
+    0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)
+LATENESS_BOUNDS_S = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cumulative:
+    """A histogram of seconds since the start of the run.
+
+    `bounds_s` are the finite upper bounds, strictly ascending, inclusive; `counts` has one entry a bucket (not
+    cumulative over buckets) and one more for +Inf; `sum_s` is the sum of what was observed.
+    """
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCounts:
+    """What the client saw since the start of the run; None where nothing is known yet.
+
+    `requests` counts finished requests by status. Give every status from the first snapshot on, with 0 where none
+    ended that way: Prometheus cannot see the first increase of a series that begins above zero.
+    """
+
+    requests: Mapping[str, int]
+    in_flight: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    ttft: Cumulative | None = None
+    inter_token: Cumulative | None = None
+    time_per_output_token: Cumulative | None = None
+    e2e: Cumulative | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorCounts:
+    """The load generator's own cost and error since the start of the run.
+
+    `cpu_seconds` maps a process ("worker-0", "scraper", "conductor") to its CPU time; `loop_delay_max_s` is the
+    latest that any worker's tick came.
+    """
+
+    schedule_lateness: Cumulative | None = None
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    loop_delay_max_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts:
+    """One scraped endpoint, in canonical quantities; label sets already added up (or, for usage, their maximum).
+
+    `histograms`, `gauges` and `counters` are keyed by canonical name; a name that has no metric on the page and a
+    value that is not finite are left out. `scrapes` counts by outcome ("ok", or the kind of failure).
+    """
+
+    endpoint: str
+    engine: str = ""
+    version: str = ""
+    histograms: Mapping[str, Cumulative] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+    scrapes: Mapping[str, int] = field(default_factory=dict)
+    last_scrape_duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartCounts:
+    """Requests broken down since the start, one by one: `part_counts` counts them.
+
+    `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `requests`
+    counts by source, `quality` by how good what it tells is, `missing` by why a TTFT was not broken down.
+    """
+
+    ttft: Mapping[tuple[str, str], Cumulative]
+    e2e: Mapping[tuple[str, str], Cumulative]
+    requests: Mapping[str, int]
+    quality: Mapping[str, int]
+    missing: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchCounts:
+    """What a resident sidecar did since its start, and how much it keeps.
+
+    `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
+    ended on their own. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too many. `errors`
+    are defects of ours that cost what had just come; `cpu_s` is of the process that serves the page.
+    """
+
+    receiver: Mapping[str, int]
+    restarts: int
+    errors: int
+    cpu_s: float
+    sizes: Mapping[str, int]
+    repeated: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything the page shows, at one moment."""
+
+    version: str
+    run_id: str
+    phase: str
+    client: ClientCounts | None = None
+    generator: GeneratorCounts | None = None
+    engines: tuple[EngineCounts, ...] = ()
+    parts: PartCounts | None = None
+    watch: WatchCounts | None = None
+
+
+def bucketize(values_s: NDArray[np.float64] | Sequence[float], bounds_s: Sequence[float]) -> Cumulative:
+    """Count durations into buckets.
+
+    `values_s` [n] seconds; NaN means "missing" and is left out. `bounds_s` finite, ascending, inclusive as
+    Prometheus' `le`. No values give all zeros, which is what a run that has just begun has observed.
+    """
+    values = np.asarray(values_s, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    buckets = np.searchsorted(np.asarray(bounds_s, dtype=np.float64), values, side="left")
+    counts = np.bincount(buckets, minlength=len(bounds_s) + 1)
+    return Cumulative(
+        bounds_s=tuple(float(bound) for bound in bounds_s),
+        counts=tuple(float(count) for count in counts),
+        sum_s=float(values.sum()),
+    )
+
+
+def add(a: Cumulative, b: Cumulative) -> Cumulative:
+    """Add two histograms over the same bounds. Raises ValueError where the bounds differ."""
+    if a.bounds_s != b.bounds_s:
+        raise ValueError(f"histograms with different bounds cannot be added: {a.bounds_s} and {b.bounds_s}")
+    return Cumulative(
+        bounds_s=a.bounds_s,
+        counts=tuple(left + right for left, right in zip(a.counts, b.counts, strict=True)),
+        sum_s=a.sum_s + b.sum_s,
+    )

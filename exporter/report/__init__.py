@@ -1,0 +1,264 @@
+"""The report for people in a terminal: the answer first, then the client's numbers, where the TTFT went, the engine,
+and how far to trust it.
+
+One rendering serves the terminal and `report.txt`; it reads `summary.json` and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from exporter.report.association import association_rows, blame_rows
+from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
+from exporter.report.energy import energy_section
+from exporter.report.format import cell, ms, percent, table
+
+WIDTH = 100
+WIDE = 0.2
+CLIENT_ROWS = (
+    ("ttft_ms", "TTFT, ms"),
+    ("itl_ms", "ITL, ms"),
+    ("time_between_chunks_ms", "between chunks, ms"),
+    ("tpot_ms", "TPOT, ms"),
+    ("e2e_ms", "E2E, ms"),
+    ("request_output_tps", "tokens/s a request"),
+    ("input_tokens", "input tokens"),
+    ("output_tokens", "output tokens"),
+)
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+HISTOGRAM_ROWS = (
+    ("queue_time", "queue time"),
+    ("prefill_time", "prefill time"),
+    ("decode_time", "decode time"),
+    ("ttft", "TTFT"),
+    ("inter_token_latency", "ITL"),
+    ("e2e_latency", "E2E"),
+)
+CLIENT_EYES = {"queue_time": "queue_ms", "prefill_time": "prefill_ms"}
+GAUGE_ROWS = (
+    ("requests_running", "requests running"),
+    ("requests_waiting", "requests waiting"),
+    ("kv_cache_usage", "KV cache usage"),
+)
+COUNTER_ROWS = (
+    ("prompt_tokens", "prompt tokens"),
+    ("generation_tokens", "generation tokens"),
+    ("requests_finished", "requests finished"),
+    ("preemptions", "preemptions"),
+    ("prefix_cache_queries", "prefix cache queries"),
+    ("prefix_cache_hits", "prefix cache hits"),
+)
+
+
+def as_text(summary: Mapping[str, Any]) -> str:
+    """Return the report as plain text, 100 columns wide, ending in a newline."""
+    console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
+    console.print(render(summary))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
+
+
+def render(summary: Mapping[str, Any]) -> Group:
+    return Group(*_sections(summary))
+
+
+def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
+    if first_line := summary["self_check"].get("first_line"):
+        yield Text(f"! {first_line}", style="bold red")
+    yield _heading(summary)
+    yield from (Text(f"! {warning}", style="yellow") for warning in summary.get("warnings", ()))
+    yield Text("")
+    if summary["client"]["requests"]["sent"]:
+        yield _client(summary["client"])
+        yield _throughput(summary["client"])
+        yield from _first_tokens(summary["client"].get("delivery"))
+        yield from _objectives(summary["client"].get("slo"))
+        yield Text("")
+        yield from _classes(summary["client"].get("classes", {}))
+        correlation = summary["correlation"]
+        if correlation.get("missing") is None:
+            yield breakdown_table(correlation)
+            yield from group_tables(correlation)
+        yield Text(answer(correlation), style="bold")
+        if correlation.get("missing") is None:
+            if "means_only" not in correlation["breakdown"]:
+                yield Text(correlation["blame"]["sentence"], style="bold")
+            yield from (Text(row, style="dim") for row in (*blame_rows(correlation), *basis(correlation)))
+        yield from (Text(row, style="dim") for row in association_rows(correlation))
+        yield Text("")
+    yield from _server(summary["server"], summary["correlation"].get("server_percentiles", {}))
+    yield from energy_section(summary.get("hardware"))
+    if summary["client"]["requests"]["sent"]:
+        yield Text(_generator(summary["self_check"]), style="dim")
+        warm_up = (summary["methodology"].get("warmup") or {}).get("sentence", "")
+        yield Text(
+            f"{summary['methodology']['draft']}: {summary['methodology']['missing']}. {warm_up}".rstrip(), style="dim"
+        )
+
+
+def _heading(summary: Mapping[str, Any]) -> Text:
+    requests, window = summary["client"]["requests"], summary["window"]
+    target = summary["config"].get("model") or "server metrics only"
+    style = "green" if summary["status"] == "complete" else "red"
+    counts = ", ".join(f"{requests[key]} {key}" for key in ("sent", "ok", "failed", "refused", "cancelled"))
+    return Text.assemble(
+        (f"sidelight {summary['tool']['version']}", "bold"),
+        f"  run {summary['run_id']}  ",
+        (summary["status"], style),
+        f"\n{target} at {', '.join(urls_of(summary['config']) or summary['config'].get('metrics') or ())}",
+        f"\nmeasured {window['start']} to {window['end']}, {window['duration_s']:.1f} s",
+        f"\n{_load(summary['config'], summary['workload'])}\nrequests: {counts}" if requests["sent"] else "",
+    )
+
+
+def _load(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
+    limits = [f"{config['duration']:g} s"] if config["duration"] else []
+    limits += [f"{config['requests']} requests"] if config["requests"] else []
+    tokenizer = (workload["tokenizer"] or {}).get("name", "an unknown tokenizer")
+    parts = (_loop(config), " or ".join(limits), f"after a warm-up of {workload['warmup_requests']}")
+    return (
+        f"load: {', '.join(part for part in parts if part)}; "
+        f"{workload['name']}, seed {workload['seed']}, tokens of {tokenizer}"
+    )
+
+
+def _loop(config: Mapping[str, Any]) -> str:
+    if config["concurrency"]:
+        return f"closed loop, {config['concurrency']} " + ("at one instant" if config.get("barrier") else "in flight")
+    if config.get("trace"):
+        return f"open loop, arrivals of {config['trace']}"
+    if not config["rate"]:
+        return f"open loop, arrivals of {config.get('replay_requests')}"
+    to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
+    return f"open loop, {config['rate']:g}{to} requests/s {config['arrival']}"
+
+
+def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the URLs of a recorded configuration: a run has several, a scrape one or none."""
+    urls = config.get("url") or ()
+    return (urls,) if isinstance(urls, str) else tuple(urls)
+
+
+def _client(client: Mapping[str, Any]) -> Table:
+    shown = table("Client", *STATISTICS)
+    for key, label in CLIENT_ROWS:
+        block = client.get(key)
+        if block is None:
+            continue
+        if block.get("mean") is None:
+            shown.add_row(label, Text(block.get("missing", "missing"), style="dim"))
+        else:
+            shown.add_row(label, *(cell(block[statistic]) for statistic in STATISTICS))
+    return shown
+
+
+def _throughput(client: Mapping[str, Any]) -> Text:
+    flow = client["throughput"]
+    shown = (
+        ("requests_per_s", "requests/s"),
+        ("input_tokens_per_s", "input tokens/s"),
+        ("output_tokens_per_s", "output tokens/s"),
+        *((("goodput_requests_per_s", "good requests/s"),) if client.get("slo") else ()),
+    )
+    return Text("throughput: " + ", ".join(f"{cell(flow.get(key))} {label}" for key, label in shown))
+
+
+def _first_tokens(delivery: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+    """Say what replies began with, and the rule that makes it a first token."""
+    if delivery is not None:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in delivery["first_tokens"].items() if count) or "none"
+        yield Text(f"first tokens: {kinds}; {delivery['content_rule']}", style="dim")
+
+
+def _objectives(slo: Mapping[str, Any] | None) -> Iterator[RenderableType]:
+    """Say of each objective whether it was met, and by what value."""
+    for objective in (slo or {}).get("objectives", ()):
+        verdict = {True: "met", False: "MISSED", None: "cannot be told"}[objective["met"]]
+        value = (
+            f"{ms(objective['value_ms'])} ms" if objective["value_ms"] is not None else objective.get("missing", "-")
+        )
+        yield Text(
+            f"objective {objective['text']}: {verdict}, {value}", style="green" if objective["met"] else "bold red"
+        )
+
+
+def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
+    if len(classes) < 2:
+        return
+    shown = table("Classes", "ok", "TTFT mean", "p50", "p99", "TPOT mean", "E2E p50", "p99", "tokens/s")
+    for name, found in classes.items():
+        ttft, e2e = found["ttft_ms"], found["e2e_ms"]
+        times = (ttft["mean"], ttft["p50"], ttft["p99"], found["tpot_ms"]["mean"], e2e["p50"], e2e["p99"])
+        flow = found["throughput"]["output_tokens_per_s"]
+        shown.add_row(name, f"{found['requests']['ok']:,}", *(ms(value) for value in times), cell(flow))
+    yield shown
+
+
+def _server(server: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Show the engine's quantities; percentiles of what `seen` has through the client's eyes are taken from there."""
+    engine = server.get("engine") or {}
+    if not engine.get("name"):
+        yield Text(f"Server: {server.get('reason')}", style="yellow")
+        yield Text("")
+        return
+    title = f"Server: {engine['name']} {engine.get('version') or ''}".rstrip()
+    shown = table(title, "count", "mean", "p50", "p99", "max")
+    for key, label in HISTOGRAM_ROWS:
+        if (stats := _stats(server, key)) and stats.get("mean") is not None:
+            own = seen.get(CLIENT_EYES.get(key, ""), {})
+            by_client = own.get("source") == "client spans"
+            estimates = (_seen(own, name) if by_client else _estimate(server[key], name) for name in ("p50", "p99"))
+            shown.add_row(f"{label}, ms", f"{stats['count']:,}", ms(1e3 * stats["mean"]), *estimates, "")
+    for key, label in GAUGE_ROWS:
+        if (stats := _stats(server, key)) and stats.get("mean") is not None:
+            shown.add_row(label, "", *(cell(stats.get(name)) for name in ("mean", "p50", "p99", "max")))
+    for key, label in COUNTER_ROWS:
+        if (stats := _stats(server, key)) and stats.get("total") is not None:
+            shown.add_row(label, cell(stats["total"]), "", "", "", "")
+    if shown.row_count:
+        yield shown
+    else:
+        yield Text(f"Server: {engine['name']}, nothing in the measured window\n", style="yellow")
+
+
+def _generator(check: Mapping[str, Any]) -> str:
+    lateness = check.get("schedule_lateness_ms", {})
+    late = f"submissions late by p99 {ms(lateness['p99'])} ms" if lateness.get("p99") is not None else ""
+    cpu = check.get("cpu_ratio", {}).get("max")
+    busy = f"busiest process {percent(cpu)} of a core" if cpu is not None else ""
+    facts = ", ".join(fact for fact in (late, busy) if fact)
+    return f"The load generator {check['verdict']}{f': {facts}' if facts else ''}."
+
+
+def _stats(server: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    found = server.get(key)
+    return found.get("stats") if isinstance(found, Mapping) else None
+
+
+def _estimate(quantity: Mapping[str, Any], name: str) -> str:
+    """Return a percentile in ms, its 90 % interval where that is wide, only its end where the value is lost in it."""
+    value, interval = quantity["stats"].get(name), quantity.get("intervals", {}).get(name, {})
+    if value is None:
+        return "-"
+    low, high = 1e3 * interval.get("low", -math.inf), 1e3 * interval.get("high", math.inf)
+    if name in quantity.get("unresolved", ()):
+        return f"≤ {cell(high)}" if math.isfinite(high) else f"≥ {cell(max(low, 0.0))}"
+    return _between(1e3 * value, low, high)
+
+
+def _seen(own: Mapping[str, Any], name: str) -> str:
+    """Return a percentile in ms that was read off the client's requests, as `_estimate` shows one of buckets."""
+    if own[name] is None:
+        return "-"
+    return _between(own[name], *(own["intervals"][name][end] for end in ("low", "high")))
+
+
+def _between(value_ms: float, low_ms: float, high_ms: float) -> str:
+    return f"{cell(low_ms)}-{cell(high_ms)}" if high_ms - low_ms > WIDE * value_ms else ms(value_ms)

@@ -1,0 +1,83 @@
+"""The CSV export of server metrics in AIPerf's layout: comments, then a block a type with a header of its own.
+
+It holds what the JSON does but for timeslices. Labels are columns, those of each block in alphabetical order; one that
+is called like a column of the block becomes `label_NAME`. Buckets are packed as `LE=COUNT;...`. Values are written in
+full, where AIPerf rounds to four decimals.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from exporter.server_metrics.json import TYPES
+
+_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")
+_GAUGE = ("avg", "min", "max", "std", *_PERCENTILES)
+_STATISTICS = {
+    "gauge": _GAUGE,
+    "counter": ("total", "rate", "rate_avg", "rate_min", "rate_max", "rate_std"),
+    "histogram": ("count", "count_rate", "sum", "sum_rate", "avg", *(f"{name}_estimate" for name in _PERCENTILES)),
+    "unknown": _GAUGE,
+}
+_FIRST = ("Endpoint", "Type", "Metric", "Unit")
+
+Json = Mapping[str, Any]
+
+
+def as_csv(document: Json) -> str:
+    """Write an export (`server_metrics_json.document`) as CSV. A statistic that it lacks is an empty cell."""
+    text = io.StringIO(newline="")
+    text.write(_comments(document))
+    endpoints = _short_endpoints(document["summary"]["endpoints_configured"])
+    blocks = [block for kind in TYPES if (block := list(_block(document["metrics"], kind, endpoints)))]
+    writer = csv.writer(text, lineterminator="\n")
+    for number, block in enumerate(blocks):
+        if number:
+            text.write("\n")
+        writer.writerows(block)
+    return text.getvalue()
+
+
+def _comments(document: Json) -> str:
+    return (
+        "# AIPerf-compatible Server Metrics Export (CSV)\n"
+        f"# {document['generator']['name']}_version: {document['generator']['version']}\n"
+        f"# schema_version: {document['schema_version']}\n"
+        f"# benchmark_id: {document['benchmark_id'] or ''}\n"
+        "# Note: Same benchmark_id and version appear in JSON and Parquet exports\n"
+        "#\n"
+    )
+
+
+def _short_endpoints(urls: Sequence[str]) -> dict[str, str]:
+    """Return host and port of each URL, as the format has it; the whole URL where two pages share those."""
+    hosts = Counter(urlsplit(url).netloc for url in urls)
+    return {url: host if hosts[host := urlsplit(url).netloc] == 1 else url for url in urls}
+
+
+def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[list[Any]]:
+    """Give the header and the rows of one type; nothing where there is no such series."""
+    chosen = {name: metric for name, metric in metrics.items() if metric["type"] == kind}
+    rows = [(name, metric, one) for name, metric in chosen.items() for one in metric["series"]]
+    if not rows:
+        return
+    statistics = _STATISTICS[kind]
+    labels = sorted({label for _, _, one in rows for label in one.get("labels", ())})
+    last = ("Description", "buckets") if kind == "histogram" else ("Description",)
+    fixed = {*_FIRST, *statistics, *last}
+    yield [*_FIRST, *statistics, *(f"label_{label}" if label in fixed else label for label in labels), *last]
+    for name, metric, one in rows:
+        given = one.get("labels", {})
+        packed = ";".join(f"{le}={count}" for le, count in (one.get("buckets") or {}).items())
+        yield [
+            *(endpoints[one["endpoint_url"]], kind, name, metric.get("unit", "")),
+            *(one["stats"].get(statistic, "") for statistic in statistics),
+            *(given.get(label, "") for label in labels),
+            metric["description"],
+            *((packed,) if kind == "histogram" else ()),
+        ]

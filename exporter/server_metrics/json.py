@@ -1,0 +1,267 @@
+"""Server metrics as JSON in AIPerf's format (schema version 1.0): statistics of every series over the window.
+
+Windows, resets and percentiles are this project's own (`scraper.window.increase`). Families that only say when
+something was created are left out, and so are summaries, info and state sets: the format has none; JSONL and Parquet
+hold them.
+Beyond the format stand `generator`, and `exposed_name` where a metric is called something else on the page.
+Fields are present by the format's table: of a counter all rates, of a gauge all percentiles, of a histogram without
+observations `count` and `buckets` alone; `labels`, `unit` and a statistic that cannot be known are omitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
+from rundir.stats import Missing
+from scraper.quantiles import read_rows
+from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
+from scraper.window.increase import (
+    Buckets,
+    Cut,
+    GaugeSamples,
+    HistogramIncrease,
+    counter,
+    cut,
+    gauge,
+    histogram,
+    slice_of,
+)
+from scraper.window.statistics import PERCENTILES, fits_of, frames
+
+TYPES = ("gauge", "counter", "histogram", "unknown")
+_PERCENTILES = {name: q for name, q in PERCENTILES.items() if name != "p99_9"}
+_QS = np.array(list(_PERCENTILES.values()))
+
+Json = dict[str, Any]
+_Entry = tuple[tuple[str, str], Json]  # the metric's key in `named`, and one series of it
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out
+def document(source: Source) -> Json:
+    """Return the whole export, JSON-ready and strict (no NaN, no infinity).
+
+    A series of which the window shows nothing is left out, and so is a number too large for one: the format knows no
+    reasons, and a zero would be a claim.
+    """
+    entries: list[_Entry] = []
+    for endpoint in source.endpoints:
+        chosen = cut(endpoint, source.window, source.slice_ns)
+        if isinstance(chosen, Cut):
+            entries += _entries(endpoint, chosen)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "aiperf_version": None,
+        "generator": {"name": "sidelight", "version": source.tool_version},
+        "benchmark_id": source.benchmark_id,
+        "summary": _summary(source),
+        "metrics": _metrics(entries, named(source.endpoints)),
+        "input_config": dict(source.input_config),
+    }
+
+
+def _summary(source: Source) -> Json:
+    answered = [endpoint for endpoint in source.endpoints if len(endpoint.response_ns)]
+    return {
+        "endpoints_configured": source.urls,
+        "endpoints_successful": [endpoint.url for endpoint in answered],
+        "start_time": _iso(source.window.start_ns),
+        "end_time": _iso(source.window.end_ns),
+        "endpoint_info": {endpoint.url: _endpoint_info(endpoint) for endpoint in answered},
+    }
+
+
+def _endpoint_info(endpoint: EndpointSeries) -> Json:
+    updates = endpoint.response_ns[endpoint.changed]
+    intervals_ms = np.diff(updates) / 1e6
+    latencies_ms = (endpoint.response_ns - endpoint.request_ns) / 1e6
+    return {
+        "total_fetches": len(endpoint.response_ns) + len(endpoint.failures),
+        "first_fetch_ns": int(endpoint.response_ns[0]),
+        "last_fetch_ns": int(endpoint.response_ns[-1]),
+        "avg_fetch_latency_ms": float(latencies_ms.mean()),
+        "unique_updates": len(updates),
+        "first_update_ns": int(updates[0]),
+        "last_update_ns": int(updates[-1]),
+        "duration_seconds": int(updates[-1] - updates[0]) / 1e9,
+        "avg_update_interval_ms": float(intervals_ms.mean()) if len(intervals_ms) else None,
+        "median_update_interval_ms": float(np.median(intervals_ms)) if len(intervals_ms) > 1 else None,
+    }
+
+
+def _iso(at_ns: int) -> str:
+    """Write a stamp as the format does: UTC, microseconds, no zone."""
+    seconds, rest = divmod(at_ns, 10**9)
+    moment = datetime.fromtimestamp(seconds, tz=UTC).replace(microsecond=rest // 1000, tzinfo=None)
+    return moment.isoformat(timespec="microseconds")
+
+
+def _metrics(entries: Sequence[_Entry], metrics: Mapping[tuple[str, str], Metric]) -> Json:
+    """Group series by metric name over all endpoints, sorted by name."""
+    grouped: Json = {}
+    for known_by, entry in entries:
+        metric = metrics[known_by]
+        if metric.name not in grouped:
+            grouped[metric.name] = _about(metric) | {"series": []}
+        grouped[metric.name]["series"].append(entry)
+    return dict(sorted(grouped.items()))
+
+
+def _about(metric: Metric) -> Json:
+    return {
+        "type": metric.type,
+        "description": metric.description,
+        **({"unit": metric.unit} if metric.unit else {}),
+        **({"exposed_name": metric.exposed} if metric.exposed != metric.name else {}),
+    }
+
+
+def _entries(endpoint: EndpointSeries, chosen: Cut) -> Iterator[_Entry]:
+    steps = chosen if chosen.complete.sum() > 1 else _by_interval(endpoint, chosen)
+    for column, one in enumerate(endpoint.series):
+        body: Json | Missing = Missing("no such type in the format")
+        if one.name.endswith("_created"):
+            continue
+        if one.type == "counter":
+            body = _counter(endpoint, column, chosen, steps)
+        elif one.type in ("gauge", "unknown"):
+            body = _gauge(gauge(endpoint, column, chosen), chosen)
+        if not isinstance(body, Missing):
+            yield key(one), _common(endpoint, one.labels) | body
+    for columns in histograms(endpoint.series):
+        increase = histogram(endpoint, columns, chosen)
+        if isinstance(increase, HistogramIncrease) and math.isfinite(increase.count):
+            entry = _common(endpoint, columns.labels) | _histogram(increase, columns, chosen)
+            yield (columns.family, "histogram"), entry
+
+
+def _common(endpoint: EndpointSeries, labels: tuple[tuple[str, str], ...]) -> Json:
+    return {"endpoint_url": endpoint.url} | ({"labels": dict(labels)} if labels else {})
+
+
+def _by_interval(endpoint: EndpointSeries, chosen: Cut) -> Cut:
+    """Return the cut with a slice for each scrape interval that touches the window."""
+    stamps = endpoint.response_ns
+    final = min(int(np.searchsorted(stamps, chosen.window.end_ns)), chosen.last)
+    rows = np.arange(chosen.reference, max(final, chosen.reference + 1) + 1)
+    slice_s = np.diff(stamps[rows]) / 1e9
+    return replace(chosen, rows=rows, edges_ns=stamps[rows], slice_s=slice_s, complete=slice_s > 0)
+
+
+def _counter(endpoint: EndpointSeries, column: int, chosen: Cut, steps: Cut) -> Json | Missing:
+    found = counter(endpoint, column, chosen)
+    if isinstance(found, Missing):
+        return found
+    if not math.isfinite(found.total):
+        return Missing("the values are too large to add up")
+    rates = found.slices / chosen.slice_s
+    stepped = found if steps is chosen else counter(endpoint, column, steps)
+    stats: Json = {"total": found.total, "rate": found.total / chosen.rate_s}
+    if not isinstance(stepped, Missing):
+        stats |= _rates(stepped.slices, steps)
+    slices = [
+        frame | {"total": float(total), "rate": float(rate)}
+        for frame, total, rate in zip(_frames(chosen), found.slices, rates, strict=True)
+        if math.isfinite(total) and math.isfinite(rate)
+    ]
+    return {"stats": _finite(stats), "timeslices": slices}
+
+
+def _rates(increases: Float64, steps: Cut) -> Json:
+    """Describe the rates of complete slices, or of scrape intervals where fewer than two slices are complete."""
+    usable = steps.complete & np.isfinite(increases)
+    seconds = steps.slice_s[usable]
+    rates = increases[usable] / seconds
+    if not len(rates):
+        return {}
+    mean = float(np.average(rates, weights=seconds))
+    stats = {"rate_avg": mean, "rate_min": float(rates.min()), "rate_max": float(rates.max())}
+    return stats | ({"rate_std": float(rates.std(ddof=1))} if len(rates) > 1 else {})
+
+
+def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
+    if isinstance(found, Missing):
+        return found
+    values = found.values
+    low, high = float(values.min()), float(values.max())
+    if low == high:  # exactly that, without what adding up rounds off; 0.0 is the format's word for "never varied"
+        stats = {"avg": low, "min": low, "max": high, "std": 0.0}
+    else:
+        stats = {"avg": float(values.mean()), "min": low, "max": high, "std": float(values.std(ddof=1))}
+    stats |= dict(zip(_PERCENTILES, np.quantile(values, _QS).tolist(), strict=True))
+    where = slice_of(found.at_ns, chosen.edges_ns)
+    slices = []
+    for index, frame in enumerate(_frames(chosen)):
+        part = values[where == index]
+        if len(part):
+            read = {"avg": float(part.mean()), "min": float(part.min()), "max": float(part.max())}
+            slices.append(frame | _finite(read))
+    return {"stats": _finite(stats), "timeslices": slices}
+
+
+def _histogram(found: HistogramIncrease, columns: HistogramColumns, chosen: Cut) -> Json:
+    if not found.count > 0:
+        return {"stats": {"count": 0}, "buckets": dict.fromkeys(columns.le, 0)}
+    duration_s = chosen.rate_s
+    stats: Json = {"count": _count(found.count)}
+    if math.isfinite(found.sum):
+        stats |= {"sum": found.sum, "avg": found.sum / found.count}
+    stats["count_rate"] = found.count / duration_s
+    if math.isfinite(found.sum):
+        stats["sum_rate"] = found.sum / duration_s
+    stats |= _percentile_estimates(found)
+    result: Json = {"stats": _finite(stats), "buckets": None}
+    if isinstance(found.buckets, Buckets):
+        result["buckets"] = _cumulative(found.buckets.le, found.buckets.totals)
+    slices = []
+    for index, frame in enumerate(_frames(chosen)):
+        if math.isfinite(found.slice_counts[index]):
+            slices.append(frame | _histogram_slice(found, index))
+    return result | {"timeslices": slices}
+
+
+def _percentile_estimates(found: HistogramIncrease) -> Json:
+    """Return `p*_estimate` of a histogram, also where its bounds changed during the run; none without buckets."""
+    fits = fits_of(found)
+    values = read_rows(fits, [slice(None)] * len(fits), _QS).tolist()
+    pairs = zip(_PERCENTILES, values, strict=True)
+    return {f"{name}_estimate": value for name, value in pairs if math.isfinite(value)}
+
+
+def _histogram_slice(found: HistogramIncrease, index: int) -> Json:
+    count, total = float(found.slice_counts[index]), float(found.slice_sums[index])
+    entry: Json = {"count": _count(count)}
+    if math.isfinite(total):
+        entry["sum"] = total
+        if count > 0:
+            entry["avg"] = total / count
+    entry = _finite(entry)
+    buckets = found.buckets
+    entry["buckets"] = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
+    return entry
+
+
+def _cumulative(le: tuple[str, ...], totals: Float64) -> Json | None:
+    cumulative = np.cumsum(totals)
+    if not np.isfinite(cumulative).all():
+        return None
+    return {edge: _count(value) for edge, value in zip(le, cumulative.tolist(), strict=True)}
+
+
+def _finite(stats: Json) -> Json:
+    """Leave out what no number can hold: a sum beyond the largest, or what was made of one."""
+    return {name: value for name, value in stats.items() if math.isfinite(value)}
+
+
+def _count(value: float) -> int | float:
+    return int(value) if value.is_integer() else value
+
+
+def _frames(chosen: Cut) -> list[Json]:
+    return frames(chosen.edges_ns, chosen.complete.tolist())

@@ -1,0 +1,84 @@
+"""What the exports of server metrics are made from, and the name and unit that a metric has in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.server_metrics.units import infer_unit
+from scraper.exposition import Series
+from scraper.series.table import EndpointSeries
+from scraper.window.increase import Window
+
+SCHEMA_VERSION = "1.0"
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Endpoints and the window that is measured.
+
+    `configured` are the URLs that were asked for, whether they answered or not. `phases` are (name, start, end) of the
+    run on its clock, the end None where it was cut short; a phase called `measure` is the format's `profiling`.
+    """
+
+    endpoints: Sequence[EndpointSeries]
+    window: Window
+    slice_ns: int
+    benchmark_id: str | None
+    input_config: Mapping[str, Any]
+    tool_version: str
+    configured: Sequence[str] = ()
+    phases: Sequence[tuple[str, int, int | None]] = ()
+
+    @property
+    def urls(self) -> list[str]:
+        """Return every endpoint's URL once: those asked for, then those scraped besides."""
+        return list(dict.fromkeys([*self.configured, *(endpoint.url for endpoint in self.endpoints)]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric: `name` is the format's, `exposed` is what stands on the page (a PromQL query needs that one)."""
+
+    name: str
+    exposed: str
+    type: str
+    unit: str | None
+    description: str
+
+
+def named(endpoints: Sequence[EndpointSeries]) -> dict[tuple[str, str], Metric]:
+    """Name every metric of the endpoints, by its family and type as exposed.
+
+    - A counter loses its `_total`, as the format has it; where another metric has the short name, it keeps it.
+    - Where endpoints disagree about a family's type, those met later are called `family:type`.
+    - The first description that is not empty counts.
+    """
+    told: dict[tuple[str, str], str] = {}
+    for endpoint in endpoints:
+        for one in endpoint.series:
+            told[key(one)] = told.get(key(one)) or one.help
+    kept = {family for family, kind in told if _short(family, kind) == family}
+    metrics: dict[tuple[str, str], Metric] = {}
+    taken: set[str] = set()
+    for (family, kind), description in told.items():
+        short = _short(family, kind)
+        name = family if short in kept else short
+        if name in taken:
+            name = f"{name}:{kind}"
+        taken.add(name)
+        unit = infer_unit(family, description)
+        metrics[family, kind] = Metric(name=name, exposed=family, type=kind, unit=unit, description=description)
+    return metrics
+
+
+def key(one: Series) -> tuple[str, str]:
+    """Return what a series' metric is known by in `named`: only histograms and summaries have a name over several."""
+    return one.family if one.type in ("histogram", "summary") else one.name, one.type
+
+
+def _short(family: str, kind: str) -> str:
+    return family.removesuffix("_total") if kind == "counter" else family

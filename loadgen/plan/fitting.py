@@ -1,0 +1,241 @@
+"""One request of a workload made ready to send: its prompt of the wanted length, within the model's, as a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.plan.tokenizers import (
+    FittedPrompt,
+    ReferenceTokenizer,
+    Tokenizer,
+    TokenizerError,
+    count_text,
+    fit,
+    reference,
+)
+from loadgen.plan.tokenizers.fitting import fit_counted
+from loadgen.plan.workloads.request import WorkloadRequest
+from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.request import Prompt, Target, joined
+from loadgen.records import PlannedRequest
+
+# What a chat template and special tokens may add to a prompt.
+TEMPLATE_TOKENS = 64
+_NOTHING = FittedPrompt("", 0)
+# A text is repeated to so many times its estimated length, so that a bisection has room on both sides.
+_ROOM = 2
+# Protocols that send messages, which the server puts under its chat template.
+_TEMPLATED = ("chat", "responses", "websocket", "ollama", "exo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One record of a plan, and in what it differs from what the workload wanted.
+
+    clipped_input, clipped_output  the model's length made it shorter
+    missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
+    dropped_turns  turns of a session that would not fit the model
+    """
+
+    request: PlannedRequest
+    clipped_input: bool = False
+    clipped_output: bool = False
+    missed_tokens: int = 0
+    dropped_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOrder:
+    """What of a workload is planned, and as what.
+
+    first_index    index of the first request; the others follow it
+    offsets_ns     int64[n] of an open loop, one a request or session; None: closed loop
+    count          how many requests or sessions; None: as many as there are offsets, or without end
+    max_model_len  the model's limit on input and output tokens together; None: not known
+    ignore_eos     ask the engine to generate to max_tokens
+    urls           how many URLs the requests go to, one after the other; a session stays at its own
+    sessions       plan later turns too; false for a warm-up, whose indices must not depend on the workload
+    exact          verify input lengths after the chat template, and correct them by bisection
+    """
+
+    phase: str
+    first_index: int = 0
+    offsets_ns: npt.NDArray[np.int64] | None = None
+    count: int | None = None
+    max_model_len: int | None = None
+    ignore_eos: bool = True
+    urls: int = 1
+    sessions: bool = True
+    exact: bool = False
+
+
+def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
+    """Input and output lengths that fit the model together with 64 tokens for the template.
+
+    The input gives way first, down to one token; then the output, down to one.
+    """
+    if max_model_len is None:
+        return input_tokens, max_tokens
+    room = max_model_len - TEMPLATE_TOKENS
+    fitted_input = max(1, min(input_tokens, room - max_tokens))
+    return fitted_input, max(1, min(max_tokens, room - fitted_input))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What stands around a request's own text, and what it takes of the length."""
+
+    system: FittedPrompt
+    prefix: FittedPrompt
+    suffix: FittedPrompt
+
+    @property
+    def tokens(self) -> int:
+        return self.system.tokens + self.prefix.tokens + self.suffix.tokens
+
+
+class Fitter:
+    """Fits requests for one target and tokenizer; keeps what they share.
+
+    With the reference tokenizer a prompt is the text of the drawn ids, and the declared length is how many were drawn,
+    as the draft's appendix has it; turning random ids into text loses something, so a server's usage may differ. With
+    any other tokenizer the same text is fitted to the drawn length in its tokens, and the count that it verified is
+    declared. A file's text goes out as it is, and what the tokenizer counts in it is declared. With `exact` the count
+    after the chat template is what is fitted, verified and declared.
+
+    What is too long for the model loses of its own text first, then its prefix, then its system prompt.
+    A later turn declares what it adds; turns that would lead beyond the model's length are dropped.
+    """
+
+    def __init__(self, *, target: Target, tokenizer: Tokenizer, order: PlanOrder) -> None:
+        """Raises TokenizerError where exact lengths are wanted and the tokenizer has no chat template."""
+        self._templated = target.endpoint in _TEMPLATED
+        if order.exact and self._templated and not tokenizer.template:
+            raise TokenizerError(
+                f"{tokenizer.name} ({tokenizer.source}) has no chat template to count exact prompts with"
+            )
+        self._target = target
+        self._protocol = PROTOCOLS[target.endpoint]
+        self._tokenizer = tokenizer
+        self._reference = tokenizer if isinstance(tokenizer, ReferenceTokenizer) else reference()
+        self._order = order
+        self._shared: dict[str, FittedPrompt] = {}
+        self._suffixes: dict[str, FittedPrompt] = {}
+
+    async def prepare(self, request: WorkloadRequest) -> None:
+        """Fit what the request shares with others, unless that was done. Raises TokenizerError."""
+        for piece in (request.system, request.prefix):
+            if piece is not None and piece.name not in self._shared:
+                self._shared[piece.name] = await self._fitted(piece.text, piece.token_ids, piece.tokens)
+        if request.suffix not in self._suffixes:
+            self._suffixes[request.suffix] = FittedPrompt(
+                request.suffix, await count_text(self._tokenizer, request.suffix)
+            )
+
+    async def fit(self, request: WorkloadRequest) -> Planned:
+        """One request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
+        parts = _Parts(
+            system=self._shared[request.system.name] if request.system else _NOTHING,
+            prefix=self._shared[request.prefix.name] if request.prefix else _NOTHING,
+            suffix=self._suffixes[request.suffix],
+        )
+        wanted = request.input_tokens
+        if request.text is not None:
+            wanted = parts.tokens + await count_text(self._tokenizer, request.text)
+        input_tokens, max_tokens = clip(wanted, request.max_tokens, self._order.max_model_len)
+        parts = _within(parts, input_tokens)
+        own = await self._own(request, max(1, input_tokens - parts.tokens), whole=input_tokens == wanted)
+        if self._order.exact:
+            own, declared = await self._exactly(own, parts, input_tokens)
+        else:
+            declared = await self._declared(request, own, parts, input_tokens)
+        prompt = Prompt(text=parts.prefix.text + own.text + parts.suffix.text, system=parts.system.text)
+        turns = await self._turns(request, declared + max_tokens)
+        return Planned(
+            request=msgspec.structs.replace(self._encoded(request, prompt, declared, max_tokens), turns=turns),
+            clipped_input=input_tokens < wanted,
+            clipped_output=max_tokens < request.max_tokens,
+            missed_tokens=declared - input_tokens,
+            dropped_turns=len(request.turns) - len(turns) if self._order.sessions else 0,
+        )
+
+    async def _fitted(self, text: str, token_ids: Sequence[int], tokens: int) -> FittedPrompt:
+        """A file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
+        if text:
+            return FittedPrompt(text, await count_text(self._tokenizer, text))
+        drawn = self._reference.text(token_ids)
+        if self._tokenizer is self._reference:
+            return FittedPrompt(drawn, tokens)
+        return await fit(self._tokenizer, drawn, tokens)
+
+    async def _own(self, request: WorkloadRequest, tokens: int, *, whole: bool) -> FittedPrompt:
+        if request.text is None:
+            ids = request.token_ids[:tokens] if self._tokenizer is self._reference else request.token_ids
+            return await self._fitted("", ids, tokens)
+        # A text that is sent whole was counted already; its count is what is left of the input.
+        return FittedPrompt(request.text, tokens) if whole else await fit(self._tokenizer, request.text, tokens)
+
+    async def _declared(self, request: WorkloadRequest, own: FittedPrompt, parts: _Parts, input_tokens: int) -> int:
+        """What is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
+        if request.text is None and self._tokenizer is self._reference:
+            return input_tokens
+        if not parts.prefix.text and not parts.suffix.text:
+            return parts.system.tokens + own.tokens
+        # Tokens may merge where two pieces meet.
+        user = parts.prefix.text + own.text + parts.suffix.text
+        return parts.system.tokens + await count_text(self._tokenizer, user)
+
+    async def _exactly(self, own: FittedPrompt, parts: _Parts, tokens: int) -> tuple[FittedPrompt, int]:
+        async def count(piece: str) -> int:
+            prompt = Prompt(text=parts.prefix.text + piece + parts.suffix.text, system=parts.system.text)
+            if self._templated:
+                return await self._tokenizer.count_chat(prompt.system, prompt.text)
+            return await count_text(self._tokenizer, joined(prompt))
+
+        if not own.text:
+            return own, await count("")
+        repeats = _ROOM * max(1, -(-tokens // max(1, own.tokens)))
+        found = await fit_counted(own.text * repeats, tokens, count, guess=len(own.text))
+        return found, found.tokens
+
+    async def _turns(self, request: WorkloadRequest, context_tokens: int) -> tuple[PlannedRequest, ...]:
+        if not self._order.sessions:
+            return ()
+        made = []
+        for turn in request.turns:
+            own = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
+            context_tokens += TEMPLATE_TOKENS + own.tokens + turn.max_tokens
+            if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
+                break
+            encoded = self._encoded(request, Prompt(text=own.text), own.tokens, turn.max_tokens)
+            made.append(msgspec.structs.replace(encoded, think_ns=round(turn.think_s * 1e9)))
+        return tuple(made)
+
+    def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
+        path, body = self._protocol.encode(
+            self._target, prompt, max_tokens, request.temperature, ignore_eos=self._order.ignore_eos
+        )
+        return PlannedRequest(
+            index=-1,
+            workload_class=request.workload_class,
+            path=path,
+            body=body,
+            input_tokens=input_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+def _within(parts: _Parts, input_tokens: int) -> _Parts:
+    """The parts that leave at least one token of `input_tokens` to the request's own text."""
+    if parts.tokens >= input_tokens:
+        parts = replace(parts, prefix=_NOTHING)
+    if parts.tokens >= input_tokens:
+        parts = replace(parts, system=_NOTHING)
+    if parts.tokens >= input_tokens:
+        parts = replace(parts, suffix=_NOTHING)
+    return parts

@@ -1,0 +1,56 @@
+"""Counting tokens, and making text of an exact token count: the draft's reference, a local file, or the server's own.
+
+Lengths are of the text alone, unless a chat template is asked for: what it or a BOS token adds is the server's, and
+shows in its `usage`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgen.plan.tokenizers.fitting import FittedPrompt, Tokenizer, TokenizerError, count_text, fit
+from loadgen.plan.tokenizers.local import LocalTokenizer
+from loadgen.plan.tokenizers.reference import REFERENCE, ReferenceTokenizer, reference
+from loadgen.plan.tokenizers.server import ServerTokenizer, probe_server
+
+__all__ = [
+    "REFERENCE",
+    "FittedPrompt",
+    "LocalTokenizer",
+    "ReferenceTokenizer",
+    "ServerTokenizer",
+    "Tokenizer",
+    "TokenizerError",
+    "about",
+    "count_text",
+    "fit",
+    "probe_server",
+    "reference",
+]
+
+
+def about(tokenizer: Tokenizer, *, exact: bool = False) -> dict[str, Any]:
+    """What a report states of a declared tokenizer, plain JSON values.
+
+    special_tokens  of BOS and EOS, system prompt and tool tokens (draft, special token handling)
+    exact           input lengths were verified after the chat template
+    """
+    inputs = (
+        "included in the declared input length, which was verified after the chat template"
+        if exact
+        else "excluded from the declared input length; included in the server's usage where it counts them"
+    )
+    return {
+        "name": tokenizer.name,
+        "version": tokenizer.version,
+        "vocab_size": tokenizer.vocab_size,
+        "source": tokenizer.source,
+        "option": tokenizer.option,
+        "special_tokens": {
+            "bos_eos_input": inputs,
+            "eos_output": "as the server's usage counts it; a tokenizer's count of the text excludes it",
+            "system_prompt": "included in the input length, not counted separately",
+            "chat_template": inputs,
+            "tools": "no tools are declared in requests; a reply's tool calls count as the server's usage has them",
+        },
+    }

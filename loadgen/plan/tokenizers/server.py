@@ -1,0 +1,130 @@
+"""The server's own tokenizer, over its /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import msgspec
+
+from loadgen.plan.tokenizers.fitting import TokenizerError
+from loadgen.protocols.reading.failures import UNREADABLE
+from loadgen.protocols.request import Prompt, messages_of, root_url
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_TIMEOUT_S = 30.0
+_JSON = {"Content-Type": "application/json"}
+_SAMPLE = "The quick brown fox"
+
+_Answer = TypeVar("_Answer", "_Tokenized", "_Detokenized")
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+    max_model_len: int | None = None
+
+
+class _Detokenized(msgspec.Struct):
+    prompt: str
+
+
+class ServerTokenizer:
+    """The server's own tokenizer (native, option A) through POST /tokenize and /detokenize; owns an HTTP session.
+
+    template    whether the server counts messages under its chat template as well
+    """
+
+    option = "A, native"
+    vocab_size: int | None = None
+
+    def __init__(self, session: aiohttp.ClientSession, root: str, model: str) -> None:
+        self._session = session
+        self._root = root
+        self._model = model
+        self.name = f"{model} (the server's)"
+        self.version = "as served"
+        self.source = f"{root}/tokenize"
+        self.template = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give the session back."""
+        await self._session.close()
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens. Raises TokenizerError."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        return (await self._ask("/tokenize", body, _Tokenized)).tokens
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids. Raises TokenizerError."""
+        return (await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)).prompt
+
+    async def count_chat(self, system: str, user: str) -> int:
+        """Tokens of a chat request after the chat template. Raises TokenizerError."""
+        messages = messages_of(Prompt(text=user, system=system))
+        body = {"model": self._model, "messages": messages, "add_generation_prompt": True}
+        return len((await self._ask("/tokenize", body, _Tokenized)).tokens)
+
+    async def _ask(self, path: str, body: Mapping[str, object], kind: type[_Answer]) -> _Answer:
+        import aiohttp  # noqa: PLC0415  # as in probe_server
+
+        url = self._root + path
+        try:
+            async with self._session.post(url, data=msgspec.json.encode(body), headers=_JSON) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise TokenizerError(f"{url}: {error or type(error).__name__}") from error
+        if response.status != 200:
+            raise TokenizerError(f"{url}: HTTP {response.status}")
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except UNREADABLE as error:
+            raise TokenizerError(f"{url}: {error}") from error
+
+
+async def probe_server(
+    base_url: str, model: str, headers: Mapping[str, str], *, tls: ssl.SSLContext | None = None
+) -> ServerTokenizer | str:
+    """The server's tokenizer, which the caller closes, or the reason why there is none.
+
+    `base_url` may end in /v1. Both directions are tried, since a text is cut by its ids; whether messages are counted
+    under a chat template is found out with them, and only exact prompts need it.
+    """
+    import aiohttp  # noqa: PLC0415  # a load worker must not pay for it
+
+    session = aiohttp.ClientSession(
+        headers=dict(headers),
+        timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+        connector=aiohttp.TCPConnector(ssl=True if tls is None else tls),
+    )
+    tokenizer = ServerTokenizer(session, root_url(base_url), model)
+    reason = "the probe was interrupted"
+    try:
+        ids = await tokenizer.encode(_SAMPLE)
+        both_ways = bool(ids) and bool(await tokenizer.decode(ids))
+        reason = "" if both_ways else f"{tokenizer.source}: no tokens in a plain sentence"
+        if both_ways:
+            tokenizer.template = await _counts_messages(tokenizer, len(ids))
+    except TokenizerError as error:
+        reason = str(error)
+    finally:
+        if reason:
+            await session.close()
+    return reason or tokenizer
+
+
+async def _counts_messages(tokenizer: ServerTokenizer, plain: int) -> bool:
+    """Whether /tokenize takes messages; one that ignores them counts fewer tokens than the text alone has."""
+    try:
+        return await tokenizer.count_chat("", _SAMPLE) >= plain
+    except TokenizerError:
+        return False

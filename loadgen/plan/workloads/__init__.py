@@ -1,0 +1,182 @@
+"""What to send: the draft's reference workloads, files of data sets, traces and a user's own distributions.
+
+A workload is a deterministic sequence of requests, endless but for a trace's, and what a report must state of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.plan.workloads import synthetic_uniform
+from loadgen.plan.workloads.fields import WorkloadError, nearest
+from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+
+__all__ = [
+    "NAMES",
+    "Shared",
+    "Turn",
+    "Workload",
+    "WorkloadError",
+    "WorkloadRequest",
+    "build",
+    "check",
+]
+
+# The draft's five, in its order, and others that have a name.
+NAMES: tuple[str, ...] = (
+    "synthetic-uniform",
+    "synthetic-skewed",
+    "conversation",
+    "code-completion",
+    "long-context",
+    "siclait",
+    "trace",
+)
+READ_A_FILE = ("conversation", "code-completion")
+STAND_IN = "synthetic stand-in"
+_YAML = (".yaml", ".yml")
+_DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A workload that is ready to be planned.
+
+    label     its name as a report shows it: a stand-in says that it is one
+    requests  in order; the same for the same seed
+    about     what the manifest states of it, plain JSON values
+    notes     what the user must be told once
+    """
+
+    label: str
+    requests: Iterator[WorkloadRequest]
+    about: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) -> None:
+    """Raise WorkloadError for a name, workload file or combination that cannot be; reads no data set and no trace."""
+    if _is_file(name):
+        from loadgen.plan.workloads import custom  # noqa: PLC0415  # as in build
+
+        custom.read(Path(name))
+    elif name not in NAMES:
+        raise WorkloadError(
+            f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path"
+        )
+    if dataset is not None and name not in READ_A_FILE:
+        raise WorkloadError(f"--dataset {dataset}: {name} reads no data set; only {' and '.join(READ_A_FILE)} do")
+    if name == "trace" and trace is None:
+        raise WorkloadError("workload trace needs a file; give it with --trace FILE")
+
+
+def build(
+    name: str,
+    *,
+    seed: int,
+    dataset: Path | None = None,
+    trace: Path | None = None,
+    sessions: bool = False,
+    think_s: float = 0.0,
+) -> Workload:
+    """A workload by its name, or from a YAML file's path.
+
+    dataset   the file that `conversation` (ShareGPT JSON) or `code-completion` (The Stack, Parquet or JSON lines)
+              reads; without it they are a synthetic stand-in and say so
+    trace     the file whose lengths `trace` has
+    sessions  the later messages of a file's conversations are sent as later turns, `think_s` seconds after the reply
+
+    Raises WorkloadError (a ValueError) naming the field or file, the value and the cure; a trace's own error is a
+    ValueError too.
+    """
+    check(name, dataset=dataset, trace=trace)
+    if _is_file(name):
+        return _custom(Path(name), seed)
+    if name == "trace" and trace is not None:
+        return _trace(trace, seed)
+    if dataset is not None:
+        return _from_file(name, dataset, seed, think_s=think_s if sessions else None)
+    return _made(name, seed)
+
+
+def _is_file(name: str) -> bool:
+    return name not in NAMES and (name.lower().endswith(_YAML) or "/" in name)
+
+
+def _custom(path: Path, seed: int) -> Workload:
+    from loadgen.plan.workloads import custom, mix  # noqa: PLC0415  # most runs need neither YAML's parser nor this
+
+    read = custom.read(path)
+    about = {"file": str(path), **mix.about(read.classes)}
+    return Workload(
+        label=f"{read.name} (custom)",
+        requests=mix.requests(read.classes, seed=seed),
+        about=_about(read.name, seed, about, source="custom"),
+    )
+
+
+def _made(name: str, seed: int) -> Workload:
+    from loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
+
+    stand_in = name in READ_A_FILE
+    assumed = [text for table in (reference.ASSUMPTIONS, reference.STAND_IN_ASSUMPTIONS) if (text := table.get(name))]
+    label = f"{name} ({STAND_IN})" if stand_in else name
+    about = {**mix.about([reference.CLASSES[name]]), "assumptions": assumed, "stand_in": stand_in}
+    source = "inference benchmarking from scratch" if name == "siclait" else _DRAFT
+    note = f"{name}: no --dataset, so the requests are a {STAND_IN} with the draft's lengths, not the draft's data set"
+    uniform = name == synthetic_uniform.NAME
+    return Workload(
+        label=label,
+        requests=synthetic_uniform.requests(seed=seed)
+        if uniform
+        else mix.requests([reference.CLASSES[name]], seed=seed),
+        about=_about(label, seed, about, source=source),
+        notes=(note,) if stand_in else (),
+    )
+
+
+def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Workload:
+    from loadgen.plan.workloads import code_completion, conversation, distributions  # noqa: PLC0415  # as above
+    from loadgen.plan.workloads.reference import ASSUMPTIONS, CODE_OUTPUT, REPOSITORIES, SYSTEM_PROMPT  # noqa: PLC0415
+
+    about: dict[str, Any] = {"assumptions": [ASSUMPTIONS[name]], "stand_in": False, "temperature": 0.0}
+    if name == conversation.NAME:
+        conversations, data = conversation.read(path)
+        made = conversation.requests(
+            conversations, seed=seed, think_s=None if think_s is None else distributions.Fixed(think_s)
+        )
+        about |= {
+            "data": data,
+            "system_prompt": SYSTEM_PROMPT.about(),
+            "think_time_s": think_s,
+            "control": "max_tokens",
+        }
+    else:
+        corpus, data = code_completion.read(path)
+        made = code_completion.requests(corpus, seed=seed)
+        output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
+        about |= {"data": data, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
+    return Workload(label=name, requests=made, about=_about(name, seed, about))
+
+
+def _trace(path: Path, seed: int) -> Workload:
+    from loadgen.plan.traces import read_trace  # noqa: PLC0415  # as above
+    from loadgen.plan.workloads import replayed  # noqa: PLC0415
+    from loadgen.plan.workloads.dataset import about_file  # noqa: PLC0415
+
+    data = about_file(path, "--trace")
+    trace = read_trace(path)
+    label = f"trace {trace.name}"
+    return Workload(
+        label=label,
+        requests=replayed.requests(trace, seed=seed),
+        about=_about(label, seed, {"data": data, **replayed.about(trace)}, source=trace.name),
+        notes=trace.notes,
+    )
+
+
+def _about(name: str, seed: int, rest: dict[str, Any], *, source: str = _DRAFT) -> dict[str, Any]:
+    return {"name": name, "seed": seed, "source": source, **rest}

@@ -1,0 +1,145 @@
+"""The draft's Conversation workload from a ShareGPT file.
+
+The file is a JSON list of {"id", "conversations": [{"from": "human" | "gpt" | ..., "value": text}, ...]}. A request is
+a conversation's first user message, and the length of the reply that follows it in the file is its output length. As
+sessions, the later user messages with a reply are the later turns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.plan.tokenizers.reference import reference
+from loadgen.plan.workloads.dataset import about_file, endless_order, file_state, unreadable
+from loadgen.plan.workloads.distributions import Distribution
+from loadgen.plan.workloads.fields import WorkloadError
+from loadgen.plan.workloads.mix import choose, share, stream_rng
+from loadgen.plan.workloads.reference import SYSTEM_PROMPT
+from loadgen.plan.workloads.request import Turn, WorkloadRequest
+
+NAME = "conversation"
+
+_USERS = ("human", "user")
+_ASSISTANTS = ("gpt", "assistant", "chatgpt", "bing", "bard")
+_SURROGATES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+_ESCAPE_BYTES = 6
+_CONTENT_STREAM, _ORDER_STREAM, _SHARE_STREAM, _THINK_STREAM = 101, 102, 103, 104
+
+
+class _Message(msgspec.Struct, gc=False):
+    speaker: str | None = msgspec.field(name="from", default=None)
+    value: str | None = None
+
+
+class _Conversation(msgspec.Struct, gc=False):
+    conversations: list[_Message] = msgspec.field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a user said, and the reply in the file."""
+
+    user: str
+    assistant: str
+
+
+def read(path: Path) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
+    """The conversations that have an exchange, in the file's order, and what a report states of the file.
+
+    The newest file is kept in memory, since a warm-up draws from it too.
+
+    Raises WorkloadError naming the file, the place in it and the cure.
+    """
+    return _read(path, file_state(path))
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
+    about = about_file(path)
+    try:
+        data = _decoded(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WorkloadError(
+            f"{path}: no ShareGPT JSON: {error}; it must be a list of "
+            '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}'
+        ) from error
+    found = [exchanges for one in data if (exchanges := _exchanges(one.conversations))]
+    if not found:
+        raise WorkloadError(f"{path}: none of {len(data)} conversations has a human message with a gpt reply after it")
+    return found, {
+        **about,
+        "dataset": "ShareGPT",
+        "conversations_in_file": len(data),
+        "subset": f"the {len(found)} conversations with at least one reply to a user's message",
+        "order": "a seeded permutation; a new one when all were sent",
+        "preprocessing": "blank messages dropped; of a user's messages without a reply between them the last counts; "
+        "halves of surrogate pairs become U+FFFD; "
+        "texts are sent as they are; output lengths are the replies' in tokens of cl100k_base",
+    }
+
+
+def requests(
+    conversations: list[tuple[Exchange, ...]], *, seed: int, think_s: Distribution | None = None
+) -> Iterator[WorkloadRequest]:
+    """Requests without end; with `think_s`, the pause before a later turn, a conversation is a session."""
+    rng, think = stream_rng(seed, _SHARE_STREAM), stream_rng(seed, _THINK_STREAM)
+    systems = share(SYSTEM_PROMPT, "system", "words", stream_rng(seed, _CONTENT_STREAM))
+    order = endless_order(len(conversations), seed=seed, stream=_ORDER_STREAM)
+    while True:
+        for system in choose(SYSTEM_PROMPT, systems, rng):
+            exchanges = conversations[next(order)]
+            later = () if think_s is None else exchanges[1:]
+            pauses = [] if think_s is None else think_s.draw(think, len(later)).tolist()
+            yield WorkloadRequest(
+                workload_class=NAME,
+                text=exchanges[0].user,
+                max_tokens=_reply_tokens(exchanges[0]),
+                system=system,
+                turns=tuple(
+                    Turn(text=one.user, max_tokens=_reply_tokens(one), think_s=max(0.0, pause))
+                    for one, pause in zip(later, pauses, strict=True)
+                ),
+            )
+
+
+def _reply_tokens(one: Exchange) -> int:
+    return max(1, reference().count(one.assistant))
+
+
+def _decoded(raw: bytes) -> list[_Conversation]:
+    """The conversations; half a surrogate pair, which no UTF-8 can hold, becomes U+FFFD. Raises as msgspec does."""
+    try:
+        return msgspec.json.decode(raw, type=list[_Conversation])
+    except msgspec.DecodeError as error:
+        if "surrogate" not in str(error):
+            raise
+    return msgspec.json.decode(_SURROGATES.sub(_paired, raw), type=list[_Conversation])
+
+
+def _paired(found: re.Match[bytes]) -> bytes:
+    """An escaped backslash or a whole pair as it is; half a pair as U+FFFD."""
+    return found[0] if len(found[0]) != _ESCAPE_BYTES else rb"\ufffd"
+
+
+def _exchanges(messages: list[_Message]) -> tuple[Exchange, ...]:
+    found: list[Exchange] = []
+    asked: str | None = None
+    for message in messages:
+        text = message.value or ""
+        if message.speaker in _USERS and text.strip():
+            asked = text
+        elif message.speaker in _ASSISTANTS and text.strip() and asked is not None:
+            found.append(Exchange(asked, text))
+            asked = None
+    return tuple(found)

@@ -1,0 +1,178 @@
+"""Requests of one or several classes, each with distributions of its own, from one seed.
+
+A workload of the draft and one of a user's file are made of the same parts here. Every class has streams of random
+numbers of its own, apart for lengths, content, sharing and sessions, so that changing one leaves the others alone. A
+longer sequence begins with the shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from loadgen.plan.tokenizers.reference import reference
+from loadgen.plan.workloads import distributions
+from loadgen.plan.workloads.content import token_ids
+from loadgen.plan.workloads.distributions import Distribution, Fixed, pick, whole, zipf_weights
+from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+
+# Its place among the streams that may be spawned from a run's seed.
+SPAWN_KEY = 2
+_BLOCK = 256
+ONE_TURN = Fixed(1)
+NO_PAUSE = Fixed(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Pieces that requests share: `share` of the requests begin with one of `count`, chosen by Zipf's law.
+
+    zipf  the exponent; 0 chooses evenly
+    """
+
+    count: int
+    tokens: Distribution
+    share: float
+    zipf: float = 0.0
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "share": self.share,
+            "count": self.count,
+            "tokens": distributions.about(self.tokens),
+            "zipf_s": self.zipf,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestClass:
+    """One class of requests.
+
+    input_tokens   the user's message with its question, in tokens as declared; what is shared comes on top
+    output_tokens  asked for by max_tokens
+    content        of the own part, of the prefixes and of the system prompts; one of content.CONTENTS
+    question       what the message ends with
+    turns          how many turns a session has; 1 is no session
+    think_s        seconds between a reply's end and the next turn
+    """
+
+    name: str
+    weight: float = 1.0
+    input_tokens: Distribution
+    output_tokens: Distribution
+    content: str = "random-tokens"
+    temperature: float = 0.0
+    system: Sharing | None = None
+    prefixes: Sharing | None = None
+    question: str = ""
+    turns: Distribution = ONE_TURN
+    think_s: Distribution = NO_PAUSE
+
+
+def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[WorkloadRequest]:
+    """Requests without end, each of a class drawn by weight."""
+    made = [class_requests(one, seed=seed, stream=at) for at, one in enumerate(classes)]
+    if len(made) == 1:
+        yield from made[0]
+    rng = stream_rng(seed, len(classes))
+    weights = tuple(one.weight for one in classes)
+    while True:
+        for at in pick(rng, weights, _BLOCK).tolist():
+            yield next(made[at])
+
+
+def class_requests(one: RequestClass, *, seed: int, stream: int = 0) -> Iterator[WorkloadRequest]:
+    """Requests of one class without end; `stream` tells classes of one workload apart."""
+    lengths, content, shared, session = (stream_rng(seed, stream, part) for part in range(4))
+    systems = share(one.system, f"system-{stream}", one.content, stream_rng(seed, stream, 4))
+    prefixes = share(one.prefixes, f"prefix-{stream}", one.content, stream_rng(seed, stream, 5))
+    suffix_tokens = reference().count(one.question) if one.question else 0
+    while True:
+        inputs = whole(one.input_tokens, lengths, _BLOCK).tolist()
+        outputs = whole(one.output_tokens, lengths, _BLOCK).tolist()
+        turns = whole(one.turns, session, _BLOCK).tolist()
+        with_system = choose(one.system, systems, shared)
+        with_prefix = choose(one.prefixes, prefixes, shared)
+        for input_tokens, max_tokens, turn_count, system, prefix in zip(
+            inputs, outputs, turns, with_system, with_prefix, strict=True
+        ):
+            own = max(1, input_tokens - suffix_tokens)
+            on_top = (system.tokens if system else 0) + (prefix.tokens if prefix else 0)
+            yield WorkloadRequest(
+                workload_class=one.name,
+                token_ids=token_ids(one.content, own, content),
+                input_tokens=on_top + own + suffix_tokens,
+                max_tokens=max(1, max_tokens),
+                temperature=one.temperature,
+                system=system,
+                prefix=prefix,
+                suffix=one.question,
+                turns=later_turns(one, turn_count, content, session) if turn_count > 1 else (),
+            )
+
+
+def later_turns(
+    one: RequestClass, turn_count: int, content: np.random.Generator, session: np.random.Generator
+) -> tuple[Turn, ...]:
+    """The turns of a session behind its first, with lengths from the class's own distributions."""
+    later = turn_count - 1
+    inputs = np.maximum(whole(one.input_tokens, session, later), 1).tolist()
+    outputs = np.maximum(whole(one.output_tokens, session, later), 1).tolist()
+    thinks = np.maximum(one.think_s.draw(session, later), 0.0).tolist()
+    return tuple(
+        Turn(token_ids=token_ids(one.content, n, content), input_tokens=n, max_tokens=m, think_s=think)
+        for n, m, think in zip(inputs, outputs, thinks, strict=True)
+    )
+
+
+def share(sharing: Sharing | None, name: str, content: str, rng: np.random.Generator) -> tuple[Shared, ...]:
+    """The pieces that are shared, in the order of their popularity."""
+    if sharing is None:
+        return ()
+    lengths = np.maximum(whole(sharing.tokens, rng, sharing.count), 1).tolist()
+    return tuple(
+        Shared(name=f"{name}-{at}", token_ids=token_ids(content, n, rng), tokens=n) for at, n in enumerate(lengths)
+    )
+
+
+def choose(sharing: Sharing | None, pieces: Sequence[Shared], rng: np.random.Generator) -> list[Shared | None]:
+    """For each request of a block the piece that it begins with, or None."""
+    if sharing is None:
+        return [None] * _BLOCK
+    shares = rng.random(_BLOCK) < sharing.share
+    which = pick(rng, zipf_weights(len(pieces), sharing.zipf), _BLOCK)
+    return [pieces[at] if shared else None for at, shared in zip(which.tolist(), shares.tolist(), strict=True)]
+
+
+def stream_rng(seed: int, *key: int) -> np.random.Generator:
+    """A stream of random numbers of this workload, apart from the run's other streams."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPAWN_KEY, *key)))
+
+
+def about(classes: Sequence[RequestClass]) -> dict[str, Any]:
+    """What a report states of the classes: lengths, content, sharing and sessions."""
+    total = sum(one.weight for one in classes)
+    return {"classes": [_about(replace(one, weight=one.weight / total)) for one in classes]}
+
+
+def _about(one: RequestClass) -> dict[str, Any]:
+    sessions = (
+        {}
+        if one.turns == ONE_TURN
+        else {"turns": distributions.about(one.turns), "think_time_s": distributions.about(one.think_s)}
+    )
+    return {
+        "name": one.name,
+        "fraction": one.weight,
+        "input_tokens": distributions.about(one.input_tokens),
+        "output_tokens": {**distributions.about(one.output_tokens), "control": "max_tokens"},
+        "content": one.content,
+        "temperature": one.temperature,
+        "system_prompt": None if one.system is None else one.system.about(),
+        "shared_prefix": None if one.prefixes is None else one.prefixes.about(),
+        **({"question_tokens": reference().count(one.question)} if one.question else {}),
+        **sessions,
+    }

@@ -1,0 +1,51 @@
+"""A workload of a trace's lengths: which came when, how long, and, where the trace tells, what they had in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from loadgen.plan.traces import Trace
+from loadgen.plan.workloads.content import token_ids
+from loadgen.plan.workloads.mix import stream_rng
+from loadgen.plan.workloads.request import WorkloadRequest
+
+_CONTENT_STREAM, _BLOCK_STREAM = 301, 302
+_BLOCKS_KEPT = 4096
+
+
+def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
+    """The trace's requests in its order, once; their texts are English words.
+
+    With hash_ids a prompt is the blocks of these numbers, equal numbers equal words, so prefixes are shared as they
+    were; what the lengths have beyond the blocks is the request's own.
+    """
+    rng = stream_rng(seed, _CONTENT_STREAM)
+
+    @lru_cache(maxsize=_BLOCKS_KEPT)
+    def block(number: int) -> tuple[int, ...]:
+        return token_ids("words", trace.block_tokens, stream_rng(seed, _BLOCK_STREAM, number % 2**64))
+
+    lengths = zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
+    for at, (input_tokens, max_tokens) in enumerate(lengths):
+        numbers = trace.hash_ids[at] if trace.hash_ids is not None else ()
+        shared = [one for number in numbers for one in block(number)][:input_tokens]
+        own = token_ids("words", input_tokens - len(shared), rng)
+        yield WorkloadRequest(
+            workload_class=f"trace {trace.name}",
+            token_ids=(*shared, *own),
+            input_tokens=input_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+def about(trace: Trace) -> dict[str, Any]:
+    """What a report states of the trace."""
+    return {
+        "trace": trace.name,
+        "requests": len(trace.offsets_ns),
+        "content": "words",
+        "shared_prefix": f"hash_ids of {trace.block_tokens} tokens a block" if trace.hash_ids is not None else None,
+        "notes": list(trace.notes),
+    }

@@ -1,0 +1,244 @@
+"""Reading a reply, streamed or whole, from bytes and stamps; what its events mean is each protocol's own.
+
+What counts as content, in every protocol: visible text, reasoning and calls of tools, since the model generated them
+and the client waited for them. The first token is the first content that is not blank, at the moment its complete
+event was read (draft-gaikwad, sections first-token-def and http-sse). Token counts are the server's, never the number
+of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from loadgen.http1 import Dechunked, ProtocolError, parse_head
+from loadgen.protocols.reading.body import NO_BODY, body_of, stamps_at
+from loadgen.protocols.reading.events import SseEvent, events
+from loadgen.protocols.reading.failures import UNREADABLE, Payload, failure_of, server_message
+from loadgen.protocols.reading.reply import Reply, ServerTimings
+from loadgen.protocols.reading.timings import of_headers, of_llamacpp
+from rundir.columns import Ints
+
+_Payload = TypeVar("_Payload", bound=Payload)
+
+_DONE = b"[DONE]"
+_SSE = "text/event-stream"
+_RETRY_CHARS = 40
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What the events of one reply have told so far; `texts` is the visible content of choice 0.
+
+    streamed  false of a reply that came whole: its content has no times
+    body      without its transfer coding; positions count in it
+    """
+
+    streamed: bool = True
+    body: Dechunked = NO_BODY
+    ends: list[int] = field(default_factory=list)
+    chars: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    number: int = 0
+    first: int = -1
+    first_kind: str = ""
+    output_end: int = -1
+    last_output_end: int = -1
+    done_end: int = -1
+    input_tokens: int = -1
+    output_tokens: int = -1
+    cached_tokens: int = -1
+    timed_tokens: int = -1
+    finish_reason: str = ""
+    error: str = ""
+    role_only_first: bool = False
+    response_id: str = ""
+    timings: ServerTimings | None = None
+
+    def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
+        """An event whose data ends at `end` brought this; one that brought nothing is generated output all the same."""
+        if not self.streamed:
+            return
+        if self.output_end < 0:
+            self.output_end = end
+        self.last_output_end = end
+        if not (text or reasoning or tools):
+            return
+        if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
+            self.first, self.first_kind = len(self.ends), kind
+        self.ends.append(end)
+        self.chars.append(len(text) + len(reasoning))
+
+    def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
+        """Content of the only choice there is."""
+        self.content(end, text, reasoning, tools=tools)
+        if text:
+            self.texts.append(text)
+
+    def fail(self, message: str) -> None:
+        """The first error counts."""
+        self.error = self.error or f"server: {message}"
+
+    def count(
+        self,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        cached_tokens: int | None = None,
+        timed_tokens: int | None = None,
+    ) -> None:
+        """Token counts as the server states them; None leaves what is known."""
+        self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
+        self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
+        self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
+        self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
+
+    def llamacpp(self, raw: bytes) -> None:
+        """llama.cpp's `timings`, which have counts of their own."""
+        found, told = of_llamacpp(raw)
+        self.timings = found or self.timings
+        self.count(None, None, told.cache_n, told.predicted_n)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was said: a stream's last event came, or a finish reason, and no error."""
+        return bool((self.streamed and self.done_end >= 0) or self.finish_reason) and not self.error
+
+    @property
+    def text(self) -> str | None:
+        """All visible content of choice 0, without reasoning and calls of tools; None when the reply failed or is torn.
+
+        It is what a session's next turn carries: models are not shown their own earlier reasoning.
+        """
+        return "".join(self.texts) if self.complete else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a protocol's replies look.
+
+    kinds  content types of its streams
+    split  the events of a stream
+    take   add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
+    """
+
+    kinds: frozenset[str] = frozenset({_SSE})
+    split: Callable[[bytes], Iterator[SseEvent]] = events
+    take: Callable[[Seen, SseEvent], None]
+
+
+def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) -> Callable[[Seen, SseEvent], None]:
+    """`Form.take` of events in JSON: `take` gets those that are no error, and the position behind them."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(seen: Seen, event: SseEvent) -> None:
+        payload = decode(event.data)
+        said = payload.object == "error" or event.name == "error"
+        if (message := failure_of(payload.error, said=said, message=payload.message)) is not None:
+            seen.fail(message)
+        else:
+            take(seen, payload, event.end)
+
+    return read
+
+
+def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
+    """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
+
+    head       the raw response head; empty when none came
+    body       the wire body, chunk framing included, whole or torn anywhere
+    reads_ns   int64[k]: when each read returned
+    read_ends  int64[k], ascending: length of `body` after each read
+
+    Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
+    times. Any status but 200 is an error with the server's message.
+    """
+    if not head:
+        return Reply()
+    seen = Seen()
+    for _ in reading(seen, form, http_status, head, body):
+        pass
+    ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
+    *_, first_output_ns, last_output_ns, done_ns = stamps = stamps_at(ends, seen.body, reads_ns, read_ends)
+    told = seen.first >= 0
+    return Reply(
+        first_output_ns=int(first_output_ns),
+        last_output_ns=int(last_output_ns),
+        first_token_ns=int(stamps[seen.first]) if told else -1,
+        last_token_ns=int(stamps[-4]) if told else -1,
+        first_kind=seen.first_kind,
+        chunk_ns=stamps[:-3],
+        chunk_chars=np.asarray(seen.chars, np.int64),
+        output_tokens=seen.output_tokens,
+        input_tokens=seen.input_tokens,
+        cached_tokens=seen.cached_tokens,
+        timed_tokens=seen.timed_tokens,
+        finish_reason=seen.finish_reason,
+        error=seen.error,
+        complete=seen.complete,
+        done=seen.done_end >= 0,
+        done_ns=int(done_ns),
+        role_only_first=seen.role_only_first,
+        blank_before_first=seen.first if told else len(seen.ends),
+        response_id=seen.response_id,
+        timings=seen.timings,
+    )
+
+
+def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) -> Iterator[None]:
+    """Read a reply into `seen`; pauses when the body's framing is off, and behind each event of a stream."""
+    try:
+        parsed = parse_head(head)
+        seen.body = body_of(parsed, wire)
+    except ProtocolError as error:
+        seen.error = f"protocol: {error}"
+        return
+    yield
+    data, kind = seen.body.data, parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if http_status == 200 and (kind in form.kinds or (not kind and data.lstrip()[:1] != b"{")):
+        yield from _events(seen, form, data)
+        return
+    seen.streamed, seen.done_end = False, 0
+    if http_status != 200:
+        wait = parsed.headers.get("retry-after")
+        later = "" if wait is None else f" (Retry-After: {wait[:_RETRY_CHARS]})"
+        seen.error = f"http_{http_status}: {server_message(data)}{later}"
+    elif kind not in {"", "application/json"}:
+        seen.error = f"protocol: the reply is {kind}, not an event stream"
+    else:
+        try:
+            form.take(seen, SseEvent("", data, len(data)))
+            seen.done_end = len(data)
+        except UNREADABLE as error:
+            seen.error = f"protocol: not a completion: {error}"
+        seen.timings = seen.timings or of_headers(parsed.headers)
+
+
+def _events(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
+    for event in form.split(data):
+        if event.data.strip() == _DONE:
+            seen.done_end = event.end
+            break
+        try:
+            form.take(seen, event)
+        except UNREADABLE as error:
+            seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
+        seen.number += 1
+        if seen.done_end >= 0:
+            break
+        yield
+    # A JSON line that is not whole yet is no other kind of reply.
+    if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
+        seen.error = "protocol: the reply is not an event stream"
+
+
+def _kind(text: str, reasoning: str, *, tools: bool) -> str:
+    """What content that is not blank is; "" when it is blank."""
+    if text.strip():
+        return "content"
+    if reasoning.strip():
+        return "reasoning"
+    return "tool" if tools else ""

@@ -1,0 +1,199 @@
+"""What servers tell of a request's own times inside its reply, in one vocabulary.
+
+Only what a server states, or what follows from it by the server's own definition. What cannot be read is left out: a
+reply is not wrong because its extras are. Names and moments: docs/protocols.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import field
+
+from loadgen.protocols.reading.failures import UNREADABLE
+from loadgen.protocols.reading.reply import ServerTimings
+
+# A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+_Extra = TypeVar("_Extra", bound=msgspec.Struct)
+
+
+# Fields bear the names that the times have in ServerTimings.
+
+
+class _Vllm(msgspec.Struct, gc=False):
+    queue_ms: float | None = field(default=None, name="queue_time_ms")
+    # Runs from scheduling: it is the prefill, and no TTFT.
+    prefill_ms: float | None = field(default=None, name="time_to_first_token_ms")
+    decode_ms: float | None = field(default=None, name="generation_time_ms")
+
+
+class LlamaCpp(msgspec.Struct, gc=False):
+    """llama.cpp's `timings`, whose decode holds the first token too; cache_n of the prompt were in the slot's cache."""
+
+    cache_n: Count | None = None
+    predicted_n: Count | None = None
+    prefill_ms: float | None = field(default=None, name="prompt_ms")
+    decode_ms: float | None = field(default=None, name="predicted_ms")
+    prompt_tps: float | None = field(default=None, name="prompt_per_second")
+    generation_tps: float | None = field(default=None, name="predicted_per_second")
+
+
+class WebSocket(msgspec.Struct, gc=False):
+    """The `timings` of our own framing."""
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+class _DynamoTiming(msgspec.Struct, gc=False):
+    queue_ms: float | None = field(default=None, name="prefill_wait_time_ms")
+    prefill_ms: float | None = field(default=None, name="prefill_time_ms")
+    ttft_ms: float | None = None
+    e2e_ms: float | None = field(default=None, name="total_time_ms")
+
+
+class _Dynamo(msgspec.Struct, gc=False):
+    timing: _DynamoTiming | None = None
+
+
+class SglangMeta(msgspec.Struct, gc=False):
+    """SGLang's `meta_info`; durations in s, `_ts` and `_time` of a moment in Unix s."""
+
+    id: str | None = None
+    finish_reason: msgspec.Raw = msgspec.Raw(b"null")
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    queue_time: float | None = None
+    forward_entry_time: float | None = None
+    prefill_finished_time: float | None = None
+    request_finished_ts: float | None = None
+    first_token_latency: float | None = None
+    decode_throughput: float | None = None
+    e2e_latency: float | None = None
+
+
+class _Memory(msgspec.Struct, gc=False):
+    in_bytes: Count | None = None
+    in_bytes_alias: Count | None = field(default=None, name="inBytes")
+
+
+class _Exo(msgspec.Struct, gc=False):
+    prompt_tps: float | None = None
+    generation_tps: float | None = None
+    prompt_tokens: Count | None = None
+    generation_tokens: Count | None = None
+    peak_memory_usage: _Memory | Count | None = None
+    prefix_cache_hit: str | None = None
+
+
+def told_by(source: str, found: msgspec.Struct | None) -> ServerTimings | None:
+    """The times among a struct's fields; None where there are none."""
+    told = {} if found is None else msgspec.structs.asdict(found)
+    times = {name: value for name, value in told.items() if value is not None and name.endswith(("_ms", "_tps"))}
+    return ServerTimings(source=source, **times) if times else None
+
+
+def of_vllm(raw: bytes) -> ServerTimings | None:
+    """The `metrics` of vLLM."""
+    return told_by("vllm", _read(raw, _Vllm))
+
+
+def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
+    """The times of llama.cpp's `timings`, and all that it said."""
+    found = _read(raw, LlamaCpp) or LlamaCpp()
+    return told_by("llamacpp", found), found
+
+
+def of_sglang(raw: bytes) -> ServerTimings | None:
+    """SGLang's `meta_info`; without --enable-metrics it has only e2e_latency."""
+    found = _read(raw, SglangMeta)
+    return None if found is None else of_sglang_meta(found)
+
+
+def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
+    """The same of a `meta_info` that was read already; None while it has no times."""
+    prefill_ms = _ms_between(meta.forward_entry_time, meta.prefill_finished_time)
+    if meta.e2e_latency is None and meta.queue_time is None and math.isnan(prefill_ms):
+        return None
+    return ServerTimings(
+        source="sglang",
+        queue_ms=_float(meta.queue_time) * 1e3,
+        prefill_ms=prefill_ms,
+        decode_ms=_ms_between(meta.prefill_finished_time, meta.request_finished_ts),
+        ttft_ms=_float(meta.first_token_latency) * 1e3,
+        e2e_ms=_float(meta.e2e_latency) * 1e3,
+        generation_tps=_float(meta.decode_throughput),
+    )
+
+
+def of_dynamo(raw: bytes) -> ServerTimings | None:
+    """Dynamo's `nvext.timing`, asked for by nvext.extra_fields."""
+    found = _read(raw, _Dynamo)
+    return None if found is None else told_by("dynamo", found.timing)
+
+
+def of_exo(raw: bytes) -> ServerTimings | None:
+    """exo's `generation_stats`.
+
+    Its rates are defined as prompt tokens / prefill and (tokens - 1) / decode, so the times follow; not the prefill's
+    where a prefix was cached, since an exact hit repeats the rate of an earlier run.
+    """
+    found = _read(raw, _Exo)
+    if found is None or found == _Exo():
+        return None
+    memory = found.peak_memory_usage
+    if isinstance(memory, _Memory):
+        memory = memory.in_bytes if memory.in_bytes is not None else memory.in_bytes_alias
+    uncached = found.prefix_cache_hit in {None, "none"}
+    decoded = None if found.generation_tokens is None else found.generation_tokens - 1
+    return ServerTimings(
+        source="exo",
+        prefill_ms=_ms_of(found.prompt_tokens, found.prompt_tps) if uncached else math.nan,
+        decode_ms=_ms_of(decoded, found.generation_tps),
+        prompt_tps=_float(found.prompt_tps),
+        generation_tps=_float(found.generation_tps),
+        peak_memory_bytes=-1 if memory is None else memory,
+    )
+
+
+def of_headers(headers: Mapping[str, str]) -> ServerTimings | None:
+    """TGI's headers of a reply that is not streamed, in integer ms; inference is prefill and decode together."""
+    queue, total = headers.get("x-queue-time"), headers.get("x-total-time")
+    if queue is None and total is None:
+        return None
+    return ServerTimings(source="tgi", queue_ms=_number(queue), e2e_ms=_number(total))
+
+
+def _read(raw: bytes, kind: type[_Extra]) -> _Extra | None:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except UNREADABLE:
+        return None
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return math.nan if text is None else float(text)
+    except ValueError:
+        return math.nan
+
+
+def _ms_between(begin_s: float | None, end_s: float | None) -> float:
+    return math.nan if begin_s is None or end_s is None else (end_s - begin_s) * 1e3
+
+
+def _ms_of(tokens: int | None, per_s: float | None) -> float:
+    return tokens / per_s * 1e3 if tokens is not None and per_s else math.nan

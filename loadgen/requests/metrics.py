@@ -1,0 +1,103 @@
+"""The metrics of each request by the draft's definitions, from a `RequestLog`; all pure.
+
+- ttft   first_token - submit
+- e2e    last_token - submit; where a reply has no token times (not streamed), end - submit
+- tpot   (last_output - first_output) / (output_tokens - 1); none below two tokens. What is generated and not visible is
+         counted in output_tokens, so its time is as well; without such events this is the draft's last and first token
+- itl    gaps between consecutive content chunks of one request, from its first token on; a true inter-token latency
+         only where chunks hold one token each, else "time between chunks" (itl-chunked, itl-sse-measurement)
+- jitter standard deviation (of a sample) of a request's gaps, from two gaps on (itl-procedure)
+- max pause  the longest gap of a request
+- request_output_tps  output_tokens / e2e
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Columns float64[n], a row a request of the log, NaN where missing; itl_ms float64[m] of all requests in a row.
+
+    itl_request   int64[m]: the row of the log that each gap belongs to, ascending
+    """
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+    request_output_tps: Floats
+    itl_mean_ms: Floats
+    jitter_ms: Floats
+    max_pause_ms: Floats
+    itl_ms: Floats
+    itl_request: Ints
+
+
+def request_metrics(log: RequestLog) -> RequestMetrics:
+    """The metrics of each request, whatever its status; select the log first to look at some."""
+    end_ns = np.where(log.last_token_ns >= 0, log.last_token_ns, log.end_ns)
+    tokens = counts(log.output_tokens)
+    e2e_ms = span_ms(log.submit_ns, end_ns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot_ms = np.where(tokens >= 2, span_ms(log.first_output_ns, log.last_output_ns) / (tokens - 1), np.nan)
+        tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
+    gaps_ms, row = _gaps(log)
+    mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
+    return RequestMetrics(
+        ttft_ms=span_ms(log.submit_ns, log.first_token_ns),
+        tpot_ms=tpot_ms,
+        e2e_ms=e2e_ms,
+        request_output_tps=tps,
+        itl_mean_ms=mean_ms,
+        jitter_ms=jitter_ms,
+        max_pause_ms=pause_ms,
+        itl_ms=gaps_ms,
+        itl_request=row,
+    )
+
+
+def schedule_lateness_ms(log: RequestLog) -> Floats:
+    """How late each request was dispatched, float64[n]: the generator's own error; NaN in a closed loop."""
+    return span_ms(log.scheduled_ns, log.dispatch_ns)
+
+
+def span_ms(start_ns: Ints, end_ns: Ints) -> Floats:
+    """Milliseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
+    return np.where((start_ns >= 0) & (end_ns >= 0), (end_ns - start_ns) / 1e6, np.nan)
+
+
+def counts(values: Ints) -> Floats:
+    """Counts as float64[n]; NaN where missing (-1)."""
+    return np.where(values >= 0, values, np.nan)
+
+
+def _gaps(log: RequestLog) -> tuple[Floats, Ints]:
+    if len(log.chunk_ns) < 2:
+        return np.empty(0), np.empty(0, np.int64)
+    row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))
+    first_ns = log.first_token_ns[row]
+    # Blank chunks before the first token, and whatever has no first token, are none of it.
+    content = (first_ns >= 0) & (log.chunk_ns >= first_ns)
+    same = (row[1:] == row[:-1]) & content[:-1] & content[1:]
+    gaps_ms: Floats = np.diff(log.chunk_ns)[same] / 1e6
+    return gaps_ms, row[1:][same].astype(np.int64)
+
+
+def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:
+    """Mean, deviation and maximum of each request's gaps, float64[requests], NaN where there are too few."""
+    count = np.bincount(row, minlength=requests)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_ms = np.where(count > 0, np.bincount(row, gaps_ms, requests) / count, np.nan)
+        square = np.bincount(row, (gaps_ms - mean_ms[row]) ** 2, requests)
+        jitter_ms = np.where(count > 1, np.sqrt(square / (count - 1)), np.nan)
+    pause_ms = np.full(requests, np.nan)
+    some = count > 0
+    if some.any():
+        pause_ms[some] = np.maximum.reduceat(gaps_ms, (np.cumsum(count) - count)[some])
+    return mean_ms, jitter_ms, pause_ms

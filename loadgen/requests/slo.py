@@ -1,0 +1,191 @@
+"""Service level objectives: how they are written, which requests meet them (goodput), and whether a run did.
+
+An objective is METRIC[_STATISTIC]<BOUND, several are separated by commas: `ttft_p99<500ms,tpot_p99<50ms`.
+
+metric      ttft, tpot, itl (time between chunks where chunks are not tokens), e2e
+statistic   p1 to p99.99, mean, max; none: every request, or every gap of an itl, is bound
+bound       a number with its unit, ms or s; `<` and `<=` are told apart
+
+Goodput counts a request when each objective's bound holds for that request, whatever statistic the objective is about;
+so do the peers, whose goodput bounds the request's own TTFT, TPOT and E2E. What an itl objective bounds of one request
+is its mean gap; for `itl_max` and plain `itl` it is its longest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.requests.metrics import RequestMetrics
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats
+from rundir.stats import known
+
+Bools = npt.NDArray[np.bool_]
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+EVERY = "every"
+_UNITS_MS = {"ms": 1.0, "s": 1000.0}
+_TERM = re.compile(r"([a-z0-9]+)(?:_([a-z0-9._]+))?\s*(<=|<)\s*([0-9.eE+-]+)\s*([a-z]*)")
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d{1,2})?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One bound: `quantile` is 0 to 1 where the statistic is a percentile, else None."""
+
+    text: str
+    metric: str
+    statistic: str
+    quantile: float | None
+    bound_ms: float
+    inclusive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What `--slo` asks for."""
+
+    text: str
+    objectives: tuple[Objective, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Which requests met all objectives, bool[n], and of which it cannot be told, bool[n] (those count as not met)."""
+
+    met: Bools
+    unknown: Bools
+
+
+def parse_slo(text: str) -> Slo:
+    """Read objectives. Raises ValueError, which names the term, what is wrong with it, and the cure."""
+    terms = [term.strip() for term in text.split(",")]
+    objectives = tuple(_objective(term) for term in terms)
+    names = [(objective.metric, objective.statistic) for objective in objectives]
+    for name, term in zip(names, terms, strict=True):
+        if names.count(name) > 1:
+            raise ValueError(f"--slo: {term!r}: {name[0]}_{name[1]} is bound twice; keep one of the bounds")
+    return Slo(text=",".join(objective.text for objective in objectives), objectives=objectives)
+
+
+def goodput(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Goodput:
+    """Which requests of a log met all objectives; `metrics` are those of the same log.
+
+    - status other than ok: not met
+    - one token, or one chunk: there is no interval that could be too long, tpot or itl is met
+    - a metric that the reply did not tell (no usage, not streamed): unknown, and not met
+    """
+    met, unknown = log.status == "ok", np.zeros(len(log), np.bool_)
+    for objective in slo.objectives:
+        values, vacuous = _of_request(objective, log, metrics)
+        silent = np.isnan(values) & ~vacuous
+        met &= vacuous | (~silent & _holds(objective, values))
+        unknown |= silent
+    return Goodput(met=met & ~unknown, unknown=unknown & (log.status == "ok"))
+
+
+def slo_json(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
+    """The objectives, whether the requests that ended ok met each, and the goodput's counts, for summary.json.
+
+    `met` is true when every objective was met, false when one was not, null when one of them cannot be told.
+    """
+    ok, good = log.status == "ok", goodput(slo, log, metrics)
+    told = [_verdict(objective, _sample(objective, metrics, ok)) for objective in slo.objectives]
+    known_met = [verdict["met"] for verdict in told]
+    overall = False if False in known_met else None if None in known_met else True
+    return {
+        "text": slo.text,
+        "met": overall,
+        "good_requests": int(good.met.sum()),
+        "untold_requests": int(good.unknown.sum()),
+        "objectives": told,
+    }
+
+
+def _objective(term: str) -> Objective:
+    found = _TERM.fullmatch(term)
+    if found is None:
+        raise ValueError(f"--slo: {term!r} is no objective; write one like ttft_p99<500ms")
+    metric, statistic, sign, number, unit = found.groups()
+    if metric not in METRICS:
+        raise ValueError(f"--slo: {term!r}: unknown metric {metric!r}; choose from {', '.join(METRICS)}")
+    if unit not in _UNITS_MS:
+        named = f"unknown unit {unit!r}" if unit else "no unit"
+        raise ValueError(f"--slo: {term!r}: {named}; write the bound in ms or s, like 500ms")
+    try:
+        bound_ms = float(number) * _UNITS_MS[unit]
+    except ValueError:
+        bound_ms = float("nan")
+    if not 0 < bound_ms < float("inf"):
+        raise ValueError(f"--slo: {term!r}: {number!r} is no bound; write a number above zero, like 500ms")
+    label, quantile = _statistic(term, statistic)
+    name = metric if label == EVERY else f"{metric}_{label}"
+    return Objective(
+        text=f"{name}{sign}{number}{unit}",
+        metric=metric,
+        statistic=label,
+        quantile=quantile,
+        bound_ms=bound_ms,
+        inclusive=sign == "<=",
+    )
+
+
+def _statistic(term: str, statistic: str | None) -> tuple[str, float | None]:
+    if statistic is None:
+        return EVERY, None
+    if statistic in ("mean", "max"):
+        return statistic, None
+    found = _PERCENTILE.fullmatch(statistic)
+    if found is None or not float(found[1].replace("_", ".")):
+        raise ValueError(f"--slo: {term!r}: unknown statistic {statistic!r}; choose p50, p99, p99.9, …, mean or max")
+    label = found[1].replace("_", ".")
+    return f"p{label}", float(label) / 100
+
+
+def _of_request(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> tuple[Floats, Bools]:
+    """What an objective bounds of each request, float64[n], and where there is nothing to bound, bool[n]."""
+    if objective.metric == "itl":
+        values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
+        return values, np.isnan(values) & (log.first_token_ns >= 0) & (np.diff(log.chunk_start) > 0)
+    values = _column(objective, metrics)
+    one_token = np.isnan(values) & ((log.output_tokens == 0) | (log.output_tokens == 1))
+    return values, one_token if objective.metric == "tpot" else np.zeros(len(log), np.bool_)
+
+
+def _sample(objective: Objective, metrics: RequestMetrics, ok: Bools) -> Floats:
+    if objective.metric == "itl":
+        return metrics.itl_ms[ok[metrics.itl_request]]
+    return known(_column(objective, metrics)[ok])
+
+
+def _column(objective: Objective, metrics: RequestMetrics) -> Floats:
+    return {"ttft": metrics.ttft_ms, "tpot": metrics.tpot_ms, "e2e": metrics.e2e_ms}[objective.metric]
+
+
+def _verdict(objective: Objective, sample: Floats) -> dict[str, Any]:
+    about = {
+        "text": objective.text,
+        "metric": objective.metric,
+        "statistic": objective.statistic,
+        "bound_ms": objective.bound_ms,
+        "count": len(sample),
+    }
+    if not len(sample):
+        reason = f"no request that ended ok has a value of {objective.metric}"
+        return {**about, "value_ms": None, "met": None, "missing": reason}
+    if objective.quantile is not None:
+        value_ms = float(np.quantile(sample, objective.quantile))
+    else:
+        value_ms = float(sample.mean() if objective.statistic == "mean" else sample.max())
+    return {**about, "value_ms": value_ms, "met": bool(_holds(objective, np.array([value_ms]))[0])}
+
+
+def _holds(objective: Objective, values: Floats) -> Bools:
+    with np.errstate(invalid="ignore"):
+        fits: Bools = values <= objective.bound_ms if objective.inclusive else values < objective.bound_ms
+    return fits

@@ -1,0 +1,270 @@
+"""`RequestLog`: the columnar record of every request and every chunk, assembled from the raw logs.
+
+Assembling is where replies are parsed, once, long after they were stamped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.protocols import PROTOCOLS, Protocol
+from loadgen.protocols.reading.reply import Reply, ServerTimings
+from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
+from loadgen.requests.packing import unpack
+from rundir.columns import Floats, Ints, Texts
+
+# Columns whose length is that of the chunks; all others have one value a request, chunk_start one more.
+_BY_CHUNK = ("chunk_ns", "chunk_chars")
+
+CHARACTERS_A_TOKEN = 4
+
+STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
+
+_UNTIMED = ServerTimings(source="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLog:
+    """Columns of n requests that were dispatched, by ascending index.
+
+    Stamps (`_ns`) and counts are int64, -1 where missing; texts are object arrays of str, "" where there is none.
+
+    end_ns                 when the request ended; of a reply that was cut off behind its [DONE], when that was read
+    chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
+    chunk_chars            characters of content in each of those chunks
+    declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
+    output_tokens_source   usage; timings: without usage, what the server's own timings count (llama.cpp's predicted_n);
+                           estimate: with neither, a quarter of the characters of a whole reply (asiai, M4); "" for none
+    cached_tokens          prompt tokens that the server found in its prefix cache
+    session, turn          -1 and 0 of a request that belongs to no session
+    first_kind             what the first token was: content, reasoning or tool; "" when there was none
+    response_id            the id that the server gave its reply
+    timings_source         whose words the server_ columns are (see protocols.reply.ServerTimings); "" for no words
+    server_*               float64, NaN where the server said nothing; peak_memory_bytes is int64, -1
+    status                 one of STATUSES
+    error                  "kind: message"
+    received_bytes         response bodies on the wire, framing included
+    """
+
+    index: Ints
+    phase: Texts
+    workload_class: Texts
+    endpoint_url: Texts
+    request_id: Texts
+    trace_id: Texts
+    scheduled_ns: Ints
+    dispatch_ns: Ints
+    connected_ns: Ints
+    submit_ns: Ints
+    first_read_ns: Ints
+    first_output_ns: Ints
+    last_output_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+    end_ns: Ints
+    declared_input_tokens: Ints
+    max_tokens: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+    output_tokens_source: Texts
+    status: Texts
+    http_status: Ints
+    error: Texts
+    finish_reason: Texts
+    worker: Ints
+    reused: npt.NDArray[np.bool_]
+    role_only_first: npt.NDArray[np.bool_]
+    blank_before_first: Ints
+    received_bytes: Ints
+    chunk_ns: Ints
+    chunk_start: Ints
+    chunk_chars: Ints
+    session: Ints
+    turn: Ints
+    first_kind: Texts
+    response_id: Texts
+    cached_tokens: Ints
+    timings_source: Texts
+    server_queue_ms: Floats
+    server_prefill_ms: Floats
+    server_decode_ms: Floats
+    server_ttft_ms: Floats
+    server_e2e_ms: Floats
+    server_load_ms: Floats
+    server_prompt_tps: Floats
+    server_generation_tps: Floats
+    peak_memory_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def assemble(
+    plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str, protocol: str = "chat"
+) -> RequestLog:
+    """Join what was planned with what happened. `protocol` is a name in PROTOCOLS; another raises KeyError.
+
+    Parts may come in any order; a request is told by its parts from seq 0 up to the first that is missing.
+    A session is planned as its first turn, and each of its turns is a request.
+
+    - planned, but without a part: not in the log, it was never dispatched
+    - without its last part: status in_flight, and whatever its bytes tell
+    - a part without its plan (a torn plan): phase "" and declared_input_tokens -1
+    """
+    spoken = PROTOCOLS[protocol]
+    turns = (request for first in plan for request in (first, *first.turns))
+    planned = {request.index: msgspec.structs.replace(request, body=b"", turns=()) for request in turns}
+    waiting: dict[int, list[RequestPart]] = {}
+    wholes: dict[int, int] = {}
+    rows: list[_Row] = []
+    for part in parts:
+        mine = waiting.setdefault(part.index, [])
+        mine.append(part)
+        if part.last:
+            wholes[part.index] = 1 + part.seq
+        # Parse as soon as a request is whole, so that only what is in flight is held as bytes.
+        if len(mine) == wholes.get(part.index):
+            rows.append(_row(waiting.pop(part.index), spoken))
+    rows.extend(_row(mine, spoken) for mine in waiting.values())
+    rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
+    unknown = plan_end("")
+    return _columns(rows, [planned.get(row.last.index, unknown) for row in rows], run_id)
+
+
+def select(log: RequestLog, mask: npt.NDArray[np.bool_] | Ints) -> RequestLog:
+    """The requests that a boolean mask (or positions) picks, their chunks with them."""
+    rows = np.arange(len(log))[mask]
+    starts, ends = log.chunk_start[:-1][rows], log.chunk_start[1:][rows]
+    chunk_start = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64)
+    # Position of each kept chunk: its place in its own request, moved to where that request began.
+    at = np.arange(chunk_start[-1]) + np.repeat(starts - chunk_start[:-1], ends - starts)
+    columns = {
+        column.name: getattr(log, column.name)[rows]
+        for column in fields(log)
+        if column.name not in {*_BY_CHUNK, "chunk_start"}
+    }
+    chunks = {name: getattr(log, name)[at] for name in _BY_CHUNK}
+    return RequestLog(**columns, **chunks, chunk_start=chunk_start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    parts: int
+    last: RequestPart
+    status_code: int
+    first_read_ns: int
+    received_bytes: int
+    reply: Reply
+
+
+def _row(parts: Sequence[RequestPart], spoken: Protocol) -> _Row:
+    """One request from its parts. Later parts repeat earlier stamps, so the last part holds them all."""
+    ordered = sorted(parts, key=lambda part: part.seq)
+    known = [part for seq, part in enumerate(ordered) if part.seq == seq]
+    body = bytearray()
+    reads_ns, read_ends = [], []
+    for part in known:
+        reads = unpack(part)
+        read_ends.append(np.frombuffer(reads.read_ends, np.int64) + len(body))
+        reads_ns.append(np.frombuffer(reads.reads_ns, np.int64))
+        body += reads.body
+    stamps = np.concatenate(reads_ns).astype(np.int64) if known else np.empty(0, np.int64)
+    ends = np.concatenate(read_ends).astype(np.int64) if known else np.empty(0, np.int64)
+    status = max((part.status for part in known), default=0)
+    head = next((part.head for part in known if part.head), b"")
+    return _Row(
+        parts=len(known),
+        last=known[-1] if known else ordered[0],
+        status_code=status,
+        first_read_ns=int(stamps[0]) if len(stamps) else -1,
+        received_bytes=len(body),
+        reply=spoken.read_reply(status, head, bytes(body), stamps, ends),
+    )
+
+
+def _status(row: _Row) -> tuple[str, str]:
+    """Status and error of a request; the draft counts success or failure, a refusal is told apart."""
+    part, reply = row.last, row.reply
+    error = part.error or reply.error
+    if not part.last:
+        return "in_flight", error
+    # [DONE] means that all was said: a connection that then hangs or breaks takes nothing away.
+    if row.status_code == 200 and reply.complete and (reply.done or not part.error):
+        return ("refused" if reply.finish_reason == "content_filter" else "ok"), error
+    if 400 <= row.status_code < 500:
+        return "refused", reply.error or error
+    if part.error.startswith("cancelled"):
+        return "cancelled", error
+    return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
+
+
+def _end_ns(row: _Row) -> int:
+    """When a request ended. A server that said [DONE] and kept its body open was cut off later, which tells nothing."""
+    part, reply = row.last, row.reply
+    return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
+
+
+def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
+    """Count a reply's tokens, and say who counted. The number of events is never taken: it is no number of tokens."""
+    if reply.output_tokens >= 0:
+        return reply.output_tokens, "usage"
+    if reply.timed_tokens >= 0:
+        return reply.timed_tokens, "timings"
+    chars = int(reply.chunk_chars.sum())
+    if status != "ok" or not chars:
+        return -1, ""
+    return max(1, chars // CHARACTERS_A_TOKEN), "estimate"
+
+
+# The columns that are a field of a request's last part, its plan, its reply or its server's timings, by that name.
+_OF_PART = ("index", "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "worker", "reused")
+_OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
+_OF_REPLY = (
+    "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",
+    "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
+)  # fmt: skip
+_OF_TIMINGS = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
+_DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "npt.NDArray[np.bool_]": np.bool_}
+
+
+def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
+    last = [row.last for row in rows]
+    replies = [row.reply for row in rows]
+    timings = [reply.timings or _UNTIMED for reply in replies]
+    told = [_status(row) for row in rows]
+    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, told, strict=True)]
+    columns: dict[str, Iterable[Any]] = {
+        **{name: map(attrgetter(name), last) for name in _OF_PART},
+        **{name: map(attrgetter(name), planned) for name in _OF_PLAN},
+        **{name: map(attrgetter(name), replies) for name in _OF_REPLY},
+        **{f"server_{name}": map(attrgetter(name), timings) for name in _OF_TIMINGS},
+        "endpoint_url": (part.url for part in last),
+        "request_id": (request_id(run_id, part.index) for part in last),
+        "trace_id": (trace_id(run_id, part.index) for part in last),
+        "first_read_ns": (row.first_read_ns for row in rows),
+        "end_ns": (_end_ns(row) for row in rows),
+        "declared_input_tokens": (request.input_tokens for request in planned),
+        "output_tokens": (count for count, _ in tokens),
+        "output_tokens_source": (source for _, source in tokens),
+        "status": (status for status, _ in told),
+        "http_status": (row.status_code for row in rows),
+        "error": (error for _, error in told),
+        "received_bytes": (row.received_bytes for row in rows),
+        "timings_source": (one.source for one in timings),
+        "peak_memory_bytes": (one.peak_memory_bytes for one in timings),
+        "chunk_start": accumulate((len(reply.chunk_ns) for reply in replies), initial=0),
+    }
+    dtypes = {column.name: _DTYPES[str(column.type)] for column in fields(RequestLog)}
+    return RequestLog(
+        **{name: np.fromiter(values, dtypes[name]) for name, values in columns.items()},
+        chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
+        chunk_chars=np.concatenate([np.empty(0, np.int64), *(reply.chunk_chars for reply in replies)]),
+    )

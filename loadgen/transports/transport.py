@@ -1,0 +1,301 @@
+"""The hot path: one request on one connection, its bytes and their time stamps.
+
+A read in the middle of a chunked body costs three appends and a look at its last bytes. All else waits until these may
+be the last, or until somebody asks (`Exchange.catch_up`): walking and stamping many reads in one go costs a fraction.
+Nothing is decoded here. What goes wrong on the way is data (`Exchange.error`), never an exception, and nothing is tried
+twice. Where bytes come from is a wire's: wires.py.
+
+T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
+handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, islice
+from typing import Protocol
+
+from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
+from loadgen.transports.lateness import ReceiveStamps
+from rundir.clock import Clock
+
+# Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
+MAX_IDLE_NS = 4_000_000_000
+_MESSAGE_CHARS = 200
+# Most servers' heads differ by their date alone, once a second.
+_parse_head = lru_cache(maxsize=64)(parse_head)
+# What a chunked body ends with, and how long that is at most; newlines may be bare. Where trailers mix both kinds of
+# newline, or bytes follow a last chunk with bare ones in the same read, the end is only found by the next flush.
+_BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
+_BLANK_LINE_BYTES = 4
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+def _nothing_to_catch_up() -> None:
+    pass
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """One request and what came back so far; filled in place, since the hot path can afford no copy.
+
+    Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise.
+    While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
+    A session's next turn needs them: where `kept` is there, the log leaves body and head in `kept` and `kept_head`.
+    """
+
+    index: int
+    scheduled_ns: int
+    dispatch_ns: int
+    connected_ns: int = -1
+    submit_ns: int = -1
+    end_ns: int = -1
+    reused: bool = False
+    status: int = 0
+    head: bytes = b""
+    reads_ns: array[int] = field(default_factory=lambda: array("q"))
+    read_ends: array[int] = field(default_factory=lambda: array("q"))
+    body: bytearray = field(default_factory=bytearray)
+    body_bytes: int = 0
+    error: str = ""
+    kept: bytearray | None = None
+    kept_head: bytes = b""
+    catch_up: Callable[[], None] = _nothing_to_catch_up
+
+
+class Wire(Protocol):
+    """Bytes to and from a peer. It tells its connection: `received`, `sent`, `ended_by_peer`, `lost`."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the kernel has not taken everything yet."""
+
+    def send(self, data: bytes) -> None:
+        """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
+
+    def abort(self) -> None:
+        """Close at once and tell nothing more; may be called again."""
+
+
+class Connection:
+    """One connection and at most one exchange on it; owns its wire."""
+
+    __slots__ = (
+        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
+        "_raw_head", "_read_ns", "_stamps", "_wire", "idle_ns",
+    )  # fmt: skip
+
+    def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
+        self._clock = clock
+        self._stamps = stamps
+        self._wire: Wire | None = None
+        self._exchange: Exchange | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._head: Head | None = None
+        self._end: BodyEnd | None = None
+        self._raw_head = bytearray()
+        self._floor_ns = -1
+        self.idle_ns = 0
+        # Reads that nobody has looked at yet: their bytes, when they returned, and the kernel's stamps.
+        self._pieces: list[bytes] = []
+        self._read_ns = array("q")
+        self._kernel_stamps = bytearray()
+        self._in_chunks = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent: open, idle, and not idle for too long."""
+        return self._wire is not None and self._exchange is None and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
+
+    def begin(self, exchange: Exchange, request: bytes) -> asyncio.Future[None]:
+        """Send `request`; the future is done when the exchange has ended, well or not."""
+        if self._wire is None:
+            raise RuntimeError("a connection was used before it was made")
+        self._exchange = exchange
+        exchange.catch_up = self._catch_up
+        self._head = self._end = None
+        self._raw_head.clear()
+        self._floor_ns = -1
+        self._done = done = asyncio.get_running_loop().create_future()
+        self._wire.send(request)
+        return done
+
+    def abort(self) -> None:
+        """Close at once; an exchange under way gets no more bytes and keeps what it has."""
+        self._catch_up()
+        self._exchange = None
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abort()
+
+    # What the wire tells
+
+    def made(self, wire: Wire) -> None:
+        """There is a wire now."""
+        self._wire = wire
+        self.idle_ns = self._clock.now_ns()
+
+    def sent(self, at_ns: int) -> None:
+        """The kernel has taken all that there was to send."""
+        exchange = self._exchange
+        if exchange is not None and exchange.submit_ns < 0:
+            exchange.submit_ns = self._floor_ns = at_ns
+
+    def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
+        """A read returned at the given moment, of bytes that the kernel had stamped; see ReceiveStamps.moved."""
+        self._pieces.append(data)
+        self._read_ns.append(at_ns)
+        self._kernel_stamps += kernel_stamp
+        # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
+        # clearing up the exception costs as much as the search.
+        if (
+            not self._in_chunks
+            or data.endswith(_BLANK_LINE)
+            or len(data) < _BLANK_LINE_BYTES
+            or data.find(_LAST_CHUNK) >= 0
+        ):
+            self._catch_up()
+
+    def ended_by_peer(self) -> None:
+        """The peer will send nothing more."""
+        self._catch_up()
+        self._closed("closed by the peer")
+
+    def lost(self, error: Exception | None) -> None:
+        """The wire is no more; without an error somebody closed it."""
+        self._catch_up()
+        if error is None:
+            self._closed("closed")
+        elif self._exchange is not None:
+            self._finish(self._now_ns(), f"reset: {one_line(error)}{self._progress()}")
+        else:
+            self.abort()
+
+    # What was read
+
+    def _catch_up(self) -> None:
+        """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
+        self._read_ns, self._kernel_stamps = array("q"), bytearray()
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()  # bytes that nobody asked for
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        before, begin, stop, error = len(exchange.body), 0, -1, ""
+        try:
+            if self._end is None:
+                begin = self._take_head(exchange, data)
+            if self._end is not None:
+                stop = self._end.feed(data, begin)
+        except ProtocolError as found:
+            error, stop = f"protocol: {found}", max(found.at, begin)
+        ended = stop >= 0
+        exchange.body += data[begin : stop if ended else len(data)]
+        ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))
+        if ended:
+            # What was read behind the end is nobody's.
+            length = len(exchange.body)
+            count = next(read for read, end in enumerate(ends, start=1) if end >= length)
+            stamps_ns, ends = stamps_ns[:count], [*ends[: count - 1], length]
+        exchange.read_ends.extend(ends)
+        exchange.reads_ns.extend(stamps_ns)
+        self._floor_ns = stamps_ns[-1]
+        if error:
+            self._finish(self._floor_ns, error)
+        elif ended:
+            self._complete(self._floor_ns, surplus=stop < len(data))
+
+    def _take_head(self, exchange: Exchange, data: bytes) -> int:
+        """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
+        before = len(self._raw_head)
+        self._raw_head += data
+        while (stop := head_end(self._raw_head)) >= 0:
+            raw = bytes(self._raw_head[:stop])
+            head = _parse_head(raw)
+            if head.status == 101 or head.status >= 200:
+                if head.status == 101:
+                    raise ProtocolError("101 Switching Protocols was not asked for")
+                exchange.status, exchange.head = head.status, raw
+                self._head, self._end = head, BodyEnd(head)
+                self._in_chunks = self._end.chunked
+                self._raw_head = bytearray()
+                return stop - before
+            del self._raw_head[:stop]  # an interim 1xx answer
+            before -= stop
+        if len(self._raw_head) > MAX_HEAD_BYTES:
+            raise ProtocolError("a response head longer than 64 KiB")
+        return len(data)
+
+    # The exchange's ends
+
+    def _closed(self, what: str) -> None:
+        if self._exchange is None:
+            self.abort()
+            return
+        error = "" if self._end is not None and self._end.until_close else f"reset: {what}{self._progress()}"
+        self._finish(self._now_ns(), error)
+
+    def _progress(self) -> str:
+        exchange = self._exchange
+        if exchange is None or self._head is None:
+            return " in the middle of the response head" if self._raw_head else " before any response"
+        return f" after {exchange.body_bytes + len(exchange.body)} body bytes"
+
+    def _now_ns(self) -> int:
+        return max(self._clock.now_ns(), self._floor_ns)
+
+    def _complete(self, end_ns: int, *, surplus: bool) -> None:
+        wire, head = self._wire, self._head
+        reusable = not surplus and head is not None and head.keep_alive and wire is not None and not wire.unsent
+        exchange, done = self._exchange, self._done
+        self._exchange = None
+        self._in_chunks = False
+        self.idle_ns = end_ns
+        if exchange is not None:
+            exchange.end_ns = end_ns
+        if not reusable:
+            self.abort()
+        if done is not None and not done.done():
+            done.set_result(None)
+
+    def _finish(self, end_ns: int, error: str) -> None:
+        """End the exchange and the connection with it."""
+        exchange, done = self._exchange, self._done
+        if exchange is not None:
+            exchange.error, exchange.end_ns = error, end_ns
+        self.abort()
+        if done is not None and not done.done():
+            done.set_result(None)
+
+
+def waiting_for(exchange: Exchange) -> str:
+    """What had not come yet of an exchange that took too long."""
+    if exchange.connected_ns < 0:
+        return "no connection"
+    if exchange.submit_ns < 0:
+        return "the request was not taken"
+    return "no response" if not exchange.reads_ns and exchange.status == 0 else "no complete reply"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message for a log: one line, at most 200 characters, TLS failures marked as such."""
+    if isinstance(error, ssl.SSLError):
+        text = f"tls: {getattr(error, 'verify_message', '') or error.reason or error}"
+    elif isinstance(error, socket.gaierror):
+        text = f"name not resolved: {error.strerror}"
+    elif isinstance(error, OSError) and error.errno:
+        text = os.strerror(error.errno)  # asyncio puts its own words and the address into the exception
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())[:_MESSAGE_CHARS]

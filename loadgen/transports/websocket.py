@@ -1,0 +1,154 @@
+"""Requests over WebSockets, in the framing of protocols/websocket.py; aiohttp's client does the wire.
+
+A message is stamped when the event loop hands it over, so that reading it counts as the server's time: what is measured
+here is as good as the loop is idle. Imported only where it is chosen, because aiohttp is heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from loadgen.records import PlannedRequest, request_id, traceparent
+from loadgen.transports.link import WorkerSpec, tls_context
+from loadgen.transports.transport import Exchange, one_line, waiting_for
+from rundir.clock import Clock
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
+_ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+
+
+class _Kind(msgspec.Struct, gc=False):
+    type: str = ""
+    code: int = 0
+
+
+_decode = msgspec.json.Decoder(_Kind).decode
+
+
+class WebSocketLink:
+    """Connections that carry one request at a time, kept for the next one; owns them all."""
+
+    def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
+        """Raises OSError when a certificate cannot be read."""
+        self._spec = spec
+        self._clock = clock
+        self._tls = tls_context(spec.tls) if any(url.startswith(("https:", "wss:")) for url in spec.roots) else None
+        self._session: aiohttp.ClientSession | None = None
+        self._idle: dict[str, list[aiohttp.ClientWebSocketResponse]] = {}
+
+    async def __aenter__(self) -> Self:
+        # No limit: an open loop never waits for a connection. A name is looked up once.
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls if self._tls is not None else True)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._spec.headers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                _cut(connection)
+        if self._session is not None:
+            await self._session.close()
+
+    async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
+        """Send a request and wait for its last message; whatever happens stands in `exchange`; see link.Link."""
+        url = self._spec.roots[planned.url] + planned.path
+        connection: aiohttp.ClientWebSocketResponse | None = None
+        whole = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = self._take_idle(url)
+                exchange.reused = connection is not None
+                if connection is None:
+                    connection = await self._connect(url)
+                exchange.connected_ns = self._clock.now_ns()
+                await connection.send_frame(self._message(planned), aiohttp.WSMsgType.TEXT)
+                exchange.submit_ns = self._clock.now_ns()
+                whole = await self._receive(connection, exchange)
+        except TimeoutError:
+            exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
+        except aiohttp.WSServerHandshakeError as error:
+            exchange.status = error.status
+            exchange.head = b"HTTP/1.1 %d Refused\r\n\r\n" % error.status
+            exchange.body += f"the server does not speak WebSocket at {planned.path}".encode()
+        except (aiohttp.ClientError, OSError) as error:
+            kind = "connect" if exchange.connected_ns < 0 else "reset"
+            exchange.error = f"{kind}: {one_line(getattr(error, 'os_error', error))}"
+        finally:
+            exchange.end_ns = self._clock.now_ns() if exchange.end_ns < 0 else exchange.end_ns
+            if connection is not None:
+                self._put_back(connection, url, whole=whole)
+
+    async def _connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
+        if self._session is None:
+            raise RuntimeError("a link was used before it was entered")
+        return await self._session.ws_connect(url, max_msg_size=0, compress=0)
+
+    def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:
+        idle = self._idle.get(url, [])
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    def _put_back(self, connection: aiohttp.ClientWebSocketResponse, url: str, *, whole: bool) -> None:
+        if whole and self._spec.reuse:
+            self._idle.setdefault(url, []).append(connection)
+        else:
+            _cut(connection)
+
+    def _message(self, planned: PlannedRequest) -> bytes:
+        """The planned body, a JSON object, with the ids that tie it to a span and a server's log."""
+        run_id, index = self._spec.run_id, planned.index
+        ids = b',"id":"%b","traceparent":"%b"}' % (
+            request_id(run_id, index).encode(),
+            traceparent(run_id, index).encode(),
+        )
+        return planned.body.rstrip().removesuffix(b"}") + ids
+
+    async def _receive(self, connection: aiohttp.ClientWebSocketResponse, exchange: Exchange) -> bool:
+        """Take messages to the last one of the reply; False when the connection ended before it."""
+        while True:
+            message = await connection.receive()
+            now_ns = self._clock.now_ns()
+            if message.type in _ENDED:
+                exchange.end_ns = now_ns
+                size = exchange.body_bytes + len(exchange.body)
+                exchange.error = f"reset: closed by peer (code {connection.close_code}) after {size} body bytes"
+                return False
+            data = message.data if isinstance(message.data, bytes) else message.data.encode()
+            kind = _kind(data)
+            if exchange.status == 0:
+                refused = kind.type == "error" and 400 <= kind.code <= 599
+                exchange.status, exchange.head = (kind.code if refused else 200), _HEAD
+            exchange.reads_ns.append(now_ns)
+            # One line a message: between its tokens a JSON text may hold line feeds, inside its strings it cannot.
+            exchange.body += data.replace(b"\n", b" ") + b"\n"
+            exchange.read_ends.append(len(exchange.body))
+            if kind.type in {"done", "error"}:
+                exchange.end_ns = now_ns
+                return True
+
+
+def _kind(data: bytes) -> _Kind:
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Kind()  # whoever reads the reply says what is wrong with it
+
+
+def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:
+    """End a connection at once, without the closing handshake, which would have to be waited for."""
+    sock = connection.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return
+    # A duplicate, because the socket that an event loop shows may not be shut.
+    with socket.socket(fileno=os.dup(sock.fileno())) as own, contextlib.suppress(OSError):
+        own.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,173 @@
+"""One page (or matrix) seen through an engine's entries: which of its columns each entry names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from scraper.engines.catalogue import Catalogue, Entry, Kind, Labels, Quantity
+from scraper.exposition import Series
+from scraper.series.table import HistogramColumns, histograms
+
+Item = TypeVar("Item")
+LabelSet = tuple[tuple[str, str], ...]
+Ranks = tuple[tuple[int, str], ...]
+_NUMBERS = {"gauge": ("gauge", "unknown"), "counter": ("counter", "unknown"), "histogram": ("counter", "unknown")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalSource:
+    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`.
+
+    - `metric` is the name or the formula, with the names that the page shows.
+    - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).
+    - A histogram may have no buckets (a mean of two counters) and a column to take off its sum (`less`).
+    - A counter without columns is one that the engine creates with its first increment: it has counted nothing yet.
+    """
+
+    quantity: Quantity
+    metric: str
+    columns: tuple[int, ...] = ()
+    histograms: tuple[HistogramColumns, ...] = ()
+    over: tuple[int, ...] = ()
+
+
+class PageNames:
+    """The series of a page by the engine's own names; `exposed` are the names as the page has them."""
+
+    def __init__(self, series: tuple[Series, ...], known: Catalogue) -> None:
+        self.known = known
+        self.series = _typed(series)
+        self.exposed: dict[str, str] = {}
+        self.columns: dict[str, list[int]] = {}
+        self.groups: dict[str, list[HistogramColumns]] = {}
+        normalised: dict[str, str] = {}
+        for column, one in enumerate(self.series):
+            if one.name not in normalised:
+                normalised[one.name] = known.normalised(one.name)
+                self.exposed.setdefault(normalised[one.name], one.name)
+            self.columns.setdefault(normalised[one.name], []).append(column)
+        for group in histograms(self.series):
+            family = known.normalised(group.family)
+            self.exposed.setdefault(family, group.family)
+            self.groups.setdefault(family, []).append(group)
+
+    def find(self, entry: Entry, quantity: Quantity) -> CanonicalSource | None:
+        """Return where this page has a quantity by an entry, None where the page does not show all of it."""
+        if entry.beside and entry.beside not in self.exposed:
+            return None
+        own: dict[str, Any] = dict(entry.replaces)
+        found = CanonicalSource(quantity=replace(quantity, **own), metric=entry.text(self.exposed))
+        kind = quantity.kind
+        if entry.form == "over":
+            columns, over = (self._columns(entry, index, kind) for index in (0, 1))
+            return replace(found, columns=columns, over=over) if columns and over else None
+        if entry.form == "mean":
+            groups = self._means(entry)
+        elif entry.form == "less":
+            groups = self._differences(entry)
+        elif kind == "histogram":
+            groups = self._histograms(entry, 0)
+        else:
+            each = [self._columns(entry, index, kind) for index in range(len(entry.names))]
+            shown = all(each) or entry.none_beside in self.exposed
+            return replace(found, columns=tuple(c for part in each for c in part)) if shown else None
+        return replace(found, histograms=groups) if groups else None
+
+    def _columns(self, entry: Entry, index: int, kind: Kind) -> tuple[int, ...]:
+        """Return the columns of a name, one a label set; a histogram's sum and count are counters too."""
+        name = entry.names[index]
+        types = (*_NUMBERS[kind], "histogram", "summary") if name.endswith(("_sum", "_count")) else _NUMBERS[kind]
+        shown = [column for column in self.columns.get(name, ()) if self.series[column].type in types]
+        kept = [c for c in shown if _keeps(self.series[c].labels, entry.where[index], entry.where_not)]
+        return tuple(_counted_once(kept, lambda column: self.series[column].labels, self.known))
+
+    def _histograms(self, entry: Entry, index: int) -> tuple[HistogramColumns, ...]:
+        shown = self.groups.get(entry.names[index], ())
+        kept = [group for group in shown if _keeps(group.labels, entry.where[index], entry.where_not)]
+        return tuple(_counted_once(kept, lambda group: group.labels, self.known))
+
+    def _differences(self, entry: Entry) -> tuple[HistogramColumns, ...]:
+        """Return the first histogram without buckets, for label sets of which the second has a sum as well."""
+        others = {group.labels: group.sum for group in self._histograms(entry, 1)}
+        return tuple(
+            replace(group, bounds=(), le=(), buckets=(), less=others[group.labels])
+            for group in self._histograms(entry, 0)
+            if group.sum >= 0 and others.get(group.labels, -1) >= 0
+        )
+
+    def _means(self, entry: Entry) -> tuple[HistogramColumns, ...]:
+        counts = {self.series[column].labels: column for column in self._columns(entry, 1, "histogram")}
+        return tuple(
+            HistogramColumns(
+                family=self.series[column].family,
+                labels=self.series[column].labels,
+                help=self.series[column].help,
+                bounds=(),
+                le=(),
+                buckets=(),
+                sum=column,
+                count=counts[self.series[column].labels],
+            )
+            for column in self._columns(entry, 0, "histogram")
+            if self.series[column].labels in counts
+        )
+
+
+def _typed(series: tuple[Series, ...]) -> tuple[Series, ...]:
+    """Give the histograms of a page their type where its TYPE lines name other names than its samples do.
+
+    vLLM's `/metrics/` says `vllm:x` in the one and `vllm_x` in the other.
+    """
+    found = {
+        one.name.removesuffix("_bucket")
+        for one in series
+        if one.type == "unknown" and one.name.endswith("_bucket") and any(label == "le" for label, _ in one.labels)
+    }
+    if not found:
+        return series
+    parts = {family + part: family for family in found for part in ("_bucket", "_sum", "_count")}
+    return tuple(
+        Series(name=one.name, labels=one.labels, family=parts[one.name], type="histogram", help=one.help)
+        if one.type == "unknown" and one.name in parts
+        else one
+        for one in series
+    )
+
+
+def _keeps(labels: LabelSet, where: Labels, where_not: Labels) -> bool:
+    if not where and not where_not:
+        return True
+    own = dict(labels)
+    return all(own.get(label, "") in values for label, values in where) and not any(
+        own.get(label, "") in values for label, values in where_not
+    )
+
+
+def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], known: Catalogue) -> list[Item]:
+    """Leave out label sets of which another one already holds the observations: see `Catalogue`."""
+    if len(items) < 2 or not (known.ranks or known.totals):
+        return list(items)
+    kept = list(items)
+    for total in known.totals:
+        whole = {_without(labels_of(one), (total,)) for one in kept if not dict(labels_of(one)).get(total)}
+        kept = [
+            one
+            for one in kept
+            if not dict(labels_of(one)).get(total) or _without(labels_of(one), (total,)) not in whole
+        ]
+    lowest: dict[LabelSet, Ranks] = {}
+    ranked = [(one, _without(labels_of(one), known.ranks), _ranks(labels_of(one), known)) for one in kept]
+    for _, group, ranks in ranked:
+        lowest[group] = min(lowest.get(group, ranks), ranks)
+    return [one for one, group, ranks in ranked if ranks == lowest[group]]
+
+
+def _without(labels: LabelSet, names: Sequence[str]) -> LabelSet:
+    return tuple(pair for pair in labels if pair[0] not in names)
+
+
+def _ranks(labels: LabelSet, known: Catalogue) -> Ranks:
+    shown = [dict(labels).get(label, "") for label in known.ranks]
+    return tuple((int(rank) if rank.isdecimal() else -1, rank) for rank in shown)

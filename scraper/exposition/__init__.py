@@ -1,0 +1,41 @@
+"""Pages of metrics in any format, read into series and values: what the rest of the project imports.
+
+`parse` reads one text page; a `PageReader` reads the pages of one target one after another, in the format that their
+content type names, at little more than the cost of their numbers. The parts, each of which knows only those before it:
+
+    page         the records, and the limits
+    grammar      one line of text
+    page_text    one page of text
+    protobuf     one page of protobuf
+    page_reader  the pages of a target
+
+What the names mean is left to `engines`; which pages belong together, to `series`.
+"""
+
+from __future__ import annotations
+
+from scraper.exposition.page import (
+    MAX_LINE_CHARACTERS,
+    MAX_LINES,
+    MAX_SERIES,
+    MalformedPage,
+    Page,
+    Series,
+    bound,
+    without_le,
+)
+from scraper.exposition.reader import PageReader
+from scraper.exposition.text import parse
+
+__all__ = [
+    "MAX_LINES",
+    "MAX_LINE_CHARACTERS",
+    "MAX_SERIES",
+    "MalformedPage",
+    "Page",
+    "PageReader",
+    "Series",
+    "bound",
+    "parse",
+    "without_le",
+]

@@ -1,0 +1,165 @@
+"""What the hardware used while the load ran: the `hardware` object of a summary, devices, totals and tokens per joule.
+
+Tokens per second per watt is the output token rate of the window over the mean power of what is counted; tokens per
+joule is the same number by its other name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rundir.stats import Missing
+from scraper.hardware import dcgm
+from scraper.hardware.energy import Energy, energy, inside
+from scraper.hardware.records import DeviceSamples, HardwareLogRecord, absences, by_device
+from scraper.series.table import EndpointSeries
+from scraper.window.increase import Window
+
+COVERED = 0.9  # the part of a window that must be covered before a ratio speaks of all of it
+# macOS, from cool to hot.
+PRESSURES = ("", "nominal", "light", "moderate", "fair", "serious", "heavy", "critical", "trapping", "sleeping")
+Measured = tuple[DeviceSamples, Energy | Missing]
+
+
+def hardware_summary(
+    records: Sequence[HardwareLogRecord],
+    endpoints: Sequence[EndpointSeries] = (),
+    *,
+    window: Window,
+    output_tokens: float | None,
+    engine_here: bool = True,
+) -> dict[str, Any]:
+    """Return the `hardware` object of a summary: devices, totals and what is absent; missing numbers have a reason.
+
+    `records` is the hardware log; `endpoints` may hold DCGM exporters. `output_tokens` were generated in the window.
+    `engine_here`: whether the engine runs on the machine of the log; if not, its devices stand there uncounted.
+
+    In the totals nothing counts twice: of a GPU that two sources see the first counts; parts of a package and a
+    platform counter (psys), which contains packages, are shown and not counted; a platform counts where it is alone.
+    """
+    local = by_device(records)
+    remote = [gpu for e in endpoints for gpu in dcgm.device_samples(e.series, e.at_ns, e.values)]
+    measured = [(samples, energy(samples, window)) for samples in (*local, *remote)]
+    uncounted = _uncounted(measured, {samples.source for samples in local} if not engine_here else set())
+    devices = [_device(samples, used, window, why) for (samples, used), why in zip(measured, uncounted, strict=True)]
+    counted = [pair for pair, why in zip(measured, uncounted, strict=True) if not why]
+    gone = {source: missing.reason for source, missing in absences(records).items()}
+    if not remote:
+        gone["dcgm"] = f"no scraped page has {dcgm.POWER}"
+    return {
+        "devices": devices,
+        "gpu": _total([pair for pair in counted if pair[0].kind == "gpu"], window, output_tokens, "GPU"),
+        "cpu": _total([pair for pair in counted if pair[0].kind in {"cpu", "dram"}], window, output_tokens, "CPU"),
+        "total": _total(counted, window, output_tokens, "device"),
+        "absent": gone,
+    }
+
+
+def _uncounted(measured: Sequence[Measured], elsewhere: set[str]) -> list[str]:
+    """Return for each device why the totals leave it out; empty where they do not."""
+    packages = any(samples.kind == "cpu" and isinstance(used, Energy) for samples, used in measured)
+    # Of two sources that see one GPU the first that knows its energy, else the first.
+    readers: dict[str, DeviceSamples] = {}
+    for samples, _ in sorted(measured, key=lambda one: isinstance(one[1], Missing)):
+        if samples.kind == "gpu" and samples.source not in elsewhere:
+            readers.setdefault(samples.device, samples)
+    reasons = []
+    for samples, used in measured:
+        first = readers.get(samples.device, samples)
+        if samples.source in elsewhere:
+            reason = "the engine runs on another machine"
+        elif first is not samples:
+            reason = f"{first.source} reads the same GPU"
+        elif samples.kind == "part":
+            reason = "a part of its package"
+        elif samples.kind == "platform" and packages:
+            reason = "it contains the packages, which are counted"
+        elif samples.kind == "dram" and isinstance(used, Missing):
+            reason = used.reason
+        else:
+            reason = ""
+        reasons.append(reason)
+    return reasons
+
+
+def _device(samples: DeviceSamples, used: Energy | Missing, window: Window, uncounted: str) -> dict[str, Any]:
+    quantities = (
+        ("mean_utilisation_ratio", samples.utilisation_ratio, np.mean, "it reports no utilisation"),
+        ("max_temperature_c", samples.temperature_c, np.max, "it reports no temperature"),
+        ("max_memory_used_bytes", samples.memory_used_bytes, np.max, "it reports no memory use"),
+    )
+    values: dict[str, Any] = dict.fromkeys(("energy_j", "mean_power_w", "peak_power_w", "method", "covered_s"))
+    missing: dict[str, str] = {}
+    if isinstance(used, Missing):
+        missing["energy_j"] = used.reason
+    else:
+        values = {name: getattr(used, name) for name in values}
+        values["gaps"], values["gap_s"] = used.gaps, used.gap_s
+    for name, column, statistic, reason in quantities:
+        seen = inside(samples, column, window)
+        values[name] = float(statistic(seen)) if len(seen) else None
+        if not len(seen):
+            missing[name] = "no reading in the window" if np.isfinite(column).any() else reason
+    pressure = _worst_pressure(samples, window)
+    return {
+        "source": samples.source,
+        "device": samples.device,
+        "name": samples.name,
+        "kind": samples.kind,
+        **values,
+        **({"thermal_pressure": pressure} if pressure else {}),
+        **({"uncounted": uncounted} if uncounted else {}),
+        **({"missing": missing} if missing else {}),
+    }
+
+
+def _total(counted: Sequence[Measured], window: Window, output_tokens: float | None, what: str) -> dict[str, Any]:
+    """Add up devices: energies, mean powers; covered is what the least covered of them is."""
+    used = [(samples, found) for samples, found in counted if isinstance(found, Energy)]
+    without = {samples.name: found.reason for samples, found in counted if isinstance(found, Missing)}
+    names = ("energy_j", "mean_power_w", "tokens_per_joule", "tokens_per_s_per_watt", "method", "covered_s")
+    values: dict[str, Any] = dict.fromkeys(names)
+    left_out = {"without": without} if without else {}
+    if not used:
+        reason = "; ".join(f"{name}: {why}" for name, why in without.items()) or f"no {what} was measured"
+        return {"devices": [], **values, **left_out, "missing": dict.fromkeys(names, reason)}
+    methods = {found.method for _, found in used}
+    power_w = sum(found.mean_power_w for _, found in used)
+    covered_s = min(found.covered_s for _, found in used)
+    ratio = _tokens_per_joule(output_tokens, window, power_w, covered_s, without)
+    values |= {
+        "energy_j": sum(found.energy_j for _, found in used),
+        "mean_power_w": power_w,
+        "method": methods.pop() if len(methods) == 1 else "mixed",
+        "covered_s": covered_s,
+    }
+    ratios = ("tokens_per_joule", "tokens_per_s_per_watt")
+    found = {"devices": [samples.name for samples, _ in used], **values, **left_out}
+    if isinstance(ratio, Missing):
+        return found | {"missing": dict.fromkeys(ratios, ratio.reason)}
+    return found | dict.fromkeys(ratios, ratio)
+
+
+def _tokens_per_joule(
+    output_tokens: float | None, window: Window, power_w: float, covered_s: float, without: Mapping[str, str]
+) -> float | Missing:
+    if output_tokens is None:
+        return Missing("how many tokens were generated is not known")
+    if without:
+        return Missing(f"the energy of {', '.join(without)} is not known")
+    if not power_w > 0:
+        return Missing("the power read is 0 W")
+    if covered_s < COVERED * window.duration_s:
+        return Missing(f"readings cover {covered_s:.1f} s of the {window.duration_s:.1f} s only")
+    return output_tokens / (power_w * window.duration_s)
+
+
+def _worst_pressure(samples: DeviceSamples, window: Window) -> str:
+    within = np.flatnonzero((samples.at_ns >= window.start_ns) & (samples.at_ns <= window.end_ns))
+    levels = {samples.thermal_pressure[row] for row in within}
+    return max(
+        levels, key=lambda level: PRESSURES.index(level.lower()) if level.lower() in PRESSURES else 0, default=""
+    )

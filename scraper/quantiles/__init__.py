@@ -1,0 +1,198 @@
+"""Percentiles of what a scraped histogram observed, from its buckets and sums, and how far they can be known.
+
+`estimate` answers in one step. `fit` keeps what one run of one target says, so that `read` can put several together,
+tell how sure it is, and `read_rows` look at timeslices. `linear` is what Prometheus would say. The steps are in
+`histogram_rows` (cleaning), `histogram_prior` and `histogram_fit` (bucket means and variances), `histogram_read`
+(stand-ins for the observations) and `histogram_range` (what cannot be otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rundir.columns import Bools, Floats, Indices
+from scraper.quantiles.bounds import bucket_edges, order_bounds
+from scraper.quantiles.fit import Fit, fit_rows
+from scraper.quantiles.intervals import clean, sound
+from scraper.quantiles.points import StandIns, stand_ins, union
+from scraper.quantiles.points import read as read_ranks
+
+__all__ = ["Estimates", "Fit", "estimate", "fit", "linear", "read", "read_rows"]
+
+# The 90 % interval: the 5th and 95th percentile of a normal error.
+NORMAL_95 = 1.64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates:
+    """Quantiles [Q] with low and high, their 90 % interval, and lowest and highest, which pages cannot contradict.
+
+    An order statistic of what was observed lies between lowest and highest unless a page was read half written. NaN
+    where there is no answer; lowest may be -inf and highest inf.
+    """
+
+    values: Floats
+    low: Floats
+    high: Floats
+    lowest: Floats
+    highest: Floats
+
+    @property
+    def wide(self) -> Bools:
+        """Tell where the interval is wider than the value: buckets and sums cannot tell it."""
+        with np.errstate(all="ignore"):
+            return np.asarray(self.high - self.low > np.abs(self.values), dtype=np.bool_)
+
+
+def estimate(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, qs: ArrayLike) -> Floats:
+    """Estimate quantiles from per-interval deltas: bounds[B], counts[T, B], sums[T], qs[Q] (0 to 1) -> [Q].
+
+    Bounds ascend and end in +inf; counts are not cumulative over buckets and may be fractional. Guarantee: never
+    decreases in q, and lies between the edges of the buckets that hold the order statistics around q(N - 1), as numpy's
+    default quantile does. Cost: about 2 ms for 600 intervals and 25 buckets. Special cases:
+    - no observation, or a quantile outside 0..1: NaN;
+    - a row with a negative, NaN or infinite count is left out;
+    - an unknown (NaN) or impossible sum: its row counts by its buckets only;
+    - no sum at all: what neighbouring buckets suggest, NaN where they suggest nothing (all beyond a last bound of 0);
+    - a row with one observation: its value is known, and where all rows are such, so is the quantile.
+    """
+    return read_rows([fit(bounds, counts, sums)], [slice(None)], qs)
+
+
+def fit(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, cumulative_sum: float | None = None) -> Fit:
+    """Fit one histogram of one target: bounds[B], counts[T, B], sums[T], deltas as for `estimate`.
+
+    A restart, or other bounds, begin another fit. cumulative_sum: the largest sum that a page showed; the digits it
+    cost the deltas are forgiven. Without it, what the deltas add up to.
+    """
+    with np.errstate(all="ignore"):
+        return fit_rows(clean(bounds, counts, sums, cumulative_sum))
+
+
+def read(fits: Sequence[Fit], qs: ArrayLike) -> Estimates:
+    """Read quantiles off one or several fits together: [Q] (0 to 1), with their error bars.
+
+    Values are those of `estimate`, drawn into what cannot be wrong. The interval covers about nine in ten truths.
+    """
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full((5, *wanted.shape), np.nan)
+    with np.errstate(all="ignore"):
+        valid = (wanted >= 0) & (wanted <= 1)
+        held = [one for one in fits if len(one.counts)]
+        if held and valid.any():
+            stand_in = union([stand_ins(one) for one in held])
+            result[:, valid] = _with_bars(held, stand_in, wanted[valid])
+    values, low, high, lowest, highest = result
+    return Estimates(values=values, low=low, high=high, lowest=lowest, highest=highest)
+
+
+def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], qs: ArrayLike) -> Floats:
+    """Read quantiles [Q] off a timeslice: for each fit the intervals of the slice, as indices of what it was given.
+
+    Intervals that were joined because a page was read half written belong to the slice of the last of them.
+    """
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full(wanted.shape, np.nan)
+    with np.errstate(all="ignore"):
+        valid = (wanted >= 0) & (wanted <= 1)
+        chosen = [(one, _rows_in(one, part)) for one, part in zip(fits, rows, strict=True)]
+        chosen = [(one, part) for one, part in chosen if len(part)]
+        if not chosen or not valid.any():
+            return result
+        stand_in = union([stand_ins(one, part) for one, part in chosen])
+        held = np.concatenate([one.counts[part].sum(axis=0) for one, part in chosen])
+        lower = np.concatenate([one.lower * one.unit for one, _ in chosen])
+        upper = np.concatenate([one.upper * one.unit for one, _ in chosen])
+        position = _position(float(held.sum()), wanted[valid])
+        found, _ = bucket_edges(lower, upper, held, np.floor(position))
+        _, limit = bucket_edges(lower, upper, held, np.ceil(position))
+        result[valid] = np.clip(read_ranks(stand_in, position + 0.5), found, limit)
+    return result
+
+
+def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Floats:
+    """Interpolate linearly inside buckets, as Prometheus does: bounds[B], counts[T, B], qs[Q] -> [Q].
+
+    Source: Prometheus `promql/quantile.go`. Special cases:
+    - no observation, or a quantile outside 0..1: NaN;
+    - a row with a negative, NaN or infinite count is left out;
+    - the lowest bucket starts at 0, or, with a first bound at or below 0, holds that bound;
+    - beyond the last finite bound: that bound, which is then a lower bound of the truth; with no finite bound, NaN.
+    Never decreases in q.
+    """
+    edges = np.asarray(bounds, dtype=np.float64)
+    totals = sound(counts, len(edges))[0].sum(axis=0)
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full(wanted.shape, np.nan)
+    total = float(totals.sum())
+    valid = (wanted >= 0) & (wanted <= 1)
+    if not total > 0 or not valid.any():
+        return result
+    cumulative = np.cumsum(totals)
+    ranks = wanted[valid] * total
+    occupied = np.flatnonzero(totals > 0)
+    found = occupied[np.minimum(np.searchsorted(cumulative[occupied], ranks, side="left"), len(occupied) - 1)]
+    finite = edges[np.isfinite(edges)]
+    result[valid] = np.where(
+        np.isfinite(edges[found]),
+        _inside(edges, cumulative, totals, found, ranks),
+        finite[-1] if len(finite) else np.nan,
+    )
+    return result
+
+
+def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Floats) -> Floats:
+    """Return values, low, high, lowest, highest: [5, Q]."""
+    total = float(stand_in.weight.sum())
+    position = _position(total, qs)
+    before, after = np.floor(position), np.ceil(position)
+    ranks, place = np.unique(np.concatenate((before, after)), return_inverse=True)
+    least, greatest = order_bounds(fits, ranks)
+    lowest, highest = (_between(bound[place], position - before) for bound in (least, greatest))
+    values = np.clip(read_ranks(stand_in, position + 0.5), lowest, highest)
+    met = np.minimum(np.searchsorted(np.cumsum(stand_in.weight), position + 0.5), len(stand_in.weight) - 1)
+    reach = 0.1 * stand_in.rest[met] + 0.5 * np.sqrt(stand_in.rest[met])
+    error = NORMAL_95 * stand_in.error[met]
+    low = np.clip(_mirrored(stand_in, total, position + 0.5 - reach) - error, lowest, highest)
+    high = np.clip(_mirrored(stand_in, total, position + 0.5 + reach) + error, lowest, highest)
+    digits = 1e-5 * np.abs(values)
+    return np.stack((values, np.fmin(low, values) - digits, np.fmax(high, values) + digits, lowest, highest))
+
+
+def _between(bounds: Floats, share: Floats) -> Floats:
+    """Interpolate between the bounds of two order statistics, [2Q] and [Q] -> [Q], where one may be infinite."""
+    before, after = np.split(bounds, 2)
+    return np.where(share == 0, before, np.where(np.isinf(before), before, before + share * (after - before)))
+
+
+def _mirrored(stand_in: StandIns, total: float, ranks: Floats) -> Floats:
+    """Read at ranks beyond the ends, too: what lies beyond is as far from the end as its mirror image inside."""
+    first, last = 0.5, max(total - 0.5, 0.5)
+    end = np.clip(ranks, first, last)
+    return 2 * read_ranks(stand_in, end) - read_ranks(stand_in, np.clip(2 * end - ranks, first, last))
+
+
+def _position(total: float, qs: Floats) -> Floats:
+    return qs * max(total - 1.0, 0.0)
+
+
+def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
+    chosen = np.zeros(one.intervals, dtype=np.bool_)
+    chosen[rows] = True
+    return np.flatnonzero(chosen[one.last])
+
+
+def _inside(edges: Floats, cumulative: Floats, totals: Floats, found: Indices, ranks: Floats) -> Floats:
+    low = np.concatenate(([min(edges[0], 0.0)], edges[:-1]))[found]
+    if edges[0] <= 0:
+        low = np.where(found == 0, edges[0], low)
+    before = cumulative[found] - totals[found]
+    share = np.clip((ranks - before) / totals[found], 0.0, 1.0)
+    high = np.where(np.isfinite(edges[found]), edges[found], low)
+    with np.errstate(over="ignore"):
+        # Halves, for the distance of two edges may be more than a number can hold.
+        return np.asarray(np.minimum(low + (high / 2 - low / 2) * share * 2, high), dtype=np.float64)

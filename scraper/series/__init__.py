@@ -1,0 +1,1 @@
+"""Scrapes as series: the log, the table, and resets."""

@@ -1,0 +1,225 @@
+"""The scrape log: each target's pages as rows of numbers, appended as they come, and read back.
+
+Every record is framed by its length and CRC-32, so that a killed process loses nothing that it had written. A page's
+series stand in the log once, as a *layout*; a page of a known layout is a row of values: the exclusive or with the
+target's row before, its bytes sorted by significance, through zlib. What did not change is zeros and costs next to
+nothing; a page that changed nothing is its stamps alone.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from rundir.columns import Floats
+from rundir.frames import FrameLog, Rotation
+from scraper.exposition import MalformedPage, PageReader, Series
+from scraper.targets.fetch import Scrape
+
+_COMPRESSION_LEVEL = 1
+_LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
+
+
+class LayoutRecord(msgspec.Struct, tag="layout", array_like=True, frozen=True, kw_only=True):
+    """The series of one target's pages from here on: `series` is their MessagePack through zlib."""
+
+    id: int
+    url: str
+    series: bytes
+
+
+class RowRecord(msgspec.Struct, tag="row", array_like=True, frozen=True, kw_only=True):
+    """One page: stamps are int64 ns Unix; `delta` is empty where no value changed.
+
+    The row before is the target's last one if that has the same layout, else zeros.
+    """
+
+    layout: int
+    tick_ns: int
+    request_ns: int
+    response_ns: int
+    delta: bytes
+
+
+class FailureRecord(msgspec.Struct, tag="failure", array_like=True, frozen=True, kw_only=True):
+    """One scrape without a usable page, and why; `status` is that of HTTP, 0 where there was none."""
+
+    url: str
+    tick_ns: int
+    request_ns: int
+    response_ns: int
+    status: int
+    error: str
+
+
+Record = LayoutRecord | RowRecord | FailureRecord
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_series_decoder = msgspec.msgpack.Decoder(tuple[Series, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One page read back: `values` (float64[N]) belong to `series`; rows of one layout share that tuple.
+
+    `changed`: some value, or the layout, differs from the target's page before.
+    """
+
+    url: str
+    tick_ns: int
+    request_ns: int
+    response_ns: int
+    series: tuple[Series, ...]
+    values: Floats
+    changed: bool
+
+
+@dataclass(slots=True)
+class _Written:
+    """What the log knows of one target: its layouts (by the identity of their tuple) and its last row."""
+
+    reader: PageReader = field(default_factory=PageReader)
+    layouts: dict[int, tuple[int, tuple[Series, ...]]] = field(default_factory=dict)
+    layout: int = -1
+    values: Floats = field(default_factory=lambda: np.zeros(0))
+
+
+class ScrapeLog:
+    """Owns an append-only file of scrapes, or several, each of which can be read without the others."""
+
+    def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
+        self._frames = FrameLog(path, rotation)
+        self._encoder = Encoder()
+
+    def append(self, scrape: Scrape) -> str:
+        """Parse and write one scrape; return why its page cannot be used, empty if it can.
+
+        Raises OSError when it cannot be written whole, as on a full disk.
+        """
+        if self._frames.rotate():
+            self._encoder = Encoder()
+        payloads, error = self._encoder.encode(scrape)
+        self._frames.append(*payloads)
+        return error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._frames.close()
+
+
+class Encoder:
+    """Turns scrapes into the payloads of a log; keeps each target's layouts and last row."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, _Written] = {}
+        self._next_layout = 0
+
+    def encode(self, scrape: Scrape) -> tuple[list[bytes], str]:
+        """Return the payloads of one scrape, and why its page cannot be used (empty if it can)."""
+        target = self._targets.setdefault(scrape.url, _Written())
+        error = scrape.error
+        if not error:
+            try:
+                page = target.reader.read(scrape.body, scrape.content_type)
+            except MalformedPage as bad:
+                error = f"malformed page: {bad}"
+        if error:
+            failure = FailureRecord(
+                url=scrape.url,
+                tick_ns=scrape.tick_ns,
+                request_ns=scrape.request_ns,
+                response_ns=scrape.response_ns,
+                status=scrape.status,
+                error=error,
+            )
+            return [_encode(failure)], error
+        payloads: list[bytes] = []
+        layout = self._layout(scrape.url, target, page.series, payloads)
+        before = target.values if layout == target.layout else np.zeros(len(page.values))
+        row = RowRecord(
+            layout=layout,
+            tick_ns=scrape.tick_ns,
+            request_ns=scrape.request_ns,
+            response_ns=scrape.response_ns,
+            delta=_apart(page.values, before),
+        )
+        target.layout, target.values = layout, page.values
+        return [*payloads, _encode(row)], ""
+
+    def _layout(self, url: str, target: _Written, series: tuple[Series, ...], payloads: list[bytes]) -> int:
+        known = target.layouts.get(id(series))
+        if known is not None:
+            return known[0]
+        number, self._next_layout = self._next_layout, self._next_layout + 1
+        packed = zlib.compress(_encode(series), _COMPRESSION_LEVEL)
+        payloads.append(_encode(LayoutRecord(id=number, url=url, series=packed)))
+        if len(target.layouts) >= _LAYOUTS_KEPT:
+            del target.layouts[next(iter(target.layouts))]
+        target.layouts[id(series)] = (number, series)
+        return number
+
+
+class LogReader:
+    """Reads the payloads of a scrape log in their order."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, tuple[str, tuple[Series, ...]]] = {}
+        self._last: dict[str, tuple[int, Floats]] = {}
+
+    def take(self, payload: bytes) -> Row | FailureRecord | None:
+        """Return what one payload says; nothing for a layout, which speaks through the rows after it.
+
+        Raises msgspec.DecodeError on anything that `ScrapeLog` has not written.
+        """
+        record = _decoder.decode(payload)
+        if isinstance(record, FailureRecord):
+            return record
+        if isinstance(record, LayoutRecord):
+            self._layouts[record.id] = record.url, _series_decoder.decode(zlib.decompress(record.series))
+            self._last.pop(record.url, None)  # its next row leans on nothing
+            return None
+        url, series = self._layouts[record.layout]
+        layout, values = self._last.get(url, (-1, np.zeros(0)))
+        changed = layout != record.layout
+        before = np.zeros(len(series)) if changed else values
+        if record.delta:
+            before, changed = _together(before, record.delta), True
+        self._last[url] = record.layout, before
+        return Row(
+            url=url,
+            tick_ns=record.tick_ns,
+            request_ns=record.request_ns,
+            response_ns=record.response_ns,
+            series=series,
+            values=before,
+            changed=changed,
+        )
+
+
+def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:
+    """Return scrapes as a log of them would give them back."""
+    encoder, reader = Encoder(), LogReader()
+    for scrape in scrapes:
+        for payload in encoder.encode(scrape)[0]:
+            found = reader.take(payload)
+            if found is not None:
+                yield found
+
+
+def _apart(values: Floats, before: Floats) -> bytes:
+    """Return what differs from the row before: bits, so that NaN and -0 come back as they were."""
+    bits = values.view(np.uint64) ^ before.view(np.uint64)
+    if not bits.any():
+        return b""
+    return zlib.compress(bits.view(np.uint8).reshape(-1, 8).T.tobytes(), _COMPRESSION_LEVEL)
+
+
+def _together(before: Floats, delta: bytes) -> Floats:
+    planes = np.frombuffer(zlib.decompress(delta), dtype=np.uint8).reshape(8, -1)
+    bits = np.ascontiguousarray(planes.T).view(np.uint64)[:, 0]
+    return (bits ^ before.view(np.uint64)).view(np.float64)

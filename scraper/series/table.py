@@ -1,0 +1,233 @@
+"""Scrapes by series: one matrix of (scrape x series) for each endpoint.
+
+Deltas, rates and percentiles are left to `normalise`; how scrapes come from and go to disk, to `log`.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rundir.columns import Bools, Floats, Indices, Ints
+from scraper.exposition import Series, bound, without_le
+from scraper.series.log import FailureRecord, Row
+
+Float64 = Floats  # as the exporter calls them
+Int64 = Ints
+_CHUNK_ROWS = 64
+_Key = tuple[str, tuple[tuple[str, str], ...], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSeries:
+    """What one endpoint said: T usable scrapes of N series, in the order of `response_ns`.
+
+    Stamps are int64[T]; `at_ns` is the middle of request and response, `tick_ns` the multiple of the scrape interval
+    (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
+    `changed[t]`: page t differs from the one before. `failures` are (request stamp, reason) of the scrapes that failed
+    or whose page was malformed.
+    """
+
+    url: str
+    tick_ns: Ints
+    request_ns: Ints
+    response_ns: Ints
+    at_ns: Ints
+    series: tuple[Series, ...]
+    values: Floats
+    changed: Bools
+    failures: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramColumns:
+    """The columns of one histogram (one label set of a family) in an endpoint's matrix.
+
+    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none. Where a formula
+    makes the histogram there may be no buckets, and `less` is a column to be taken off the sum (-1: none).
+    """
+
+    family: str
+    labels: tuple[tuple[str, str], ...]
+    help: str
+    bounds: tuple[float, ...]
+    le: tuple[str, ...]
+    buckets: tuple[int, ...]
+    sum: int
+    count: int
+    less: int = -1
+
+
+class SeriesTable:
+    """One endpoint's scrapes in memory, 8 bytes a value; with `keep_ns`, only those of that long before the last.
+
+    Rows stand in chunks of one layout; what is older than `keep_ns` goes chunk by chunk.
+    """
+
+    def __init__(self, url: str, *, keep_ns: int | None = None) -> None:
+        self._url = url
+        self._keep_ns = keep_ns
+        self._chunks: list[_Chunk] = []
+        self._failures: list[tuple[int, str]] = []
+
+    def append(self, scrape: Row | FailureRecord) -> None:
+        """Take in one scrape, in the order of the log."""
+        if isinstance(scrape, FailureRecord):
+            self._failures.append((scrape.request_ns, scrape.error))
+        else:
+            if not self._chunks or self._chunks[-1].full or self._chunks[-1].series is not scrape.series:
+                self._chunks.append(_Chunk(scrape.series))
+            self._chunks[-1].append(scrape)
+        if self._keep_ns is not None:
+            self._forget_before(scrape.response_ns - self._keep_ns)
+
+    def view(self) -> EndpointSeries:
+        """Return the scrapes as one matrix; its columns are the union of the series of all layouts.
+
+        Series with equal name and labels share a column whatever the page's layout; a histogram's `le` is compared as a
+        number. Of duplicates on one page the first counts. A native histogram's bucket that a page leaves out has what
+        the bucket below it has.
+        """
+        series, places = _columns([chunk.series for chunk in self._chunks])
+        rows = sum(len(chunk.response_ns) for chunk in self._chunks)
+        values = np.full((rows, len(series)), np.nan)
+        at = 0
+        for chunk in self._chunks:
+            taken = chunk.values[: len(chunk.response_ns)]
+            # From the back, so that the first of two equal series is written last and stands.
+            values[at : at + len(taken), places[id(chunk.series)][::-1]] = taken[:, ::-1]
+            at += len(taken)
+        _fill_native(series, values)
+        response_ns = self._stamps("response_ns")
+        order = np.argsort(response_ns, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            values = values[order]
+        request_ns = self._stamps("request_ns")[order]
+        response_ns = response_ns[order]
+        return EndpointSeries(
+            url=self._url,
+            tick_ns=self._stamps("tick_ns")[order],
+            request_ns=request_ns,
+            response_ns=response_ns,
+            at_ns=request_ns + (response_ns - request_ns) // 2,
+            series=series,
+            values=values,
+            changed=self._stamps("changed")[order].astype(np.bool_),
+            failures=tuple(self._failures),
+        )
+
+    def _stamps(self, name: str) -> Ints:
+        parts = [np.array(getattr(chunk, name), dtype=np.int64) for chunk in self._chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def _forget_before(self, at_ns: int) -> None:
+        while len(self._chunks) > 1 and self._chunks[0].response_ns[-1] < at_ns:
+            del self._chunks[0]
+        old = sum(1 for failed_ns, _ in self._failures if failed_ns < at_ns)
+        del self._failures[:old]
+
+
+class _Chunk:
+    """Up to 64 rows of one layout. Memory that was not written to costs nothing."""
+
+    def __init__(self, series: tuple[Series, ...]) -> None:
+        self.series = series
+        self.values: Floats = np.empty((_CHUNK_ROWS, len(series)))
+        self.tick_ns, self.request_ns, self.response_ns = array("q"), array("q"), array("q")
+        self.changed = array("b")
+
+    @property
+    def full(self) -> bool:
+        return len(self.response_ns) == _CHUNK_ROWS
+
+    def append(self, row: Row) -> None:
+        self.values[len(self.response_ns)] = row.values
+        self.tick_ns.append(row.tick_ns)
+        self.request_ns.append(row.request_ns)
+        self.response_ns.append(row.response_ns)
+        self.changed.append(row.changed)
+
+
+def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
+    """Lay scrapes out as one `EndpointSeries` a URL, in the order in which the URLs first appear.
+
+    An endpoint whose scrapes all failed has T = 0 and its failures.
+    """
+    tables: dict[str, SeriesTable] = {}
+    for scrape in scrapes:
+        if scrape.url not in tables:
+            tables[scrape.url] = SeriesTable(scrape.url)
+        tables[scrape.url].append(scrape)
+    return tuple(table.view() for table in tables.values())
+
+
+def histograms(series: tuple[Series, ...]) -> tuple[HistogramColumns, ...]:
+    """Group the columns of every histogram, in the order in which they first appear."""
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
+    for column, one in enumerate(series):
+        if one.type == "histogram":
+            groups.setdefault((one.family, without_le(one.labels)), []).append(column)
+    return tuple(_histogram(series, columns) for columns in groups.values())
+
+
+def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColumns:
+    family = series[columns[0]].family
+    named = {series[column].name: column for column in columns}
+    buckets = sorted((bound(series[c].labels), c) for c in columns if series[c].name == f"{family}_bucket")
+    return HistogramColumns(
+        family=family,
+        labels=without_le(series[columns[0]].labels),
+        help=series[columns[0]].help,
+        bounds=tuple(edge for edge, _ in buckets),
+        le=tuple(dict(series[c].labels)["le"] for _, c in buckets),
+        buckets=tuple(c for _, c in buckets),
+        sum=named.get(f"{family}_sum", -1),
+        count=named.get(f"{family}_count", -1),
+    )
+
+
+def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, Indices]]:
+    """Return the union of the layouts' series, and for each layout (by identity) the columns of its series."""
+    columns: dict[_Key, int] = {}
+    series: list[Series] = []
+    places: dict[int, Indices] = {}
+    for layout in layouts:
+        if id(layout) in places:
+            continue
+        found = []
+        for item in layout:
+            key = _key(item)
+            if key not in columns:
+                columns[key] = len(series)
+                series.append(item)
+            found.append(columns[key])
+        places[id(layout)] = np.array(found, dtype=np.intp)
+    return tuple(series), places
+
+
+def _key(series: Series) -> _Key:
+    if series.type == "histogram" and series.name == f"{series.family}_bucket":
+        edge = bound(series.labels)
+        if not math.isnan(edge):
+            return series.name, without_le(series.labels), edge
+    return series.name, series.labels, 0.0
+
+
+def _fill_native(series: tuple[Series, ...], values: Floats) -> None:
+    """Give native histograms the buckets that pages leave out; where the resolution changed they stay absent."""
+    if all(one.native is None for one in series):
+        return
+    for group in histograms(series):
+        schemas = {series[column].native for column in group.buckets}
+        if len(schemas) != 1 or None in schemas or group.count < 0:
+            continue
+        picked = values[:, group.buckets]
+        known = np.where(np.isfinite(picked), np.arange(picked.shape[1]), -1)
+        np.maximum.accumulate(known, axis=1, out=known)
+        filled = np.where(known >= 0, np.take_along_axis(picked, np.maximum(known, 0), axis=1), 0.0)
+        shown = np.isfinite(values[:, [group.count]])
+        values[:, group.buckets] = np.where(shown, filled, np.nan)

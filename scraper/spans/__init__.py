@@ -1,0 +1,1 @@
+"""OTLP spans of engines and gateways: received, logged, forwarded, and read as requests."""

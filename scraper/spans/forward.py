@@ -1,0 +1,246 @@
+"""Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
+
+What is passed on is what came, byte for byte. A collector that is away is tried again, later and later; what then no
+longer fits the queue is dropped and counted, and nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+# Read on import; else each failed connection is written to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import aiohttp
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
+
+from rundir.access import Access, bare, headers_for, masked, tls_context
+from scraper.spans.spec import GRPC_PORT, forward_parts
+
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+HTTP_PATH = "/v1/traces"
+PROTOBUF = "application/x-protobuf"
+QUEUE_BYTES = 32 * 1024 * 1024
+ATTEMPT_S = 10.0
+_REPLY_BYTES = 64 * 1024
+FLUSH_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+# https://opentelemetry.io/docs/specs/otlp/#failures
+_HTTP_AGAIN = (429, 502, 503, 504)
+_GRPC_AGAIN = (
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DATA_LOSS,
+)
+
+
+class Away(Exception):
+    """The collector did not answer, or wants the export again later: after `again_s`, 0 where it does not say when."""
+
+    def __init__(self, reason: str, again_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.again_s = again_s
+
+
+class Refused(Exception):
+    """The collector will not take this export."""
+
+
+class Wire:
+    """Owns the connection to a collector; an async context manager.
+
+    `url`: grpc://HOST:PORT and grpcs:// speak gRPC, as http(s)://HOST:4317 does (what engines call their endpoint);
+    any other http(s) URL speaks HTTP/protobuf, at /v1/traces where it has no path. `zipped`: bodies go as gzip.
+    """
+
+    def __init__(self, url: str, access: Access, *, zipped: bool = False) -> None:
+        """Raises ValueError for a URL that is none of these."""
+        self._url, self._access, self._zipped = url, access, zipped
+        parts = forward_parts(url)
+        alike = parts.port == GRPC_PORT and not parts.path.strip("/")
+        self._speaks_grpc = parts.scheme in ("grpc", "grpcs") or alike
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises UnusableFile for a certificate that cannot be read, ValueError for TLS that gRPC cannot do."""
+        channel = self._channel() if self._speaks_grpc else None
+        if channel is None:
+            connector = aiohttp.TCPConnector(ssl=tls_context(self._access))
+            self._session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        else:
+            self._stack.push_async_callback(channel.close)
+            self._call: Any = channel.unary_unary(EXPORT)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def send(self, body: bytes) -> bytes:
+        """Give the collector one export, once; return its reply. Raises Away, Refused."""
+        return await (self._over_grpc(body) if self._speaks_grpc else self._over_http(body))
+
+    async def _over_http(self, body: bytes) -> bytes:
+        url = http_url(bare(self._url))
+        headers = {"Content-Type": PROTOBUF, **headers_for(self._access, self._url)}
+        if self._zipped:
+            body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
+        try:
+            async with self._session.post(
+                url, data=io.BytesIO(body), headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                status, told = response.status, await response.content.read(_REPLY_BYTES)
+                kind, again = response.content_type, response.headers.get("Retry-After", "")
+        except TimeoutError:
+            raise Away(f"no answer within {ATTEMPT_S:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise Away(f"connect: {os.strerror(error.os_error.errno) if error.os_error.errno else error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Away(" ".join(str(error).split()) or type(error).__name__) from error
+        if status in _HTTP_AGAIN:
+            raise Away(f"HTTP {status}", again_s=float(again) if again.isdecimal() else 0.0)
+        if status >= 300:
+            raise Refused(f"HTTP {status}{_reason(kind, told)}")
+        return told
+
+    async def _over_grpc(self, body: bytes) -> bytes:
+        metadata = tuple((name.lower(), value) for name, value in headers_for(self._access, self._url).items())
+        try:
+            told: bytes = await self._call(
+                body,
+                timeout=ATTEMPT_S,
+                metadata=metadata,
+                compression=grpc.Compression.Gzip if self._zipped else None,
+            )
+        except aio.AioRpcError as error:
+            reason = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
+            raise (Away if error.code() in _GRPC_AGAIN else Refused)(reason) from error
+        return told
+
+    def _channel(self) -> aio.Channel:
+        parts = urlsplit(bare(self._url))
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 5000)]
+        if parts.scheme in ("grpc", "http"):
+            return aio.insecure_channel(parts.netloc, options=options)
+        access = self._access
+        if access.insecure:
+            raise ValueError(f"{masked(self._url)}: gRPC takes no certificate unchecked; name the authority's")
+        tls_context(access)  # says in our words what is wrong with a file
+        credentials = grpc.ssl_channel_credentials(
+            Path(access.ca).read_bytes() if access.ca else None,
+            Path(access.key or access.cert).read_bytes() if access.cert else None,
+            Path(access.cert).read_bytes() if access.cert else None,
+        )
+        return aio.secure_channel(parts.netloc, credentials, options=options)
+
+
+class Forwarder:
+    """Owns the queue before the next collector and the connection to it; an async context manager."""
+
+    def __init__(self, url: str, access: Access, *, say: Callable[[str], None], queue_bytes: int = QUEUE_BYTES) -> None:
+        """Raises ValueError for a URL that Wire cannot use."""
+        self.sent = 0
+        self.dropped = 0
+        self._url, self._say = url, say
+        self._wire = Wire(url, access)
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes, self._queue_bytes = 0, queue_bytes
+        self._filled, self._emptied = asyncio.Event(), asyncio.Event()
+        self._is_away = False
+        self._said_refused = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises what Wire does."""
+        await self._stack.enter_async_context(self._wire)
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._task = self._group.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Send what is queued within FLUSH_S seconds; the rest counts as dropped."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                while self._queue:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        except TimeoutError:
+            self.dropped += len(self._queue)
+            self._say(f"{len(self._queue)} exports of spans did not reach {masked(self._url)}")
+        finally:
+            self._task.cancel()
+            await self._stack.aclose()
+
+    def offer(self, body: bytes) -> None:
+        """Queue an export; never waits. One that does not fit is dropped and counted."""
+        if self._queued_bytes + len(body) > self._queue_bytes:
+            self.dropped += 1
+            return
+        self._queue.append(body)
+        self._queued_bytes += len(body)
+        self._filled.set()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._queue:
+                self._filled.clear()
+                await self._filled.wait()
+            try:
+                await self._deliver(self._queue[0])
+                self.sent += 1
+            except Refused as refused:
+                self.dropped += 1
+                if not self._said_refused:
+                    self._say(f"{masked(self._url)} refuses spans: {refused}")
+                    self._said_refused = True
+            self._queued_bytes -= len(self._queue.popleft())
+            self._emptied.set()
+
+    async def _deliver(self, body: bytes) -> None:
+        """Try until the collector has taken or refused an export; say once that it is away, once that it is back."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await self._wire.send(body)
+            except Away as away:
+                if not self._is_away:
+                    self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
+                self._is_away = True
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if self._is_away:
+                self._say(f"spans are forwarded to {masked(self._url)} again")
+            self._is_away = False
+            return
+
+
+def http_url(url: str) -> str:
+    """Return where an export is posted: the URL itself if it has a path, else /v1/traces there."""
+    parts = urlsplit(url)
+    return url if parts.path.strip("/") else urlunsplit(parts._replace(path=HTTP_PATH))
+
+
+def _reason(kind: str, body: bytes) -> str:
+    """Return what a refusal says, after a colon; empty for none, and for a page."""
+    text = body.decode(errors="replace") if kind in ("text/plain", "application/json") else ""
+    if kind == PROTOBUF:
+        with suppress(DecodeError):  # a google.rpc.Status, whose text stands in the same field
+            text = ExportTracePartialSuccess.FromString(body).error_message
+    return f": {' '.join(text.split())[:200]}" if text.strip() else ""

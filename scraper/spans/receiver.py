@@ -1,0 +1,306 @@
+"""The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
+
+Each export is checked, logged as it came and, where asked for, passed on. What spans mean is `engine_spans`' business.
+Imported only where it is chosen, because grpcio is heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Self
+
+# Read on import; else each failed connection is written to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+from aiohttp import web
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
+from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
+from scraper.spans.log import OFF_CLOCK, Counts, SpanLog, StateRecord, fault, off_clock_s, packed
+from scraper.spans.requests import ends_prefill, part_told, whole_request
+from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, host_and_port
+
+_COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
+_AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
+_READ_S = 10.0
+_INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
+_TRACES_KEPT = 100_000
+
+Deliver = Callable[[int, ExportTraceServiceRequest], None]
+
+
+class Receiver:
+    """Owns both servers, and the forwarder if there is one; an async context manager.
+
+    `log` keeps every export; `deliver` is given each as it comes, with its stamp; `say` is told once of each kind of
+    trouble, in one line: the counts tell how often. `grpc_port` and `http_port` are 0 where nothing listens.
+    """
+
+    def __init__(
+        self, spec: ReceiverSpec, *, log: SpanLog | None, say: Callable[[str], None], deliver: Deliver | None = None
+    ) -> None:
+        """Raises ValueError for an address or a forwarding URL that is none."""
+        for address in (spec.grpc, spec.http):
+            host_and_port(address or "none:0")
+        whole_request(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
+        self.grpc_port = self.http_port = 0
+        self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
+        self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
+        self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
+        self._said: set[str] = set()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._traces: dict[bytes, None] = {}
+        self._halves: dict[bytes, str] = {}
+        self._news = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log cannot be written)."""
+        try:
+            if self._forwarder:
+                await self._stack.enter_async_context(self._forwarder)
+            if self._spec.grpc:
+                await self._listen_grpc()
+            if self._spec.http:
+                await self._listen_http()
+            self._write_state("started")
+            counting = asyncio.ensure_future(self._count_on())
+            self._stack.callback(counting.cancel)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening, pass on what is queued, within a few seconds; the log then says that it ended."""
+        try:
+            await self._stack.aclose()
+        finally:
+            self._write_state("ended")
+
+    def counts(self) -> Counts:
+        """Return what was done so far."""
+        forwarder = self._forwarder
+        ahead = {"forwarded": forwarder.sent, "forward_dropped": forwarder.dropped} if forwarder else {}
+        return Counts(**{**self._totals, **ahead})
+
+    async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
+        """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.
+
+        Returns early once each of `trace_ids` (hex) has the spans that tell its request's times; without any the whole
+        time is waited. Of many requests those that ended last will do: an exporter keeps the order.
+        """
+        wanted = {bytes.fromhex(one) for one in trace_ids}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not wanted or wanted - self._traces.keys():
+                    self._news.clear()
+                    await self._news.wait()
+        self._write_state("settled")
+        return len(wanted - self._traces.keys())
+
+    async def _listen_grpc(self) -> None:
+        server = aio.server(
+            # Beyond these a call is refused before its message is read; this bounds the memory of all together.
+            maximum_concurrent_rpcs=4 * _AT_ONCE,
+            options=[("grpc.max_receive_message_length", self._spec.limit_bytes), ("grpc.so_reuseport", 0)],
+        )
+        # As a stream of one message: else grpcio reads it before we are asked, and we never hear of one it refuses.
+        service, _, method = EXPORT[1:].partition("/")
+        rpc: Any = grpc.stream_unary_rpc_method_handler(self._from_grpc)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
+        try:
+            self.grpc_port = server.add_insecure_port(self._spec.grpc)
+        except RuntimeError:
+            raise CannotListen(f"cannot listen on {self._spec.grpc}: the address is in use, or not ours") from None
+        await server.start()
+        self._stack.push_async_callback(server.stop, 1.0)
+
+    async def _listen_http(self) -> None:
+        app = web.Application()
+        app.router.add_post(HTTP_PATH, self._from_http)
+        # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
+        # a sender that is cut off does not see why.
+        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  nobody else is to hear it
+        logger.addFilter(self._noise)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=logger,
+            auto_decompress=False,
+            handler_cancellation=True,
+            shutdown_timeout=1,
+            lingering_time=2,
+        )
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        host, port = host_and_port(self._spec.http)
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise CannotListen(f"cannot listen on {self._spec.http}: {reason}") from error
+        self.http_port = runner.addresses[0][1]
+
+    async def _from_grpc(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        async def read() -> bytes:
+            async for body in requests:
+                return body
+            raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message is no export
+
+        try:
+            return await self._admit("grpc", read)
+        except Refusal as refusal:
+            if refusal.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return b""  # grpcio has answered
+            await context.abort(refusal.grpc_code, refusal.text)
+            raise  # abort has raised
+
+    async def _from_http(self, request: web.Request) -> web.Response:
+        try:
+            body = await self._admit("http", lambda: self._read_http(request))
+        except Refusal as refusal:
+            retry = {"Retry-After": "1"} if refusal.http_status == 503 else {}
+            reply = web.Response(
+                body=refusal.status(), status=refusal.http_status, content_type=PROTOBUF, headers=retry
+            )
+            reply.force_close()
+            return reply
+        return web.Response(body=body, content_type=PROTOBUF)
+
+    async def _admit(self, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Read and take an export when it is its turn. Raises Refusal, which is then counted and said already."""
+        try:
+            try:
+                async with asyncio.timeout(_READ_S), self._turns:
+                    return await self._take(via, await read())
+            except TimeoutError:
+                raise turned_away(f"no whole export within {_READ_S:g} s") from None
+        except Refusal as refusal:
+            self._totals[refusal.count] += 1
+            self._say_once(refusal.count, f"an export of spans over {via} is refused: {refusal.text}")
+            raise
+
+    async def _read_http(self, request: web.Request) -> bytes:
+        kind, encoding = request.content_type, request.headers.get("Content-Encoding", "identity").strip().lower()
+        if kind != PROTOBUF:
+            raise malformed(f"it is {kind}, not {PROTOBUF}", 415)
+        if encoding not in ("", "identity", "gzip"):
+            raise malformed(f"encoded as {encoding[:20]!r}", 415)
+        limit = self._spec.limit_bytes
+        body = bytearray()
+        if (request.content_length or 0) > limit:
+            raise too_large(limit)
+        try:
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large(limit)
+        except web.RequestPayloadError:
+            raise malformed("its body is not framed as HTTP has it") from None
+        return bytes(body) if encoding != "gzip" else await asyncio.to_thread(unpacked, bytes(body), limit)
+
+    async def _take(self, via: str, body: bytes) -> bytes:
+        """Check, log, deliver and queue one export; return the reply that says what of it was bad."""
+        received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
+        request = parsed(body)
+        await self._keep(via, body, received_ns)
+        self._totals["exports"] += 1
+        reply = ExportTraceServiceResponse()
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    if reason := self._look(via, resource.resource, scope.scope.name, span, received_ns):
+                        reply.partial_success.rejected_spans += 1
+                        reply.partial_success.error_message = reason
+        for kept in (self._traces, self._halves):
+            while len(kept) > _TRACES_KEPT:
+                del kept[next(iter(kept))]
+        if self._deliver:
+            self._deliver(received_ns, request)
+        if self._forwarder:
+            self._forwarder.offer(body)
+        self._news.set()
+        return reply.SerializeToString()
+
+    def _look(self, via: str, resource: Resource, scope: str, span: Span, received_ns: int) -> str:
+        """Count a span, and note whose request it tells; return what is wrong with it, empty if nothing."""
+        self._totals["spans"] += 1
+        reason = fault(span, received_ns)
+        if reason == OFF_CLOCK:
+            self._totals["off_clock"] += 1
+            off_s = off_clock_s(span, received_ns)
+            names = [one.value.string_value[:60] for one in resource.attributes if one.key == "service.name"]
+            text = f"spans{f' of {names[0]!r}' if names else ''} that came over {via} are not used: their clock is"
+            where = "ahead of" if off_s > 0 else "behind"
+            self._say_once(reason, f"{text} {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)")
+        elif reason:
+            self._totals["bad_spans"] += 1
+            self._say_once(reason, f"spans that came over {via} are not used: {reason}")
+        if reason:
+            return reason
+        if whole_request(span, scope) or self._completes(span, scope):
+            self._traces[span.trace_id] = None
+        return ""
+
+    def _completes(self, span: Span, scope: str) -> bool:
+        """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
+        part = "stage" if ends_prefill(span) else "request"
+        if part == "request" and part_told(span, scope) != part:
+            return False
+        other = self._halves.pop(span.trace_id, part)
+        if other == part:
+            self._halves[span.trace_id] = part
+        return other != part
+
+    async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
+        """Log an export before its sender is told that we have it."""
+        if self._log is None:
+            return
+        small = len(body) <= _INLINE_BYTES
+        record = packed(received_ns, via, body) if small else await asyncio.to_thread(packed, received_ns, via, body)
+        try:
+            self._log.append(record)
+        except OSError as error:
+            raise turned_away(f"it cannot be logged: {error.strerror}") from error
+
+    def _noise(self, record: logging.LogRecord) -> bool:
+        """Take what aiohttp reports: what speaks no HTTP is worth a line, not a traceback each time."""
+        error = record.exc_info[1] if record.exc_info else None
+        text = " ".join(f"{record.getMessage()}: {error!r}".split())[:200]
+        self._totals["malformed"] += 1
+        self._say_once("noise", f"at the port for spans over http: {text}")
+        return False
+
+    async def _count_on(self) -> None:
+        written = self.counts()
+        while True:
+            await asyncio.sleep(_COUNT_EVERY_S)
+            if self.counts() != written:
+                written = self.counts()
+                # The log may be full for a while; exports are then turned away, which says it.
+                with suppress(OSError):
+                    self._write_state("counted")
+
+    def _write_state(self, state: str) -> None:
+        if self._log:
+            now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
+            self._log.append(StateRecord(at_ns=now_ns, state=state, counts=self.counts()))
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(f"{text} (said once; the counts tell how often)")

@@ -1,0 +1,67 @@
+"""What the OTLP receiver is told, and whether it can be done; without grpcio, so that who does not listen need not
+import it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from rundir.access import Access, masked
+
+# OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
+LIMIT_BYTES = 4 * 1024 * 1024
+# OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
+SETTLE_S = 6.0
+GRPC_PORT = 4317
+
+
+class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to."""
+
+    grpc: str = "127.0.0.1:4317"
+    http: str = "127.0.0.1:4318"
+    clock_offset_ns: int = 0
+    forward: str = ""
+    access: Access = Access()
+    limit_bytes: int = LIMIT_BYTES
+
+
+class CannotListen(Exception):
+    """An address that the receiver cannot have; the text names it."""
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Take HOST:PORT apart, brackets around an IPv6 address aside. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def require_free(address: str) -> None:
+    """Raise CannotListen where an address cannot be had at this moment, ValueError where it is none."""
+    host, port = host_and_port(address)
+    try:
+        for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            socket.create_server(place[:2], family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
+        raise CannotListen(f"cannot listen on {address}: {reason}") from error
+
+
+def forward_parts(url: str) -> SplitResult:
+    """Take a URL to forward to apart: grpc(s)://HOST:PORT or http(s)://HOST. Raises ValueError for any other."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("grpc", "grpcs", "http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{masked(url)} is not a grpc(s) or http(s) URL")
+    if parts.scheme in ("grpc", "grpcs") and parts.port is None:
+        raise ValueError(f"{masked(url)} names no port")
+    return parts

@@ -1,0 +1,1 @@
+"""What is scraped, and how each target is asked."""

@@ -1,0 +1,172 @@
+"""One target: when it is scraped, when it is left alone after failures, and when it is called stale.
+
+Ticks are multiples of the interval on the Unix clock, shared by all targets. Each target answers a tick later by an
+offset that its URL decides, so that many targets spread over the interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import aiohttp
+
+from rundir.access import Access, bare, masked
+from scraper.targets.fetch import Limits, Scrape, scrape
+
+MOST_WAIT_NS = 30_000_000_000
+MOST_WAIT_TICKS = 10
+STALE_TICKS = 5
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+class Log(Protocol):
+    """Where scrapes go; the answer is what was wrong with a page, empty if it was good."""
+
+    def append(self, scrape: Scrape, /) -> str:
+        """Keep one scrape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How targets are asked: at which ticks (interval and clock offset, monotonic to Unix, in ns), as whom, at what
+    cost, over which session; and the seed of the jitter.
+    """
+
+    interval_ns: int = 0
+    clock_offset_ns: int
+    seed: int = 0
+    access: Access
+    limits: Limits
+    session: aiohttp.ClientSession
+
+    def now_ns(self) -> int:
+        """Return this moment in Unix ns."""
+        return time.monotonic_ns() + self.clock_offset_ns
+
+
+class Target:
+    """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count."""
+
+    def __init__(self, url: str, asking: Asking, log: Log) -> None:
+        self.ok = 0
+        self.failed = 0
+        self.skipped = 0
+        self.stale = False
+        self.last_tick_ns = 0
+        self.shown = masked(url)
+        self._url, self._asking, self._log = url, asking, log
+        self._begun = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._offset_ns = offset_ns(bare(url), asking.interval_ns)
+        self._jitter = random.Random(f"{asking.seed} {bare(url)}")
+        self._failures = 0  # in a row
+        self._answered_ns = asking.now_ns()
+
+    async def tick(self, say: Say) -> None:
+        """Scrape at every tick until cancelled, and at fewer of them while the target fails.
+
+        Begins when `scrape` has been done once. A tick that finds a scrape under way is skipped. A target that has not
+        answered for STALE_TICKS intervals is said to be stale, once, and fresh when it answers again.
+        """
+        interval_ns = self._asking.interval_ns
+        await self._begun.wait()
+        now_ns = self._asking.now_ns() - self._offset_ns
+        self.last_tick_ns = max(self.last_tick_ns, next_tick(now_ns, interval_ns) - interval_ns)
+        while True:
+            due_ns = self.last_tick_ns + wait_ticks(self._failures, interval_ns, self._jitter) * interval_ns
+            now_ns = self._asking.now_ns()
+            tick_ns = max(due_ns, next_tick(now_ns - self._offset_ns, interval_ns))
+            self.skipped += (tick_ns - due_ns) // interval_ns
+            await asyncio.sleep((tick_ns + self._offset_ns - now_ns) / 1e9)
+            if tick_ns <= self.last_tick_ns:  # a scrape at a stated moment took this tick
+                continue
+            self.last_tick_ns = tick_ns
+            if self._busy.locked():
+                self.skipped += 1
+                continue
+            async with self._busy:
+                error = await self._scrape(tick_ns, self._asking.limits)
+            self._judge(error, say)
+
+    async def scrape(self, tick_ns: int, *, within_s: float) -> None:
+        """Scrape now, whatever failed before, after a scrape that may be under way; done in `within_s` seconds."""
+        self.last_tick_ns = tick_ns
+        asked_ns = self._asking.now_ns()
+        try:
+            await asyncio.wait_for(self._busy.acquire(), within_s)
+        except TimeoutError:
+            error = "timeout: the scrape before was still under way"
+            now_ns = self._asking.now_ns()
+            self._keep(Scrape(url=self.shown, tick_ns=tick_ns, request_ns=asked_ns, response_ns=now_ns, error=error))
+            return
+        try:
+            left_s = within_s - (self._asking.now_ns() - asked_ns) / 1e9
+            limits = self._asking.limits
+            await self._scrape(tick_ns, replace(limits, timeout_s=max(0.001, min(limits.timeout_s, left_s))))
+        finally:
+            self._busy.release()
+            self._begun.set()
+
+    async def _scrape(self, tick_ns: int, limits: Limits) -> str:
+        asking = self._asking
+        found = await scrape(
+            asking.session,
+            self._url,
+            tick_ns=tick_ns,
+            clock_offset_ns=asking.clock_offset_ns,
+            limits=limits,
+            access=asking.access,
+        )
+        return self._keep(found)
+
+    def _keep(self, found: Scrape) -> str:
+        error = self._log.append(found) or found.error
+        if error:
+            self.failed += 1
+            self._failures += 1
+        else:
+            self.ok += 1
+            self._failures = 0
+            self._answered_ns = found.response_ns
+        return error
+
+    def _judge(self, error: str, say: Say) -> None:
+        silent_s = (self._asking.now_ns() - self._answered_ns) / 1e9
+        if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._asking.interval_ns:
+            self.stale = True
+            say({"event": "stale", "url": self.shown, "silent_s": round(silent_s, 3), "reason": error})
+        elif self.stale and not error:
+            self.stale = False
+            say({"event": "fresh", "url": self.shown})
+
+
+def next_tick(now_ns: int, interval_ns: int) -> int:
+    """Return the first multiple of the interval after `now_ns` on the Unix clock: all targets share their ticks."""
+    return (now_ns // interval_ns + 1) * interval_ns
+
+
+def offset_ns(url: str, interval_ns: int) -> int:
+    """Return how long after a tick a URL is scraped, in [0, interval): the same in every process."""
+    digest = hashlib.blake2b(url.encode(errors="replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") * interval_ns >> 64
+
+
+def wait_ticks(failures: int, interval_ns: int, jitter: random.Random) -> int:
+    """Return after how many ticks to try again when so many scrapes have failed in a row.
+
+    - None or one failed: the next tick.
+    - Then twice as long each time, to at most 10 intervals and 30 s, but never less than one.
+    - Of that, a random share between a half and the whole: targets that failed together do not return together.
+    """
+    if failures <= 1:
+        return 1
+    most_ticks = max(1, min(MOST_WAIT_TICKS, MOST_WAIT_NS // interval_ns))
+    ticks = min(most_ticks, 1 << min(failures - 1, 8))
+    return max(1, int(ticks * jitter.uniform(0.5, 1.0) + 0.5))

@@ -1,0 +1,1 @@
+"""What happened in the measured window: increases, rates, statistics and their summary."""

@@ -1,0 +1,165 @@
+"""A canonical quantity over label sets and endpoints: counters and histograms add up, gauges combine by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rundir.columns import Floats
+from rundir.stats import Missing
+from scraper.engines import CanonicalSource
+from scraper.series.table import EndpointSeries
+from scraper.window.increase import (
+    Buckets,
+    CounterIncrease,
+    Cut,
+    GaugeSamples,
+    HistogramIncrease,
+    counter,
+    histogram,
+    nothing_counted,
+)
+
+TOO_LARGE = "the values are too large to add up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One endpoint's share of a quantity: its series, the scrapes chosen for the window, and where the quantity is."""
+
+    endpoint: EndpointSeries
+    chosen: Cut
+    source: CanonicalSource
+
+
+def share_slices(parts: Sequence[Part]) -> bool:
+    """Tell whether the slices of all parts are the same periods, so that they may be added."""
+    first = parts[0].chosen.edges_ns
+    return all(np.array_equal(part.chosen.edges_ns, first) for part in parts[1:])
+
+
+def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
+    """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
+    found = [
+        [counter(p.endpoint, column, p.chosen) for column in p.source.columns]
+        or [nothing_counted(p.endpoint, p.chosen)]
+        for p in parts
+    ]
+    increases = [one for own in found for one in own if isinstance(one, CounterIncrease)]
+    if not increases:
+        return _first_reason(found)
+    return CounterIncrease(
+        total=sum(one.total for one in increases),
+        resets=_resets(found),
+        slices=_sum_slices([one.slices for one in increases], share=share_slices(parts)),
+    )
+
+
+def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float, Floats]:
+    """Return the rate per second of what `counters` found, over the window and over each slice (float64[S]).
+
+    Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
+    """
+    if not any(part.chosen.early_s for part in parts):
+        chosen = parts[0].chosen
+        return found.total / chosen.rate_s, found.slices / chosen.slice_s[: len(found.slices)]
+    rate = 0.0
+    slices: list[Floats] = []
+    for part in parts:
+        own = counters([part])
+        if isinstance(own, CounterIncrease):
+            rate += own.total / part.chosen.rate_s
+            slices.append(own.slices / part.chosen.slice_s)
+    return rate, _sum_slices(slices, share=share_slices(parts))
+
+
+def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
+    """Add the increases of every label set of every endpoint; the buckets only where all bounds agree.
+
+    The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
+    """
+    found = [[histogram(p.endpoint, columns, p.chosen) for columns in p.source.histograms] for p in parts]
+    increases = [one for own in found for one in own if isinstance(one, HistogramIncrease)]
+    if not increases:
+        return _first_reason(found)
+    share = share_slices(parts)
+    return HistogramIncrease(
+        count=sum(one.count for one in increases),
+        sum=sum(one.sum for one in increases),
+        resets=_resets(found),
+        sums=np.concatenate([one.sums for one in increases]),
+        slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
+        slice_sums=_sum_slices([one.slice_sums for one in increases], share=share),
+        buckets=_sum_buckets([one.buckets for one in increases], share=share),
+        intervals=tuple(part for one in increases for part in one.intervals),
+    )
+
+
+def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
+    """Combine every label set of every endpoint at the same tick, by sum or maximum as the quantity says.
+
+    A value that is not finite is none, and so is a sum that no number can hold. A tick at which one of the endpoints
+    has no value is left out: part of a sum is not the sum. Missing: no tick is left.
+    """
+    across = parts[0].source.quantity.across
+    ticks: dict[int, list[tuple[int, float]]] = {}
+    for part in parts:
+        values = gauge_values(part.endpoint.values, part.source)
+        taken = part.chosen.inside & np.isfinite(values).any(axis=1)
+        combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
+        stamps = zip(part.endpoint.tick_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
+        for (tick_ns, at_ns), value in zip(stamps, combined.tolist(), strict=True):
+            ticks.setdefault(tick_ns, []).append((at_ns, value))
+    whole = [samples for _, samples in sorted(ticks.items()) if len(samples) == len(parts)]
+    if not whole:
+        several = len(parts) > 1 and bool(ticks)
+        return Missing("no tick at which every endpoint answered" if several else "no value inside the window")
+    fold = sum if across == "sum" else max
+    at_ns = np.array([sum(at for at, _ in samples) // len(samples) for samples in whole], dtype=np.int64)
+    folded = np.array([fold(value for _, value in samples) for samples in whole], dtype=np.float64)
+    held = np.isfinite(folded)
+    if not held.any():
+        return Missing(TOO_LARGE)
+    return GaugeSamples(at_ns=at_ns[held], values=folded[held])
+
+
+def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
+    """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not finite; one column for a ratio of two."""
+    found = values[:, list(source.columns)]
+    if source.over:
+        whole = values[:, list(source.over)].sum(axis=1, keepdims=True)
+        found = np.divide(found.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:
+    """Add slice by slice: unknown where one series could not see it, none where the slices are other periods."""
+    return np.asarray(np.sum(slices, axis=0)) if share else slices[0][:0]
+
+
+def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | Missing:
+    known: list[Buckets] = []
+    for one in buckets:
+        if isinstance(one, Missing):
+            return one
+        known.append(one)
+    if any(not np.array_equal(one.bounds, known[0].bounds) for one in known[1:]):
+        return Missing("the bucket bounds differ between label sets or endpoints")
+    return Buckets(
+        bounds=known[0].bounds,
+        le=known[0].le,
+        totals=np.asarray(np.sum([one.totals for one in known], axis=0)),
+        slices=_sum_slices([one.slices for one in known], share=share),
+    )
+
+
+def _resets(found: Sequence[Sequence[CounterIncrease | HistogramIncrease | Missing]]) -> int:
+    """Count the restarts of all endpoints: label sets of one page restart together."""
+    return sum(max((one.resets for one in own if not isinstance(one, Missing)), default=0) for own in found)
+
+
+def _first_reason(found: Sequence[Sequence[object]]) -> Missing:
+    reasons = (one for own in found for one in own if isinstance(one, Missing))
+    return next(reasons, Missing("the page shows no such series"))

@@ -1,0 +1,126 @@
+"""The `server` part of summary.json: what the endpoints said of each canonical quantity in the measured window.
+
+Whatever cannot be computed is left out, and a `missing` beside it says why. The result holds JSON's own types only, no
+NaN.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rundir.stats import Missing
+from scraper.engines import QUANTITIES, Engine, canonical, detect
+from scraper.series.table import EndpointSeries
+from scraper.window.aggregate import Part
+from scraper.window.increase import Cut, Window, cut
+from scraper.window.statistics import describe, measure
+
+Json = dict[str, Any]
+_Own = tuple[Part, Json]  # one endpoint's part of a quantity, and the description of that part alone
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
+def server_summary(
+    endpoints: Sequence[EndpointSeries], window: Window, slice_ns: int, *, engine_version: str | None = None
+) -> Json:
+    """Summarise the endpoints over a window, aggregated and one by one: JSON-ready, per `interfaces.md` "server".
+
+    The first endpoint that shows queue times says which engine it is, else the first that shows any engine: a Dynamo
+    frontend may be listed before its workers. Endpoints that show another, or none, are listed but not added.
+    `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
+    """
+    engines = [detect(one.series) for one in endpoints]
+    engine = _leading(endpoints, engines)
+    parts: dict[str, list[_Own]] = {name: [] for name in QUANTITIES}
+    missing: dict[str, str] = {}
+    listed: list[Json] = []
+    for one, found in zip(endpoints, engines, strict=True):
+        chosen = cut(one, window, slice_ns)
+        entry = _endpoint(one, chosen, found)
+        if found is not None:
+            own, absent = _parts(one, chosen, found)
+            entry |= {name: described for name, (_, described) in own.items()}
+            entry["missing"] = absent
+            if engine is not None and found.name == engine.name:
+                for name, one_of in own.items():
+                    parts[name].append(one_of)
+                missing |= {name: reason for name, reason in absent.items() if name not in missing}
+        listed.append(entry)
+    summary: Json = {"engine": None}
+    if engine is not None:
+        version = engine_version or engine.version
+        summary["engine"] = {"name": engine.name, "version": version, "detected_by": engine.detected_by}
+    else:
+        reason = _why_no_engine(endpoints)
+        summary["reason"] = reason
+        missing = dict.fromkeys(QUANTITIES, reason)
+    for name, given in parts.items():
+        if len(given) == 1:
+            summary[name] = given[0][1]
+        elif given:
+            shown = [part for part, _ in given]
+            summary[name] = describe(shown, measure(shown))
+    summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
+    summary["endpoints"] = listed
+    return summary
+
+
+def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | None]) -> Engine | None:
+    shown = [(one, engine) for one, engine in zip(endpoints, engines, strict=True) if engine is not None]
+    telling = (
+        engine for one, engine in shown if not isinstance(canonical(one.series, engine.name)["queue_time"], Missing)
+    )
+    return next(telling, shown[0][1] if shown else None)
+
+
+def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> tuple[dict[str, _Own], dict[str, str]]:
+    own: dict[str, _Own] = {}
+    absent: dict[str, str] = {}
+    for name, source in canonical(endpoint.series, engine.name).items():
+        if isinstance(source, Missing):
+            absent[name] = source.reason
+        elif isinstance(chosen, Missing):
+            absent[name] = chosen.reason
+        else:
+            part = Part(endpoint=endpoint, chosen=chosen, source=source)
+            found = measure([part])
+            if isinstance(found, Missing):
+                absent[name] = found.reason
+            else:
+                own[name] = part, describe([part], found)
+    return own, absent
+
+
+def _endpoint(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine | None) -> Json:
+    entry: Json = {
+        "url": endpoint.url,
+        "engine": engine.name if engine else None,
+        "scrapes": {
+            "ok": len(endpoint.response_ns),
+            "failed": len(endpoint.failures),
+            "failures": dict(Counter(reason for _, reason in endpoint.failures)),
+        },
+    }
+    if isinstance(chosen, Missing):
+        entry["reason"] = chosen.reason
+        return entry
+    entry["reference"] = {
+        "at_ns": int(endpoint.response_ns[chosen.reference]),
+        "before_window": not chosen.late,
+    }
+    entry["last"] = {"at_ns": int(endpoint.response_ns[chosen.last])}
+    entry["per_interval_slices"] = chosen.per_interval
+    return entry
+
+
+def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:
+    if not endpoints:
+        return "no metrics endpoint was scraped"
+    if not any(len(one.response_ns) for one in endpoints):
+        reasons = [one.failures[-1][1] for one in endpoints if one.failures]
+        return f"no scrape succeeded: {reasons[0]}" if reasons else "no scrape succeeded"
+    return "no known engine's metrics are on the page"

@@ -1,0 +1,1 @@
+"""Live views of a run: the terminal panel and the Prometheus page."""

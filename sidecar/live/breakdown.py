@@ -1,0 +1,140 @@
+"""The breakdown of a run's own requests while it goes, one by one, for the live page.
+
+Derived as the finished run is (`join`, `attribute`, `parts`), on what ended lately: first by spans and replies, once
+they have had time to come, then by estimates of a window. The report, which knows the whole run, is more exact.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from correlator.breakdown import decomposed
+from correlator.breakdown import select as select_parts
+from correlator.estimate import attribute
+from correlator.estimate.table import Attribution, nothing
+from correlator.estimate.table import select as select_estimates
+from correlator.exact.join import join, unjoined
+from correlator.live.traces import EngineSpan, own_copy
+from exporter.prometheus.counts import counted, nothing_counted
+from exporter.prometheus.snapshot import PartCounts
+from loadgen.requests.table import RequestLog, select
+from scraper.series.log import FailureRecord, Row
+from scraper.series.table import SeriesTable
+from scraper.spans.log import ExportRecord, decode
+from scraper.spans.requests import part_told, request_spans
+from scraper.spans.spec import SETTLE_S
+
+WINDOW_S = 60.0
+STEP_S = 15.0  # an estimate costs a fifth of a millisecond a request of the window
+MOST_REQUESTS = 2000
+
+Bools = npt.NDArray[np.bool_]
+
+
+class LiveParts:
+    """Owns the requests, spans and pages of the last minute, and the counts since the start."""
+
+    def __init__(self) -> None:
+        self.counts: PartCounts = nothing_counted(sources=())
+        self._spans: dict[bytes, list[EngineSpan]] = {}  # by trace, in the order in which the first of each came
+        self._listens = False
+        self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
+        self._window: deque[tuple[int, RequestLog, Bools]] = deque()  # which of them wait for an estimate
+        self._pages: dict[str, SeriesTable] = {}
+        self._covered_ns: dict[str, int] = {}
+        self._next_ns = 0
+
+    def ended(self, log: RequestLog, now_ns: int) -> None:
+        self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
+
+    def spans(self, payload: bytes) -> None:
+        record = decode(payload)
+        if not isinstance(record, ExportRecord):
+            return
+        self._listens = True
+        for received_ns, scope, span in record.spans():
+            if part_told(span, scope):
+                self._spans.setdefault(span.trace_id, []).append((received_ns, scope, own_copy(span)))
+
+    def scraped(self, scrape: Row | FailureRecord) -> None:
+        if scrape.url not in self._pages:
+            self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=round(WINDOW_S * 1e9))
+        self._pages[scrape.url].append(scrape)
+        if isinstance(scrape, Row):
+            self._covered_ns[scrape.url] = scrape.response_ns
+
+    def poll(self, now_ns: int) -> None:
+        """Count what can be broken down by now, and forget what is too old."""
+        due: list[RequestLog] = []
+        while self._fresh and (self._fresh[0][0] <= now_ns or self._has_come(self._fresh[0][1])):
+            due.append(self._fresh.popleft()[1])
+        if due:
+            self._join(_stacked(due), now_ns)
+        if now_ns >= self._next_ns and self._held:
+            self._next_ns = now_ns + round(STEP_S * 1e9)
+            self._estimate()
+        before_ns = now_ns - round(WINDOW_S * 1e9)
+        while self._spans and next(iter(self._spans.values()))[0][0] < before_ns:
+            del self._spans[next(iter(self._spans))]
+        while self._window and (self._window[0][0] < before_ns or self._held > MOST_REQUESTS):
+            _, log, waits = self._window.popleft()
+            self._count(select(log, waits), nothing(int(waits.sum()), ""))
+
+    def _has_come(self, log: RequestLog) -> bool:
+        return all(bytes.fromhex(one) in self._spans for one in log.trace_id)
+
+    @property
+    def _held(self) -> int:
+        return sum(len(log) for _, log, _ in self._window)
+
+    def _join(self, log: RequestLog, now_ns: int) -> None:
+        """Count the requests whose times are told; the others wait for an estimate."""
+        traces = [self._spans.pop(bytes.fromhex(one), ()) for one in log.trace_id]
+        may = (log.timings_source != "") | np.array([bool(spans) for spans in traces], dtype=np.bool_)
+        told = np.zeros(len(log), dtype=np.bool_)
+        if may.any():
+            telling = select(log, may)
+            joined = join(telling, request_spans(chain.from_iterable(traces)))
+            told[may] = joined.source != "none"
+            exact = decomposed(telling, joined, nothing(len(telling), ""))
+            self.counts = counted(self.counts, select_parts(exact, told[may]))
+        waits = np.asarray(~told & (log.status == "ok"), dtype=np.bool_)
+        rest = select(log, ~told & ~waits)
+        self._count(rest, nothing(len(rest), ""))
+        self._window.append((now_ns, log, waits))
+
+    def _estimate(self) -> None:
+        """Estimate those that wait and ended before the last scrape, with all of the window as its members."""
+        whole = _stacked([log for _, log, _ in self._window])
+        waits = np.concatenate([waits for _, _, waits in self._window])
+        covered_ns = min(self._covered_ns.values(), default=0)
+        ready = waits & (whole.end_ns < covered_ns)
+        if not ready.any():
+            return
+        table = attribute(whole, [page.view() for page in self._pages.values()])
+        ready &= table.quality != "none"  # those may yet be, in a fuller window
+        self._count(select(whole, ready), select_estimates(table, ready))
+        at = 0
+        for _, log, waiting in self._window:
+            waiting[ready[at : at + len(log)]] = False
+            at += len(log)
+
+    def _count(self, log: RequestLog, estimates: Attribution) -> None:
+        if len(log):
+            self.counts = counted(self.counts, decomposed(log, unjoined(len(log)), estimates))
+
+
+def _stacked(logs: Sequence[RequestLog]) -> RequestLog:
+    sizes = np.concatenate([np.diff(log.chunk_start) for log in logs])
+    columns = {
+        one.name: np.concatenate([getattr(log, one.name) for log in logs])
+        for one in fields(RequestLog)
+        if one.name != "chunk_start"
+    }
+    return RequestLog(**columns, chunk_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))

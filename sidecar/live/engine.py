@@ -1,0 +1,128 @@
+"""One scraped endpoint while a run goes: its last page in canonical quantities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from exporter.prometheus.snapshot import Cumulative, EngineCounts, add
+from rundir.stats import Missing
+from scraper import engines
+from scraper.engines import CanonicalSource, Engine
+from scraper.exposition import Series
+from scraper.series.log import FailureRecord, Row
+from scraper.series.table import build
+from scraper.window.aggregate import gauge_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Whose page a layout is, and where its canonical quantities stand in the matrix; no engine, no sources."""
+
+    layout: tuple[Series, ...] = ()
+    engine: Engine | None = None
+    sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineView:
+    """`counts` is what the live page shows; `known` is of the last page's layout: pages of one layout share the tuple
+    of their series. `answered_ns` is when the last page came (before the first: when it was asked for), `failure` why
+    the scrape after it had none.
+    """
+
+    counts: EngineCounts
+    outcomes: dict[str, int] = field(default_factory=lambda: {"ok": 0, "failed": 0})
+    known: Known = field(default_factory=Known)
+    answered_ns: int | None = None
+    failed_ns: int = 0
+    failure: str = ""
+
+    def take(self, record: Row | FailureRecord) -> None:
+        if isinstance(record, Row):
+            self.outcomes["ok"] += 1
+            self.answered_ns, self.failure = record.response_ns, ""
+            self._take_page(record)
+        else:
+            self.outcomes["failed"] += 1
+            if self.answered_ns is None:
+                self.answered_ns = record.request_ns
+            self.failed_ns, self.failure = record.response_ns, record.error
+        duration_s = (record.response_ns - record.request_ns) / 1e9
+        self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
+
+    def silence(self, stale_s: float) -> str:
+        """Return why there has been no page for longer than `stale_s`; empty while there are pages."""
+        if self.answered_ns is None or not self.failure:
+            return ""
+        return self.failure if self.failed_ns - self.answered_ns > stale_s * 1e9 else ""
+
+    def _take_page(self, record: Row) -> None:
+        page = build([record])[0]
+        if record.series is not self.known.layout:
+            self.known = _known(record.series, page.series)
+        self.counts = _counts(record.url, self.known, page.values[0])
+
+
+def _known(layout: tuple[Series, ...], series: tuple[Series, ...]) -> Known:
+    engine = engines.detect(series)
+    sources = engines.canonical(series, engine.name) if engine else {}
+    return Known(layout=layout, engine=engine, sources=sources)
+
+
+def _counts(url: str, known: Known, row: npt.NDArray[np.float64]) -> EngineCounts:
+    if known.engine is None:
+        return EngineCounts(endpoint=url)
+    histograms: dict[str, Cumulative] = {}
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    for name, source in known.sources.items():
+        if isinstance(source, Missing):
+            continue
+        if source.quantity.kind == "histogram":
+            merged = _merged(source, row)
+            if merged is not None:
+                histograms[name] = merged
+            continue
+        values = gauge_values(row[None, :], source)[0]
+        values = values[np.isfinite(values)]
+        total = math.inf if source.columns else 0.0
+        if len(values):
+            total = max(values.tolist()) if source.quantity.across == "max" else sum(values.tolist())
+        if math.isfinite(total):
+            (gauges if source.quantity.kind == "gauge" else counters)[name] = total
+    return EngineCounts(
+        endpoint=url,
+        engine=known.engine.name,
+        version=known.engine.version or "",
+        histograms=histograms,
+        gauges=gauges,
+        counters=counters,
+    )
+
+
+def _merged(source: CanonicalSource, row: npt.NDArray[np.float64]) -> Cumulative | None:
+    """Add the label sets of a histogram; None where one has no sum, no +Inf bucket or a value that is not finite, or
+    where their bounds differ.
+    """
+    found = []
+    for columns in source.histograms:
+        if columns.sum < 0 or not columns.bounds or columns.bounds[-1] != math.inf:
+            return None
+        found.append(
+            Cumulative(
+                bounds_s=columns.bounds[:-1],
+                counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
+                sum_s=float(row[columns.sum]),
+            )
+        )
+    if len({one.bounds_s for one in found}) != 1:
+        return None
+    merged = found[0]
+    for other in found[1:]:
+        merged = add(merged, other)
+    return merged if all(map(math.isfinite, (*merged.counts, merged.sum_s))) else None

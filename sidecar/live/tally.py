@@ -1,0 +1,72 @@
+"""What has ended so far in one phase of a run, added up batch by batch for the live views."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from exporter.prometheus.snapshot import (
+    LATENCY_BOUNDS_S,
+    LATENESS_BOUNDS_S,
+    TOKEN_BOUNDS_S,
+    ClientCounts,
+    Cumulative,
+    add,
+    bucketize,
+)
+from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
+from loadgen.requests.table import RequestLog
+
+STATUSES = ("ok", "failed", "refused", "cancelled")
+KEPT_TTFTS = 20_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts and histograms since a phase began.
+
+    `lately` has (end_ns, output tokens) of the requests that ended lately and told their tokens; the caller drops old
+    ones.
+    """
+
+    statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    input_tokens: int = 0
+    output_tokens: int = 0
+    ttft: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
+    inter_token: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
+    tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
+    e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
+    lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
+    ttfts_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TTFTS))
+    lately: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def count(self, log: RequestLog) -> None:
+        """Add requests that have ended, none of them before."""
+        metrics = request_metrics(log)
+        for status in log.status:
+            self.statuses[str(status)] += 1
+        self.input_tokens += int(log.input_tokens[log.input_tokens > 0].sum())
+        self.output_tokens += int(log.output_tokens[log.output_tokens > 0].sum())
+        self.ttft = add(self.ttft, bucketize(metrics.ttft_ms / 1e3, LATENCY_BOUNDS_S))
+        self.inter_token = add(self.inter_token, bucketize(metrics.itl_ms / 1e3, TOKEN_BOUNDS_S))
+        self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
+        self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
+        self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
+        self.ttfts_ms.extend(metrics.ttft_ms[np.isfinite(metrics.ttft_ms)].tolist())
+        told = log.output_tokens > 0
+        self.lately.extend(zip(log.end_ns[told].tolist(), log.output_tokens[told].tolist(), strict=True))
+
+    def client_counts(self, *, in_flight: int) -> ClientCounts:
+        return ClientCounts(
+            requests=dict(self.statuses),
+            in_flight=in_flight,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            ttft=self.ttft,
+            inter_token=self.inter_token,
+            time_per_output_token=self.tpot,
+            e2e=self.e2e,
+        )

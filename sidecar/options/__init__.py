@@ -1,0 +1,1 @@
+"""Commands' options: what they are, how they are checked, and their schema."""

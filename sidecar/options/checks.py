@@ -1,0 +1,169 @@
+"""What is wrong with a load before any of it is sent, and the arrival process that options describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from loadgen.plan import workloads
+from loadgen.plan.arrivals import Arrival
+from loadgen.plan.traces import Trace, TraceError, read_trace
+from loadgen.requests.slo import parse_slo
+from sidecar.errors import ConfigurationError
+from sidecar.options.access import flag_of, require_headers, require_tls
+from sidecar.options.load import DEFAULT_RATE_PER_S, ContactOptions, RunOptions
+
+BURST_S = 1.0
+NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
+
+# What belongs to an open loop, and what each arrival process needs.
+_SHAPES: dict[str, tuple[str, ...]] = {
+    "burstiness": ("gamma", "burst"),
+    "burst_on": ("burst",),
+    "burst_off": ("burst",),
+    "replay_speed": ("replay",),
+}
+_OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
+
+
+def check_load(options: RunOptions) -> None:
+    """Raise ConfigurationError naming the first options that contradict each other, or a file that is not there."""
+    for problem in _contradictions(options):
+        raise ConfigurationError(problem)
+    try:
+        workloads.check(options.workload, dataset=options.dataset, trace=options.trace)
+        if options.slo is not None:
+            parse_slo(options.slo)
+    except ValueError as error:
+        raise ConfigurationError(named("--workload", options.workload, str(error))) from error
+    for flag, path in (
+        ("--dataset", options.dataset),
+        ("--replay-requests", options.replay_requests),
+        ("--trace", options.trace),
+    ):
+        if path is not None and not path.is_file():
+            raise ConfigurationError(f"{flag} {path}: no such file")
+    if options.tokenizer not in NAMED_TOKENIZERS and not Path(options.tokenizer).exists():
+        raise ConfigurationError(
+            f"--tokenizer {options.tokenizer}: no such file; give {', '.join(NAMED_TOKENIZERS)} or the path of a "
+            "tokenizer.json"
+        )
+    _require_free_file("--save-requests", options.save_requests)
+    check_contact(options)
+    if extra_of(options) and options.replay_requests is not None:
+        raise ConfigurationError(
+            "--extra-body and --replay-requests exclude each other: saved bodies are sent as they are"
+        )
+
+
+def check_contact(options: ContactOptions) -> None:
+    """Raise ConfigurationError where what goes with every request cannot be used: headers, fields, certificates."""
+    require_headers("--header", options.header)
+    extra_of(options)
+    if options.insecure and options.ca is not None:
+        raise ConfigurationError(
+            f"--insecure and --ca {options.ca} exclude each other: one trusts everybody; leave out --insecure"
+        )
+    require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
+
+
+def extra_of(options: ContactOptions) -> dict[str, object]:
+    """Return the fields of `--extra-body`. Raises ConfigurationError where it is no JSON object."""
+    given = options.extra_body
+    try:
+        found = msgspec.json.decode(given or "{}")
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"--extra-body {given}: {error}; give a JSON object") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"--extra-body {given}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
+    return found
+
+
+def _require_free_file(flag: str, path: Path | None) -> None:
+    if path is None:
+        return
+    if path.exists():
+        raise ConfigurationError(f"{flag} {path}: is there already; give another name")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; make it, or name another")
+
+
+def named(flag: str, value: str, message: str) -> str:
+    """Begin a message with the option and its value, each where the message does not."""
+    if message.startswith("--"):
+        return message
+    return f"{flag} {message}" if message.startswith(value) else f"{flag} {value}: {message}"
+
+
+def _contradictions(options: RunOptions) -> Iterator[str]:
+    yield from _of_arrivals(options)
+    if options.barrier and options.concurrency is None:
+        yield "--barrier needs --concurrency, the number of requests that are released together"
+    if options.barrier and options.workers != 1:
+        yield f"--workers {options.workers}: --barrier is exact with one worker only"
+    if options.replay_requests is not None and options.save_requests is not None:
+        yield "--save-requests and --replay-requests exclude each other: what is replayed is saved already"
+    if options.sessions and options.dataset is None:
+        yield "--sessions needs --dataset, whose conversations have later messages; a workload file says turns itself"
+    if options.think_time and not options.sessions:
+        yield f"--think-time {options.think_time:g}: needs --sessions; a workload file says think_time_s itself"
+
+
+def _of_arrivals(options: RunOptions) -> Iterator[str]:
+    default = RunOptions()
+    given = [name for name in _OPEN_LOOP_ONLY if getattr(options, name) != getattr(default, name)]
+    if options.concurrency is not None:
+        for name in given:
+            yield f"{flag_of(name)} and --concurrency exclude each other: one is open loop, the other closed loop"
+    for name, kinds in _SHAPES.items():
+        if name in given and options.arrival not in kinds:
+            needed = " or ".join(kinds)
+            yield f"{flag_of(name)} {getattr(options, name):g}: needs --arrival {needed}, not {options.arrival}"
+    if "replay_speed" in given and "rate" in given:
+        yield f"--replay-speed {options.replay_speed:g} and --rate {options.rate:g} exclude each other; leave one out"
+    if (options.arrival == "replay") != (options.trace is not None):
+        yield "--arrival replay and --trace FILE need each other: the file says when to send"
+    if (options.ramp == "none") != (options.ramp_to is None):
+        yield "--ramp and --ramp-to need each other: linear or exponential, and the rate at its end"
+    if options.ramp == "none" and options.ramp_duration is not None:
+        yield f"--ramp-duration {options.ramp_duration:g}: needs --ramp linear or exponential"
+
+
+def read_arrivals(path: Path | None) -> Trace | None:
+    """Read the trace to replay, if there is one. Raises ConfigurationError naming file, line, field and value."""
+    if path is None:
+        return None
+    try:
+        return read_trace(path)
+    except TraceError as error:
+        raise ConfigurationError(f"--trace {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"--trace {path}: {error.strerror}") from error
+
+
+def arrival_of(options: RunOptions, trace: Trace | None) -> Arrival | None:
+    """Return the arrival process of checked options; None for a closed loop. Raises ConfigurationError."""
+    if options.concurrency is not None:
+        return None
+    burst = options.arrival == "burst"
+    try:
+        return Arrival(
+            kind=options.arrival,
+            rate_per_s=options.rate if options.rate is not None else 0.0 if trace is not None else DEFAULT_RATE_PER_S,
+            burstiness=options.burstiness,
+            on_s=_seconds(options.burst_on, burst=burst),
+            off_s=_seconds(options.burst_off, burst=burst),
+            ramp=options.ramp,
+            ramp_to_per_s=options.ramp_to or 0.0,
+            ramp_s=options.ramp_duration,
+            trace_ns=None if trace is None else trace.offsets_ns,
+            speed=options.replay_speed,
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
+
+
+def _seconds(given: float | None, *, burst: bool) -> float:
+    return given if given is not None else BURST_S if burst else 0.0

@@ -1,0 +1,118 @@
+"""The options of spans, shared by `run` and `scrape`: where they are received and passed on to; and what is wrong."""
+
+# No postponed annotations, as in sidecar.options.scrape.
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from rundir.access import Access
+from rundir.clock import Clock
+from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
+from sidecar.errors import ConfigurationError
+from sidecar.options.access import AccessOptions, given, option, require_headers, require_tls
+
+SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
+
+# Written once for `run` and for `report`.
+OtlpExport = Annotated[
+    str | None,
+    option(
+        SPANS,
+        "When all is measured, send a span of each request with its phases to this collector: grpc://HOST:PORT, "
+        "or http://HOST with port 4317 (gRPC) or any other (HTTP/protobuf). docs/otlp.md says what is in them.",
+    ),
+]
+OtlpHeader = Annotated[tuple[str, ...], given(SPANS, "A header for these collectors, 'Name: value' (repeatable).")]
+OtlpCa = Annotated[Path | None, option(SPANS, "Trust these collectors by this authority (PEM). Default: the system's.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanOptions(AccessOptions):
+    """How spans of engines and gateways come in, and where they go."""
+
+    otlp_listen: Annotated[
+        str | None,
+        option(
+            SPANS,
+            "Receive the spans of engines and gateways by OTLP: gRPC at HOST:PORT, HTTP/protobuf at PORT+1; port "
+            "0 takes free ones. Usual is 127.0.0.1:4317; docs/engines.md has each engine's switch. Default: off.",
+        ),
+    ] = None
+    otlp_forward: Annotated[
+        str | None,
+        option(
+            SPANS,
+            "Pass received spans on to this collector: grpc://HOST:PORT, or http://HOST with port 4317 (gRPC) or "
+            "any other (HTTP/protobuf); grpcs and https with TLS.",
+        ),
+    ] = None
+    otlp_header: OtlpHeader = ()
+    otlp_ca: OtlpCa = None
+
+
+def check_spans(options: SpanOptions) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
+    if options.otlp_listen is not None:
+        _addresses(options.otlp_listen)
+    if options.otlp_forward is not None:
+        check_collector("--otlp-forward", options.otlp_forward)
+        if options.otlp_listen is None:
+            raise ConfigurationError("--otlp-forward: there is nothing to pass on; add --otlp-listen 127.0.0.1:4317")
+    require_headers("--otlp-header", options.otlp_header)
+    require_tls("--otlp-", ca=options.otlp_ca, cert=None, key=None)
+
+
+def check_collector(flag: str, url: str) -> None:
+    """Raise ConfigurationError unless spans can be sent to the URL that the option names."""
+    try:
+        forward_parts(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{flag}: {error}; e.g. grpc://127.0.0.1:4317") from error
+
+
+def require_ports(options: SpanOptions) -> None:
+    """Raise ConfigurationError where an address for spans cannot be had, before anything is recorded."""
+    if options.otlp_listen is None:
+        return
+    for address in _addresses(options.otlp_listen):
+        try:
+            require_free(address)
+        except CannotListen as error:
+            raise ConfigurationError(
+                f"--otlp-listen {options.otlp_listen}: {error}; end what listens there, or name another HOST:PORT (its "
+                "PORT+1 is for HTTP) here and to the engine"
+            ) from error
+
+
+def forward_access(options: SpanOptions) -> Access:
+    """Return how the next collector is spoken to, from checked options."""
+    headers = require_headers("--otlp-header", options.otlp_header)
+    return Access(headers=headers, ca=str(options.otlp_ca) if options.otlp_ca else "")
+
+
+def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
+    """Return what the receiver is told, from checked options; None where none is wanted."""
+    if options.otlp_listen is None:
+        return None
+    grpc, http = _addresses(options.otlp_listen)
+    return ReceiverSpec(
+        grpc=grpc,
+        http=http,
+        clock_offset_ns=clock.offset_ns,
+        forward=options.otlp_forward or "",
+        access=forward_access(options),
+    )
+
+
+def _addresses(listen: str) -> tuple[str, str]:
+    """Return the addresses for gRPC and for HTTP. Raises ConfigurationError."""
+    try:
+        _, port = host_and_port(listen)
+    except ValueError:
+        port = 65536
+    if port + 1 > 65535:
+        raise ConfigurationError(f"--otlp-listen {listen}: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below 65535")
+    return listen, f"{listen.rpartition(':')[0]}:{port + 1 if port else 0}"

@@ -1,0 +1,136 @@
+"""All that can be said to `sidelight watch`, and what of it can be said again while it goes on."""
+
+# No postponed annotations, as in sidecar.options.scrape.
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
+
+from rundir.access import masked
+from sidecar.errors import ConfigurationError
+from sidecar.options import config
+from sidecar.options.access import check_access, flag_of, given, option
+from sidecar.options.scrape import OUTPUT, SCRAPING, ConfigFile, JsonProgress, Out, Quiet, Verbose
+from sidecar.options.spans import SPANS, SpanOptions, check_spans
+
+CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+LEAST_BYTES = 10**6
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions(SpanOptions):
+    """All of `sidelight watch`."""
+
+    otlp_listen: Annotated[
+        str,
+        option(
+            SPANS,
+            "Receive the spans of clients, gateways and engines by OTLP: gRPC at HOST:PORT, HTTP/protobuf at "
+            "PORT+1; port 0 takes free ones.",
+        ),
+    ] = "127.0.0.1:4317"
+    metrics: Annotated[
+        tuple[str, ...], given(SCRAPING, "Prometheus page of an engine (repeatable). Default: none; spans alone tell.")
+    ] = ()
+    scrape_interval: Annotated[float, option(SCRAPING, "Seconds between scrapes.")] = 1.0
+    listen: Annotated[str, option(OUTPUT, "HOST:PORT of /metrics, /healthz and /readyz; port 0 takes a free one.")] = (
+        "127.0.0.1:9464"
+    )
+    keep: Annotated[str, option(OUTPUT, "How long raw logs are kept: 90s, 30m, 1h, 2d. Older ones are deleted.")] = "1h"
+    keep_bytes: Annotated[str, option(OUTPUT, "How much of them is kept: 500MB, 2GiB. The oldest are deleted.")] = "1GB"
+    out: Out = None
+    quiet: Quiet = False
+    json: JsonProgress = False
+    verbose: Verbose = False
+    config: ConfigFile = None
+
+    @property
+    def keep_s(self) -> float:
+        """Return how long logs are kept. Raises ConfigurationError."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", self.keep)
+        if not found:
+            raise ConfigurationError(f"--keep {self.keep}: must be a number and s, m, h or d, e.g. 1h")
+        return float(found[1]) * _SECONDS[found[2]]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how much of them is kept. Raises ConfigurationError."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", self.keep_bytes)
+        if not found:
+            raise ConfigurationError(
+                f"--keep-bytes {self.keep_bytes}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB"
+            )
+        return int(float(found[1]) * _BYTES[found[2]])
+
+
+def check_watch(options: WatchOptions) -> WatchOptions:
+    """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
+    for url in options.metrics:
+        config.http_url("--metrics", url, user=True)
+    check_access(options)
+    check_spans(options)
+    config.require_bounds(options, {**config.ACCESS_BOUNDS, "scrape_interval": (0.01, 3600.0)})
+    if config.listen_address(options.listen) is None:
+        raise ConfigurationError("--listen off: the page is what a watch is for; give HOST:PORT")
+    _require_pages(options.metrics)
+    if not 1 <= options.keep_s <= config.LONGEST_S:
+        raise ConfigurationError(f"--keep {options.keep}: must be 1s to {config.LONGEST_S:g}s")
+    if options.kept_bytes < LEAST_BYTES:
+        raise ConfigurationError(f"--keep-bytes {options.keep_bytes}: must be at least 1MB")
+    return replace(options, metrics=tuple(_page(url) for url in options.metrics))
+
+
+def _require_pages(urls: Sequence[str]) -> None:
+    """Refuse what would be lost to everybody else."""
+    from scraper.targets.fetch import clock_of  # noqa: PLC0415  aiohttp takes a tenth of a second to import
+
+    for url in filter(clock_of, urls):
+        raise ConfigurationError(
+            f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading takes the records from "
+            "everybody else; `sidelight run` and `scrape` do, and a watch takes the engine's spans"
+        )
+
+
+def _page(url: str) -> str:
+    """Return the page that a bare HOST:PORT means."""
+    parts = urlsplit(url)
+    return url if parts.path.strip("/") else urlunsplit(parts._replace(path="/metrics"))
+
+
+def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions, tuple[str, ...]]:
+    """Read the configuration file again; return the options by it, and one line for each change that is refused.
+
+    `given` are the arguments of the command line, which win over the file. What the file no longer names is as it is by
+    default. Raises ConfigurationError for a file, or a value, that cannot be used.
+    """
+    if options.config is None:
+        raise ConfigurationError("there is no --config file to read again")
+    found = config.load_yaml(options.config, WatchOptions)
+    read = _read(found, options.config)
+    named = {one.partition("=")[0] for one in given}
+    changes = {name: getattr(read, name) for name in CHANGEABLE if flag_of(name) not in named}
+    refused = tuple(
+        f"{name} cannot change while it goes on; end the watch and start it again"
+        for name in found
+        if not (name in CHANGEABLE or flag_of(name) in named or getattr(read, name) == getattr(options, name))
+    )
+    return check_watch(replace(options, **changes)), refused
+
+
+def _read(found: dict[str, Any], path: Path) -> WatchOptions:
+    """Convert the values of a configuration file as at the start."""
+    app = App(config=Dict(found, source=str(path), use_commands_as_keys=False))
+    app.default(WatchOptions)
+    try:
+        options: WatchOptions = app([], exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise ConfigurationError(" ".join(str(error).split())) from error
+    return options

@@ -1,0 +1,1 @@
+"""Everything derived from a run directory."""

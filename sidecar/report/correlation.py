@@ -1,0 +1,151 @@
+"""What client and server tell together of a run: the times of each request, and where the wait went as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from correlator import breakdown as decomposition
+from correlator.breakdown import Parts, decomposed
+from correlator.estimate import attribute
+from correlator.estimate import table as attributions
+from correlator.estimate.engine import finish_sums
+from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
+from correlator.estimate.table import Attribution
+from correlator.exact.clock_offset import ClockOffset, clock_offsets
+from correlator.exact.join import SLACK_MS, Joined, join
+from correlator.exact.matching import Matched, matched
+from correlator.statistics.association import associations
+from correlator.statistics.decompose import NO_SERVER, FinishSums, decompose
+from correlator.statistics.decompose import Breakdown as Means
+from correlator.statistics.server_load import waiting_at
+from correlator.statistics.tail import blame
+from exporter.report.association import association_objects, blame_object
+from exporter.summary import breakdown
+from exporter.summary.matched import matched_object
+from loadgen.requests.summary import QUANTILES, request_metrics
+from loadgen.requests.table import RequestLog, select
+from rundir.columns import Floats
+from rundir.stats import Missing
+from scraper.series.table import EndpointSeries
+from scraper.window.increase import Window, slice_edges
+from sidecar.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correlated:
+    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n]."""
+
+    parts: Parts
+    attribution: Attribution
+    clocks: Mapping[str, ClockOffset]
+    records: Matched | None = None
+
+
+def correlated(run: Run) -> Correlated:
+    """Find every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
+    records = matched(run.requests, run.timings) if run.timings.clocks else None
+    joined = join(run.requests, run.spans, records)
+    attribution = attribute(run.requests, run.endpoints)
+    clocks = clock_offsets(run.requests, joined)
+    parts = decomposed(run.requests, joined, attribution, clocks, gateway_ms=_gateway_ms(run, joined))
+    return Correlated(parts=parts, attribution=attribution, clocks=clocks.by_engine, records=records)
+
+
+def _gateway_ms(run: Run, joined: Joined) -> Floats:
+    """Return how much later than the engine a gateway had each request's first output; NaN where it does not tell.
+
+    What is below 0, or beyond what passed outside the engine, by over 10 ms is not believed.
+    """
+    requests = run.requests
+    told_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
+    gateway_ms = 1e3 * told_s - joined.ttft_ms
+    waited_ms = np.where(requests.first_output_ns >= 0, (requests.first_output_ns - requests.submit_ns) / 1e6, np.nan)
+    outside_ms = waited_ms - joined.ttft_ms
+    believed = (gateway_ms > -SLACK_MS) & (gateway_ms < outside_ms + SLACK_MS)
+    return np.where(believed, gateway_ms, np.nan)
+
+
+def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> dict[str, Any]:
+    """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
+    rows = run.requests.phase == "measure"
+    measured, parts = select(run.requests, rows), decomposition.select(found.parts, rows)
+    edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
+    findings = breakdown.Findings(
+        parts=parts,
+        attribution=attributions.select(found.attribution, rows),
+        clocks=found.clocks,
+        means=_means(run, measured, window),
+        ok=measured.status == "ok",
+        submit_ns=measured.submit_ns,
+        workload_class=measured.workload_class,
+        endpoint_url=measured.endpoint_url,
+        edges_ns=edges,
+    )
+    measures = {"ttft_ms": parts.ttft_ms}
+    return {
+        **breakdown.correlation(findings),
+        "server_percentiles": breakdown.server_percentiles_object(_percentiles(run, found, window)),
+        "spans": _spans(run),
+        "perf_metrics": matched_object(found.records),
+        "association": association_objects(associations(measured, measures, run.endpoints)),
+        "blame": blame_object(blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints))),
+    }
+
+
+def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, ServerPercentiles | Missing]:
+    """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any.
+
+    Those of a request that ended well count, whether or not it could be estimated.
+    """
+    exact = np.isin(found.parts.source, ("trace", "response"))
+    observed = exact & (found.attribution.quality == "none") & (run.requests.status == "ok")
+    best = {"interval": np.where(observed, 0, found.attribution.interval)}
+    for part in ("queue", "prefill"):
+        best[f"{part}_s"] = getattr(found.parts, f"{part}_ms") / 1e3
+        best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))
+    table = attributions.select(replace(found.attribution, **best), run.requests.phase == "measure")
+    scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
+    wanted = list(QUANTILES.values())
+    return {
+        "queue_ms": server_percentiles(table, scrapes, "queue", wanted),
+        "prefill_ms": server_percentiles(table, scrapes, "prefill", wanted),
+    }
+
+
+def _since(endpoint: EndpointSeries, start_ns: int) -> EndpointSeries:
+    """Leave out the scrapes before the last one at or before a moment."""
+    first = max(0, int(np.searchsorted(endpoint.at_ns, start_ns, side="right")) - 1)
+    names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
+    return replace(endpoint, **{name: getattr(endpoint, name)[first:] for name in names})
+
+
+def _spans(run: Run) -> dict[str, int] | None:
+    """Return what the receivers of spans counted, None where nobody listened."""
+    if run.span_counts is None:
+        return None
+    return {
+        **msgspec.structs.asdict(run.span_counts),
+        "requests_told": int(np.isnan(run.spans.off_clock_s).sum()),
+        "receiver_deaths": run.receiver_deaths,
+    }
+
+
+def _means(run: Run, measured: RequestLog, window: Window) -> Means:
+    """Return what the histograms' sums tell of the run as a whole."""
+    # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
+    ok = select(measured, measured.status == "ok")
+    finished = [finish_sums(endpoint) for endpoint in run.endpoints]
+    reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
+    return decompose(
+        ok.end_ns,
+        request_metrics(ok).ttft_ms,
+        [sums for sums in finished if isinstance(sums, FinishSums)],
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        no_server="; ".join(reasons) or run.manifest.get("server_missing") or NO_SERVER,
+    )

@@ -1,0 +1,225 @@
+"""Everything a run has to say, derived from its directory alone; the same directory gives the same bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from exporter import report as text
+from exporter import tables
+from exporter.server_metrics import server_metrics_files
+from exporter.server_metrics.source import Source
+from loadgen.requests.details import NO_POWER, client_details
+from loadgen.requests.self_check import self_check
+from loadgen.requests.slo import parse_slo
+from loadgen.requests.summary import client_summary
+from loadgen.requests.table import select
+from rundir.clock import iso_ms
+from scraper.hardware.summary import hardware_summary
+from scraper.window.increase import Window
+from scraper.window.summary import server_summary
+from sidecar.options.scrape import DEFAULT_FORMATS
+from sidecar.report.correlation import Correlated, correlated, correlation_of
+from sidecar.report.warnings import warnings
+from sidecar.run import Run, open_run, write_json, write_whole
+from sidecar.run import manifest as manifests
+
+SUMMARY = "summary.json"
+UNTESTED = "none of the draft's tests, a plain measurement"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A run, the times of its requests, and its `summary.json`."""
+
+    run: Run
+    found: Correlated
+    summary: dict[str, Any]
+
+
+def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
+    """Write the derived files of a run directory and return what they say. Raises ConfigurationError, CannotWrite.
+
+    `formats` are those of `--formats`; none: those that the run was asked for.
+    """
+    run = open_run(path)
+    window = window_of(run)
+    found = correlated(run)
+    summary = summarise(run, window, found)
+    write_json(path / SUMMARY, summary)
+    wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
+    for name, write in server_metrics_files(_server_metrics(run, window), wanted):
+        write_whole(path / name, write)
+    requests = tables.requests_table(run.requests, found.parts)
+    write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
+    slices = tables.timeslices_table(summary)
+    write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
+    if "text" in wanted:
+        report = text.as_text(summary)
+        write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
+    return Derived(run=run, found=found, summary=summary)
+
+
+def window_of(run: Run) -> Window:
+    """Return the measured window: from the measured phase's start to the end of the last reply that was whole.
+
+    What hung until it was given up does not stretch the window, but a submission does. A run that the user stopped, and
+    a scrape: to the phase's own end. One that was cut short: to the last stamp that anything left. One that never came
+    to measuring has an empty window at its start. A watch's begins with the first page that was kept.
+    """
+    phase = next((phase for phase in run.phases if phase.name == "measure"), None)
+    if phase is None:
+        started_ns = int(run.manifest["started_ns"])
+        return Window(start_ns=started_ns, end_ns=started_ns)
+    measured = select(run.requests, run.requests.phase == "measure")
+    if run.status == "crashed":
+        stamps = [measured.end_ns, measured.last_token_ns, *(endpoint.response_ns for endpoint in run.endpoints)]
+    else:
+        stamps = [measured.end_ns[measured.status == "ok"], measured.dispatch_ns]
+    last = [int(column.max(initial=-1)) for column in stamps]
+    if phase.end_ns is not None and (run.status == "interrupted" or max(last) < 0):
+        last = [phase.end_ns]
+    start_ns = phase.start_ns
+    kept_ns = [int(endpoint.response_ns[0]) for endpoint in run.endpoints if len(endpoint.response_ns)]
+    if run.manifest["config"].get("keep") and kept_ns:
+        start_ns = max(start_ns, min(kept_ns))
+    return Window(start_ns=start_ns, end_ns=max(start_ns, *last))
+
+
+def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
+    """Return `summary.json` of a run whose requests' times were found."""
+    manifest = run.manifest
+    measured = select(run.requests, run.requests.phase == "measure")
+    stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
+    slo = parse_slo(manifest["config"]["slo"]) if manifest["config"].get("slo") else None
+    client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns, slo=slo)
+    hardware = hardware_summary(
+        run.hardware,
+        run.endpoints,
+        window=window,
+        output_tokens=_output_tokens(client["throughput"]),
+        engine_here=_engine_here(run),
+    )
+    watts = hardware["gpu"]["mean_power_w"]
+    client |= client_details(
+        measured,
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        slo=slo,
+        power_watts=NO_POWER if watts is None else float(watts),
+        concurrency=manifest["config"].get("concurrency"),
+        barrier=bool(manifest["config"].get("barrier")),
+    )
+    server = server_summary(
+        run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
+    )
+    if manifest.get("server_missing"):
+        server = {**server, "reason": manifest["server_missing"]}
+    correlation = correlation_of(run, found, window, _slice_ns(run))
+    sent = workload(run)
+    warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended
+    check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
+    return {
+        "schema_version": manifests.SCHEMA_VERSION,
+        "run_id": manifest["run_id"],
+        "tool": manifest["tool"],
+        "status": run.status,
+        "started_at": manifest["started_at"],
+        "ended_at": manifest.get("ended_at"),
+        "window": {
+            "start_ns": window.start_ns,
+            "end_ns": window.end_ns,
+            "start": iso_ms(window.start_ns),
+            "end": iso_ms(window.end_ns),
+            "duration_s": window.duration_s,
+        },
+        "warnings": list(warnings(run, sent, client, server, correlation, check)),
+        "config": manifest["config"],
+        "workload": sent,
+        "client": client,
+        "server": server,
+        "correlation": correlation,
+        "hardware": hardware,
+        "self_check": check,
+        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": UNTESTED, "warmup": warm_up},
+    }
+
+
+def print_report(summary: Mapping[str, Any], path: Path) -> None:
+    """Print the report, and under it what was written where."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(text.render(summary))
+    else:
+        sys.stdout.write(text.as_text(summary))
+    console.print("\nwritten:", style="bold")
+    for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
+        console.print(f"  {path / name}", soft_wrap=True)
+
+
+def _output_tokens(throughput: Mapping[str, Any]) -> float | None:
+    per_s = throughput["output_tokens_per_s"]
+    return None if per_s is None else per_s * throughput["duration_s"]
+
+
+def _engine_here(run: Run) -> bool:
+    """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
+    config = run.manifest["config"]
+    host = next((urlsplit(url).hostname or "" for url in (*text.urls_of(config), *(config.get("metrics") or ()))), "")
+    return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")
+
+
+def _server_metrics(run: Run, window: Window) -> Source:
+    targets = run.manifest.get("metrics_targets", ())
+    return Source(
+        endpoints=run.endpoints,
+        window=window,
+        slice_ns=_slice_ns(run),
+        benchmark_id=str(run.manifest["run_id"]),
+        input_config=run.manifest["config"],
+        tool_version=run.manifest["tool"]["version"],
+        configured=[target.get("url") or target["configured"] for target in targets],
+        phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
+    )
+
+
+def workload(run: Run) -> dict[str, Any]:
+    """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
+    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
+    measure = planned.get("measure", {})
+    return {
+        "name": run.manifest.get("workload", {}).get("label") or run.manifest["config"].get("workload"),
+        "seed": run.manifest["config"].get("seed"),
+        "tokenizer": run.manifest.get("tokenizer"),
+        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
+        "planned_requests": measure.get("count"),
+        "clipped_inputs": measure.get("clipped_inputs"),
+        "clipped_outputs": measure.get("clipped_outputs"),
+        "requests_sha256": measure.get("sha256"),
+        "dropped_turns": measure.get("dropped_turns"),
+        "missed_lengths": measure.get("missed_lengths"),
+        "saved_sha256": measure.get("saved_sha256"),
+        "stated": run.manifest.get("workload"),
+        "warmup_requests": int((run.requests.phase == "warmup").sum()),
+    }
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    """Return what stands beside the generator's own error: the clock, the network, and what else the machine did."""
+    ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
+    ended: dict[str, Any] = next(ends, {})
+    return {
+        "clock": run.manifest.get("clock_state"),
+        "network_rtt_ms": run.manifest.get("network_rtt_ms", []),
+        "machine": ended.get("machine"),
+    }
+
+
+def _slice_ns(run: Run) -> int:
+    return int(float(run.manifest["config"]["slice_duration"]) * 1e9)

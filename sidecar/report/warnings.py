@@ -1,0 +1,153 @@
+"""What a reader of a run must know before any of its numbers.
+
+How it ended, what failed, and what makes its numbers look better or worse than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from scraper.series.resets import alternates
+from sidecar.run import Run
+
+CACHED_RATIO = 0.05
+BLANK_RATIO = 0.02
+CACHE_COUNTERS = ("prefix_cache_hits", "prefix_cache_queries")
+
+
+def warnings(
+    run: Run,
+    workload: Mapping[str, Any],
+    client: Mapping[str, Any],
+    server: Mapping[str, Any],
+    correlation: Mapping[str, Any],
+    check: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield warnings, worst first, from the sections of a summary."""
+    yield from _ending(run)
+    yield from _failures(client)
+    yield from run.notes
+    yield from _scrapes(server)
+    yield from _records(correlation["perf_metrics"])
+    yield from (
+        f"the pages at {endpoint.url} come from several processes in turn (their start time goes back): its numbers "
+        "mean nothing; scrape each process itself"
+        for endpoint in run.endpoints
+        if alternates(endpoint)
+    )
+    if check["trusted"] is False:
+        yield f"the load generator {check['verdict']}: {'; '.join(check['reasons'])}"
+    yield from _comparability(client, correlation)
+    yield from _estimates(run)
+    yield from _blanks(run, client, correlation)
+    yield from _cache(run, server)
+    yield from _clipping(workload)
+
+
+def _ending(run: Run) -> Iterator[str]:
+    if run.status == "crashed":
+        reason = run.manifest.get("reason", "nobody wrote an end to its manifest")
+        yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
+    elif run.status == "interrupted":
+        yield "this run was interrupted; numbers cover what was recorded up to then"
+
+
+def _failures(client: Mapping[str, Any]) -> Iterator[str]:
+    requests = client["requests"]
+    failed = requests["failed"] + requests["refused"]
+    if failed:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in client["errors"].items())
+        yield f"{failed} of {requests['sent']} requests did not succeed: {kinds}"
+    unended = requests["cancelled"] + requests["in_flight"]
+    if unended:
+        yield (
+            f"{unended} of {requests['sent']} requests did not end: latencies are those of the {requests['ok']} "
+            "that did, which waited least"
+        )
+
+
+def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
+    for endpoint in server["endpoints"]:
+        resets = max((found.get("resets", 0) for found in endpoint.values() if isinstance(found, Mapping)), default=0)
+        if resets:
+            yield f"the engine at {endpoint['url']} restarted ({resets} x): what it counted just before is lost"
+        scrapes = endpoint["scrapes"]
+        if scrapes["failed"]:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes["failures"].items())
+            whole = scrapes["ok"] + scrapes["failed"]
+            yield f"{scrapes['failed']} of {whole} scrapes of {endpoint['url']} failed: {reasons}"
+
+
+def _records(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say what was lost of the records of `/perf_metrics`, and how many requests none of them could be given to."""
+    if found is None:
+        return
+    lost = [f"{count} readings failed ({why})" for why, count in found["failed_readings"].items()]
+    lost += [f"{count} records were refused ({why})" for why, count in found["refused"].items()]
+    without = [(found["ambiguous_requests"], "fits several"), (found["unmatched_requests"], "fits none")]
+    lost += [f"{count} requests have none, since the time {why}" for count, why in without if count]
+    if lost or not found["records"]:
+        told = f"of {found['records']} records of /perf_metrics {found['matched']} are of our requests"
+        yield "; ".join([told, *lost])
+
+
+def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+    if correlation["server_requests"] and correlation["client_requests"] and not correlation["comparable"]:
+        yield (
+            f"the engine finished {correlation['server_requests']} requests here and the client "
+            f"{client['requests']['ok']}: somebody else used it too, or scrapes are missing, and the engine's numbers "
+            "speak of all of them"
+        )
+
+
+def _estimates(run: Run) -> Iterator[str]:
+    measured = (run.requests.phase == "measure") & (run.requests.status == "ok")
+    estimated = int((run.requests.output_tokens_source[measured] == "estimate").sum())
+    if estimated:
+        yield (
+            f"{estimated} of {int(measured.sum())} replies told no usage: their output tokens are estimated from the "
+            "length of the text (a quarter of its characters)"
+        )
+
+
+def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+    ok, timed = client["requests"]["ok"], client["ttft_ms"]["count"]
+    log = run.requests
+    # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
+    whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())
+    if whole:
+        yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so have no TTFT"
+    if timed + whole < ok:
+        yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT"
+    blank = correlation["breakdown"]["blank_output_ms"]
+    if (blank["share_of_ttft"] or 0.0) > BLANK_RATIO:
+        yield f"{blank['mean']:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
+
+
+def _cache(run: Run, server: Mapping[str, Any]) -> Iterator[str]:
+    if _shares(run):
+        return
+    hits, queries = ((server.get(name) or {}).get("stats", {}).get("total") for name in CACHE_COUNTERS)
+    if hits and queries and hits > CACHED_RATIO * queries:
+        yield (
+            f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "
+            "requests sent before? Another --seed sends others"
+        )
+
+
+def _shares(run: Run) -> bool:
+    """Tell whether requests were meant to have prefixes in common: sessions, system prompts, repositories."""
+    if (run.requests.session >= 0).any():
+        return True
+    classes = (run.manifest.get("workload") or {}).get("classes", ())
+    return any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
+
+
+def _clipping(workload: Mapping[str, Any]) -> Iterator[str]:
+    clipped = (workload["clipped_inputs"] or 0, workload["clipped_outputs"] or 0)
+    if any(clipped):
+        yield (
+            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload['planned_requests']} requests were clipped "
+            f"to the model's length of {workload['max_model_len']} tokens"
+        )

@@ -1,0 +1,94 @@
+"""The manifest: what was asked, with what, by which clock; written when a run starts and again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rundir.clock import Clock, iso_ms
+from sidecar.errors import CannotWrite, Interrupted, SidelightError
+from sidecar.options.config import as_recorded
+from sidecar.options.spans import SpanOptions
+from sidecar.run import MANIFEST, create, write_json
+from sidecar.version import VERSION
+
+SCHEMA_VERSION = "1.0"
+DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
+
+
+@asynccontextmanager
+async def recorded(
+    options: SpanOptions,
+    out: Path | None,
+    command: Sequence[str],
+    clock: Clock,
+    stop: asyncio.Event,
+    *,
+    about: Mapping[str, Any],
+    **decided: object,
+) -> AsyncIterator[tuple[str, Path]]:
+    """Make a run directory and give the run's id and the directory; write its manifest now, and again at the end, with
+    how and when that was: `complete`, `interrupted` or `crashed` with a reason.
+
+    `about` is what was found out about the target, `decided` are options that nobody gave. Raises as `run.create`.
+    """
+    run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
+    path = create(out or Path("runs") / run_id)
+    now_ns = clock.now_ns()
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "tool": {"name": "sidelight", "version": VERSION},
+        "command": list(command),
+        "config": {**as_recorded(options), "out": str(path), **decided},
+        "started_at": iso_ms(now_ns),
+        "started_ns": now_ns,
+        "clock": {
+            "source": "CLOCK_MONOTONIC, anchored once to CLOCK_REALTIME",
+            "offset_ns": clock.offset_ns,
+            "anchor_error_ns": clock.error_ns,
+            "resolution_ns": max(1, round(time.get_clock_info("monotonic").resolution * 1e9)),
+        },
+        "host": {
+            "name": socket.gethostname(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "packages": {name: version(name) for name in PACKAGES},
+        },
+        **about,
+    }
+
+    def close(status: str, **why: str) -> None:
+        now_ns = clock.now_ns()
+        write_json(path / MANIFEST, manifest | {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns} | why)
+
+    write_json(path / MANIFEST, manifest)
+    try:
+        yield run_id, path
+    except Interrupted:
+        pass
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        close("interrupted")  # a second signal: whoever sent it does not wait for a report
+        raise
+    except (SidelightError, OSError) as error:
+        failed = (
+            error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
+        )
+        failed.run_directory = path
+        # On a full disk even this may fail; the run then reads as crashed without a reason.
+        with suppress(CannotWrite):
+            close("crashed", reason=str(failed))
+        raise failed from error
+    close("interrupted" if stop.is_set() else "complete")

@@ -1,0 +1,236 @@
+"""What the phases of a session are made of: driving a plan, watching it, settling; each to its end or until the user
+stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from loadgen.host.cpu_steal import read_ticks, steal_json
+from loadgen.records import trace_id
+from rundir.clock import Clock
+from scraper.spans.spec import SETTLE_S
+from sidecar.errors import Interrupted, WorkerDied
+from sidecar.processes import Child
+from sidecar.progress import Progress
+from sidecar.run import Event, append_event, last_answered
+
+if TYPE_CHECKING:
+    from exporter.prometheus.page import LivePage
+    from sidecar.live.view import LiveRun
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
+STOP_TIMEOUT_S = 10.0
+WATCH_EVERY_S = 0.5
+AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, all have their spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What the phases of one session share; `listening` is where it receives spans over gRPC, as HOST:PORT."""
+
+    run_id: str
+    path: Path
+    clock: Clock
+    progress: Progress
+    stop: asyncio.Event
+    live: LiveRun
+    scraper: Child | None = None
+    listening: str | None = None
+    workers: tuple[Child, ...] = ()
+    drain_s: float = 0.0
+    page: LivePage | None = None
+
+
+class Recorded(Protocol):
+    """A run that goes on: where its events are written, and by which clock."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+async def run_phase(
+    session: Session, plan: Path, *, concurrency: int | None, until_s: float | None = None, barrier: bool = False
+) -> None:
+    """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it."""
+    if session.stop.is_set():
+        return
+    name = plan.stem.removeprefix("plan-")
+    start_ns = session.clock.now_ns() + int(LEAD_S * 1e9)
+    command = {
+        "cmd": "run",
+        "plan": str(plan),
+        "start_ns": start_ns,
+        "concurrency": concurrency,
+        "barrier": barrier,
+        "until_ns": None if until_s is None else start_ns + int(until_s * 1e9),
+        "drain_s": session.drain_s,
+    }
+    session.live.enter(name)
+    ticks = read_ticks()
+    append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
+    for worker in session.workers:
+        await worker.send(command)
+    await _drained(session)
+    record(session, "phase_end", phase=name, machine=steal_json(ticks, read_ticks()))
+
+
+async def _drained(session: Session) -> None:
+    """Wait until all workers have sent and recorded what they had, or until the user stops them."""
+    drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
+    stopped = asyncio.ensure_future(session.stop.wait())
+    try:
+        await _first(drained, stopped)
+        if not drained.done():
+            session.progress.stage("stopping: what is in flight is cancelled and recorded")
+            for worker in session.workers:
+                await worker.send({"cmd": "stop"})
+        await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
+    except TimeoutError:
+        raise WorkerDied(f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
+    finally:
+        stopped.cancel()
+
+
+async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def settle(session: Session, seconds: float, *, listening: str | None) -> None:
+    """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
+
+    A dead scraper is noted, not fatal.
+    """
+    if session.scraper is None:
+        return
+    awaited = await asyncio.to_thread(_awaited_spans, session) if listening else {}
+    try:
+        await session.scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
+        bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
+        settled = await session.scraper.expect("settled", timeout_s=bound_s)
+    except WorkerDied as error:
+        note(session, f"the scraper did not finish ({error}); server numbers end where its log does")
+        return
+    if "spans" in settled:
+        record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
+        for text in _told_of_spans(settled["spans"], listening, session.live.engines()):
+            note(session, text)
+
+
+def _awaited_spans(session: Session) -> dict[str, Any]:
+    """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
+    indices, first_end_ns = last_answered(session.path, AWAITED_REQUESTS)
+    since_s = (session.clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
+    return {
+        "trace_ids": [trace_id(session.run_id, index) for index in indices],
+        "first_span_s": max(0.0, SETTLE_S - since_s),
+    }
+
+
+def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
+    """Say that no span came, and what would bring some; and what was wrong with those that came."""
+    if listening and not counts["spans"]:
+        from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
+
+        switches = [
+            f"{known.title}: {timing.enable}"
+            for known in map(catalogue, sorted(found))
+            for timing in known.timing
+            if timing.name.startswith("spans")
+        ]
+        yield (
+            f"no span came to {listening}, so times are not joined by trace; switch tracing on "
+            f"in the engine ({'; '.join(switches) or 'docs/engines.md tells how'})"
+        )
+    refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
+    refused = [text for text in refused if not text.startswith("0 ")]
+    if refused:
+        yield f"exports of spans were refused ({', '.join(refused)}); raw/scraper.stderr says why"
+    if counts["bad_spans"]:
+        bad = f"{counts['bad_spans']} of {counts['spans']} spans"
+        yield f"{bad} break the rules of OTLP and are not used; raw/scraper.stderr says which"
+    if counts["off_clock"]:
+        off = f"{counts['off_clock']} of {counts['spans']} spans"
+        yield f"{off} were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose"
+
+
+@asynccontextmanager
+async def watching(session: Session) -> AsyncIterator[None]:
+    """Show the run while the block goes on."""
+
+    failed = False
+
+    def look() -> None:
+        nonlocal failed
+        try:
+            session.live.poll()
+            session.progress.update(session.live.view())
+            if session.page is not None:
+                session.page.update(session.live.snapshot())
+        except Exception:  # a view is a sink: what it stumbles over must not end a measurement
+            if not failed:
+                log.exception("the live view failed; the run goes on")
+            failed = True
+
+    async def watch() -> None:
+        while True:
+            look()
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+        look()
+    finally:
+        watching.cancel()
+        session.progress.close()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T:
+    """Await something, but give it up when the user stops. Raises Interrupted then."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await _first(working, stopped)
+        if not working.done():
+            raise Interrupted("interrupted before anything was measured")
+        return await working
+    finally:
+        stopped.cancel()
+        working.cancel()
+
+
+async def _first(*work: asyncio.Future[Any]) -> None:
+    """Wait for one of several, whatever becomes of it."""
+    await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+
+
+def record(run: Recorded, name: str, **data: Any) -> None:
+    """Append an event of this moment to the run's log."""
+    append_event(run.path, Event(at_ns=run.clock.now_ns(), name=name, data=data))
+
+
+def note(run: Recorded, text: str) -> None:
+    """Record something that a reader of the report must be told."""
+    record(run, "note", text=text)
+
+
+def tell(session: Session, text: str) -> None:
+    """Say something to who watches the run, and to a reader of its report."""
+    session.progress.warn(text)
+    note(session, text)

@@ -1,0 +1,198 @@
+"""Which requests are sent, in which order and when: from options to the plans that load workers read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.plan import saved, workloads
+from loadgen.plan.arrivals import Arrival, schedule
+from loadgen.plan.fitting import Planned, PlanOrder
+from loadgen.plan.sequence import plan
+from loadgen.plan.tokenizers import Tokenizer, TokenizerError
+from loadgen.plan.workloads import Workload, mix
+from loadgen.plan.workloads.distributions import Fixed
+from loadgen.protocols.request import Target
+from loadgen.records import append_record, plan_end, read_plan
+from rundir.frames import FrameLog
+from sidecar.errors import ConfigurationError, TargetSpeaksElse
+from sidecar.options.checks import arrival_of, named, read_arrivals
+from sidecar.options.load import DRAFT, RunOptions
+from sidecar.progress import Progress
+
+PER_SLOT_PER_S = 2.0
+LEAST_PER_SLOT = 10
+MOST_PREPARED = 20_000
+SAY_EVERY = 200
+# Where the measured requests begin to be numbered when it is not known beforehand how many come before them.
+DRAFT_ROOM = 100_000
+
+PROBE = mix.RequestClass(name="probe", input_tokens=Fixed(256), output_tokens=Fixed(16), content="words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a run sends: the measured workload or the saved requests in its place, and when.
+
+    about   what the manifest states of it
+    notes   what the reader must be told once
+    saved   how many requests the saved file has; None without one
+    """
+
+    workload: Workload | None
+    arrival: Arrival | None
+    about: dict[str, Any]
+    notes: tuple[str, ...]
+    saved: int | None = None
+
+
+def read_load(options: RunOptions) -> Load:
+    """Read the files that a load is made of, if any. Raises ConfigurationError naming file, field, value and cure."""
+    trace = read_arrivals(options.trace)
+    arrival = arrival_of(options, trace)
+    notes = trace.notes if trace is not None and options.workload != "trace" else ()
+    try:
+        if options.replay_requests is not None:
+            return _replayed(options, options.replay_requests, arrival, notes)
+        workload = _workload(options, options.seed)
+    except ValueError as error:
+        replayed = options.replay_requests
+        flag, value = ("--workload", options.workload) if replayed is None else ("--replay-requests", str(replayed))
+        raise ConfigurationError(named(flag, value, str(error))) from error
+    if arrival is not None:
+        _offsets_ns(options, arrival, None)  # a schedule without a request is told before anybody is asked
+    about = {"label": workload.label, **workload.about}
+    return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes))
+
+
+def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
+    """Return a load of saved requests; where nothing else was said, they say themselves when they are due."""
+    found = saved.look(path)
+    if arrival is not None and options.rate is None and options.arrival == "poisson":
+        first = next(saved.read(path), None)
+        if first is not None and first.offset_ns >= 0:
+            arrival = None
+    about = {**found.workload, "replayed_from": str(path), "replayed_sha256": found.sha256}
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=found.count)
+
+
+def preliminary_plan(
+    options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder, *, round_: int = 0
+) -> AsyncGenerator[Planned, None]:
+    """Return requests of a warm-up or of probes, from other seeds, so that nothing measured is cached.
+
+    A warm-up is of the measured workload. Probes are all of one length: only what the engine does differs then.
+    """
+    key = (1, round_) if round_ else (1,)
+    seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
+    made = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
+    return plan(made, target=target, tokenizer=tokenizer, order=order)
+
+
+def measure_plan(
+    options: RunOptions, load: Load, target: Target, tokenizer: Tokenizer, order: PlanOrder
+) -> AsyncGenerator[Planned, None]:
+    """Return the measured requests, in order, of an `order` that lacks only when they are sent and how many.
+
+    Raises ConfigurationError when the schedule has none.
+    """
+    offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.saved)
+    timed = replace(order, offsets_ns=offsets_ns, count=planned_requests(options))
+    if load.workload is not None:
+        return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
+    return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model)
+
+
+def first_measured(options: RunOptions) -> int:
+    """Return the index of the first measured request: behind the warm-up's."""
+    return DRAFT_ROOM if options.warmup == DRAFT else int(options.warmup)
+
+
+def planned_requests(options: RunOptions) -> int | None:
+    """Return how many requests to prepare; None: as many as the open loop's schedule, or the saved file, has.
+
+    A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
+    made before the load, so that nothing but the load reaches the engine while it is measured.
+    """
+    if options.requests is not None or options.concurrency is None or options.duration is None:
+        return options.requests
+    if options.replay_requests is not None:
+        return None
+    per_slot = max(LEAST_PER_SLOT, math.ceil(PER_SLOT_PER_S * options.duration))
+    return min(MOST_PREPARED, options.concurrency * per_slot)
+
+
+async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
+    """Write requests to a plan. Returns what to record of them.
+
+    Raises TargetSpeaksElse when the server's tokenizer stops answering, ConfigurationError for a bad saved request.
+    """
+    digest = hashlib.sha256()
+    counts = dict.fromkeys(
+        ("count", "turns", "clipped_inputs", "clipped_outputs", "missed_lengths", "dropped_turns"), 0
+    )
+    phase = path.stem.removeprefix("plan-")
+    log = FrameLog(path)
+    try:
+        async with aclosing(requests):
+            async for one in requests:
+                append_record(log, one.request)
+                for turn in (one.request, *one.request.turns):
+                    digest.update(turn.body)
+                counts["count"] += 1
+                counts["turns"] += len(one.request.turns)
+                counts["clipped_inputs"] += one.clipped_input
+                counts["clipped_outputs"] += one.clipped_output
+                counts["missed_lengths"] += one.missed_tokens != 0
+                counts["dropped_turns"] += one.dropped_turns
+                if counts["count"] % SAY_EVERY == 0:
+                    progress.stage(f"prepared {counts['count']} requests")
+        append_record(log, plan_end(phase))
+    except TokenizerError as error:
+        raise TargetSpeaksElse(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
+    except saved.SavedRequestsError as error:
+        raise ConfigurationError(f"--replay-requests {error}") from error
+    finally:
+        log.close()
+    return {"phase": phase, **counts, "sha256": digest.hexdigest()}
+
+
+def save_requests(path: Path, plan_path: Path, load: Load) -> str:
+    """Write a plan's requests to a file of their own; return its SHA-256. Raises ConfigurationError."""
+    try:
+        return saved.save(path, read_plan(plan_path), workload=load.about).sha256
+    except saved.SavedRequestsError as error:
+        raise ConfigurationError(f"--save-requests {error}") from error
+
+
+def _workload(options: RunOptions, seed: int) -> Workload:
+    return workloads.build(
+        options.workload,
+        seed=seed,
+        dataset=options.dataset,
+        trace=options.trace,
+        sessions=options.sessions,
+        think_s=options.think_time,
+    )
+
+
+def _offsets_ns(options: RunOptions, arrival: Arrival, saved_count: int | None) -> npt.NDArray[np.int64]:
+    # A saved file ends by itself: its requests are all there is to send.
+    count = options.requests if options.requests is not None else saved_count
+    try:
+        offsets_ns = schedule(arrival, seed=options.seed, count=count, duration_s=options.duration)
+    except ValueError as error:
+        raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
+    if not len(offsets_ns):
+        rate = f"--rate {options.rate:g}" if options.rate is not None else f"--arrival {options.arrival}"
+        limit = f"--duration {options.duration:g}" if options.duration is not None else f"--requests {options.requests}"
+        raise ConfigurationError(f"{rate} {limit}: no request falls into it; raise one of them")
+    return offsets_ns

@@ -1,0 +1,282 @@
+"""What is found out before any load: the target, its metrics pages, the tokenizer, and the machine that loads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from loadgen.host.clock_sync import clock_json, clock_state
+from loadgen.host.limits import outlasting, shortage
+from loadgen.host.round_trip import measure_rtt, rtt_json
+from loadgen.plan import tokenizers
+from loadgen.plan.tokenizers import (
+    LocalTokenizer,
+    ReferenceTokenizer,
+    ServerTokenizer,
+    Tokenizer,
+    TokenizerError,
+    probe_server,
+)
+from loadgen.protocols.request import Target
+from loadgen.transports.link import TlsSpec, tls_context
+from rundir.access import Access, masked
+from rundir.stats import Missing
+from scraper.targets.fetch import Limits, clock_of, discover
+from sidecar.errors import ConfigurationError, TargetUnreachable
+from sidecar.options.access import metrics_access, require_headers
+from sidecar.options.checks import extra_of, named
+from sidecar.options.load import ContactOptions, RunOptions
+from sidecar.options.scrape import ScrapeOptions
+from sidecar.progress import Progress
+from sidecar.run.planning import Load, read_load
+from sidecar.run.target import Contact, Served, engine_version, preflight, probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run needs to know. `targets` are metrics URLs; `notes` what the reader must be told once."""
+
+    served: tuple[Served, ...]
+    contact: Contact
+    tokenizer: Tokenizer
+    load: Load
+    targets: tuple[str, ...]
+    about: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def target(self) -> Target:
+        """Return what requests are written for: all URLs serve the same model."""
+        first = self.served[0]
+        return Target(base_url=first.url, model=first.model, endpoint=self.contact.endpoint, extra=self.contact.extra)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the least of the lengths that the URLs told, None where none told one."""
+        return min((one.max_model_len for one in self.served if one.max_model_len is not None), default=None)
+
+
+@asynccontextmanager
+async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[Prepared]:
+    """Look at the target of a run; the server's tokenizer, where it is used, stays open inside the block.
+
+    Raises TargetUnreachable, TargetSpeaksElse, ConfigurationError.
+    """
+    async with AsyncExitStack() as stack:
+        load, lacking, contact = read_load(options), _shortage(options), contact_of(options)
+        served = await _served(options, contact)
+        # Alone: what else this process does would show in the time of a handshake.
+        round_trips = await asyncio.gather(*(measure_rtt(one.url) for one in served))
+        version, metrics, (tokenizer, unused) = await _looked(options, served, contact, stack)
+        targets, notes = _scraped(metrics)
+        first = served[0]
+        limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
+        where = ", ".join(one.url for one in served)
+        progress.stage(f"{first.model} at {where}{limit}; lengths in tokens of {tokenizer.name}")
+        yield Prepared(
+            served=served,
+            contact=contact,
+            tokenizer=tokenizer,
+            load=load,
+            targets=targets,
+            notes=(*load.notes, *notes, *([lacking] if lacking else [])),
+            about={
+                "target": {
+                    "url": first.url,
+                    **({"urls": [one.url for one in served]} if len(served) > 1 else {}),
+                    "model": first.model,
+                    "max_model_len": first.max_model_len,
+                    "version": version,
+                },
+                "tokenizer": {
+                    **tokenizers.about(tokenizer, exact=options.exact_tokens),
+                    **({"why_not_the_servers": unused} if unused else {}),
+                },
+                "workload": load.about,
+                "clock_state": clock_json(clock_state()),
+                "network_rtt_ms": [
+                    {"url": one.url, **rtt_json(found)} for one, found in zip(served, round_trips, strict=True)
+                ],
+                **_about_metrics(metrics),
+            },
+        )
+
+
+def contact_of(options: ContactOptions) -> Contact:
+    paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
+    own = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    return Contact(
+        endpoint=options.endpoint,
+        headers={**own, **require_headers("--header", options.header)},
+        extra=extra_of(options),
+        tls=TlsSpec(**paths, insecure=options.insecure),
+    )
+
+
+def pages_access(options: ContactOptions) -> Access:
+    """Return how metrics pages are asked: at the API's own hosts with its TLS, unless theirs was given."""
+    access = metrics_access(options, urls=options.url, api_key=options.api_key)
+    hosts = {urlsplit(url).netloc for url in options.url}
+    if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
+        return access
+    tls = contact_of(options).tls
+    return replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
+
+
+async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
+    """Ask each URL for its model. Raises ConfigurationError where they serve different ones."""
+    found = [await probe(url, model=options.model, contact=contact) for url in options.url]
+    for one in found:
+        if one.model != found[0].model:
+            raise ConfigurationError(
+                f"--url {one.url}: serves {one.model}, and {found[0].url} {found[0].model}; name one with --model"
+            )
+    return tuple(found)
+
+
+async def _looked(
+    options: RunOptions, served: tuple[Served, ...], contact: Contact, stack: AsyncExitStack
+) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None]]:
+    """Ask each URL for one token, and meanwhile for its version, its metrics pages and its tokenizer.
+
+    The first failure ends the others, and is raised as it is.
+    """
+    urls = [one.url for one in served]
+    pages = with_pages(options.metrics, pages_of(urls, contact))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in served:
+                group.create_task(preflight(one, contact=contact, ignore_eos=options.ignore_eos))
+            tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
+            version = group.create_task(engine_version(urls[0], contact))
+            metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return version.result(), metrics.result(), tokenizer.result()
+
+
+def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:
+    """Return where metrics pages are looked for: beside the API, but for gRPC, whose port speaks no HTTP/1."""
+    return tuple(urls) if contact.endpoint != "grpc" else ()
+
+
+def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
+    """Return where metrics are read: the pages that were named, else the usual ones, which a `/perf_metrics` is not."""
+    return (*(() if any(not clock_of(url) for url in named) else usual), *named)
+
+
+def _shortage(options: RunOptions) -> str | None:
+    """Say what an open loop may run out of; what a closed loop will run out of raises ConfigurationError."""
+    workers, targets = options.worker_count, len(options.url)
+    if options.concurrency is not None:
+        lacking = shortage(options.concurrency, workers=workers, targets=targets)
+        if lacking is not None:
+            raise ConfigurationError(f"--concurrency {options.concurrency}: {lacking}")
+        return None
+    return outlasting(options.rate or 0.0, workers=workers, targets=targets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedScrape:
+    """What a scrape without load needs to know; as in Prepared."""
+
+    targets: tuple[str, ...]
+    about: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
+    """Find the pages of a scrape. Raises TargetUnreachable when there is none at all, and no spans are received."""
+    configured = with_pages(options.metrics, (options.url,) if options.url else ())
+    metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
+    targets, notes = _scraped(metrics)
+    if not targets and options.otlp_listen is None:
+        reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
+        raise TargetUnreachable(f"no metrics page: {reasons}")
+    return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
+
+
+async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
+    limits = Limits(timeout_s=timeout_s)
+    found = await asyncio.gather(*(discover(url, access=access, limits=limits) for url in configured))
+    return list(zip(configured, found, strict=True))
+
+
+async def _tokenizer(
+    options: RunOptions, served: Served, contact: Contact, stack: AsyncExitStack
+) -> tuple[Tokenizer, str | None]:
+    """Return the declared tokenizer and, where the server's was wanted but there is none, why.
+
+    The stack closes the server's.
+    """
+    found, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
+    if isinstance(found, ServerTokenizer):
+        await stack.enter_async_context(found)
+    chats = contact.endpoint not in {"completions", "sglang", "tgi", "grpc"}
+    if options.exact_tokens and chats and not found.template:
+        raise ConfigurationError(
+            f"--exact-tokens: {found.name} does not count a chat template; name a --tokenizer that does (a server "
+            "with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
+        )
+    return found, unused
+
+
+async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
+    if name == "cl100k_base":
+        return await _reference(), None
+    if name not in {"auto", "server"}:
+        try:
+            return LocalTokenizer(Path(name)), None
+        except TokenizerError as error:
+            raise ConfigurationError(named("--tokenizer", name, str(error))) from error
+    tls = None if contact.tls == TlsSpec() else tls_context(contact.tls)
+    probed = await probe_server(served.url, served.model, contact.headers, tls=tls)
+    if isinstance(probed, ServerTokenizer):
+        return probed, None
+    if name == "server":
+        raise ConfigurationError(f"--tokenizer server: {probed}; use --tokenizer cl100k_base")
+    return await _reference(), probed
+
+
+async def _reference() -> ReferenceTokenizer:
+    return await asyncio.to_thread(ReferenceTokenizer)  # 0.1 s, in which the sockets go on
+
+
+def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
+    pages = [(configured, found) for configured, found in metrics if not clock_of(configured)]
+    timings = [masked(configured) for configured, _ in metrics if clock_of(configured)]
+    reasons = [found.reason for _, found in pages if isinstance(found, Missing)]
+    return {
+        "metrics_targets": [
+            {
+                "configured": masked(configured),
+                **({"reason": found.reason} if isinstance(found, Missing) else {"url": masked(found)}),
+            }
+            for configured, found in pages
+        ],
+        **({"timing_targets": timings} if timings else {}),
+        **({"server_missing": "; ".join(reasons)} if len(reasons) == len(pages) else {}),
+    }
+
+
+def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the URLs to scrape, and what to say of those that are not.
+
+    Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
+    show it, and scrapes that fail are told. What speaks something else is left alone.
+    """
+    answers = any(isinstance(found, str) and not clock_of(found) for _, found in metrics)
+    targets, notes = [], []
+    for configured, found in metrics:
+        if isinstance(found, str):
+            targets.append(found)
+        elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in found.reason:
+            targets.append(configured)
+        else:
+            notes.append(f"no server metrics: {found.reason}; name the page with --metrics URL")
+    return tuple(targets), tuple(notes)

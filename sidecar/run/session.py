@@ -1,0 +1,215 @@
+"""A session: what is found out first, which processes it starts, and how its run directory is opened and closed.
+
+The conductor times nothing: load workers and the scraper stamp and append; it starts them, watches, and reads what they
+wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.protocols import PROTOCOLS
+from rundir.access import Access
+from rundir.clock import Clock, anchor
+from sidecar import run as run_directory
+from sidecar.errors import ConfigurationError
+from sidecar.options.access import metrics_access
+from sidecar.options.config import listen_address
+from sidecar.options.load import RunOptions
+from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.spans import receiver_spec, require_ports
+from sidecar.processes import START_TIMEOUT_S, Child
+from sidecar.progress import Progress
+from sidecar.run import manifest as manifests
+from sidecar.run.phases import Session, record, settle, tell, unless_stopped, unless_stopped_for, watching
+from sidecar.run.stopping import stop_on_signals, until_deadline
+
+if TYPE_CHECKING:
+    from exporter.prometheus.page import LivePage
+    from sidecar.run.prepare import Prepared
+
+DEFAULT_LISTEN = "127.0.0.1:9464"
+
+
+async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Path:
+    """Load and scrape a target. Returns the run directory; its manifest says how the run ended.
+
+    Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
+    processes died (the manifest then says `crashed`, and why).
+    """
+    async with AsyncExitStack() as stack:
+        begun_s = asyncio.get_running_loop().time()
+        stop = await stack.enter_async_context(stop_on_signals())
+        run_directory.require_free(options.out)
+        require_ports(options)
+        clock = anchor()
+        workers = [
+            await stack.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
+            for number in range(options.worker_count)
+        ]
+        scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
+        # Ours are imported while theirs are.
+        from scraper.targets.target import STALE_TICKS  # noqa: PLC0415
+        from sidecar.live.view import LiveRun  # noqa: PLC0415
+        from sidecar.run.load import load  # noqa: PLC0415
+        from sidecar.run.prepare import pages_access, prepared  # noqa: PLC0415
+
+        async with until_deadline(begun_s, options.deadline):
+            found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
+        page = await _serve(stack, options.listen, progress)
+        model = found.target.model
+        recorded = manifests.recorded(options, options.out, command, clock, stop, about=found.about, model=model)
+        run_id, path = await stack.enter_async_context(recorded)
+        stale_s = STALE_TICKS * options.scrape_interval
+        live = stack.enter_context(
+            LiveRun(
+                path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
+            )
+        )
+        session = Session(
+            run_id=run_id,
+            path=path,
+            clock=clock,
+            progress=progress,
+            stop=stop,
+            live=live,
+            workers=tuple(workers),
+            drain_s=options.drain_timeout,
+            page=page,
+        )
+        for text in found.notes:
+            tell(session, text)
+        for number, worker in enumerate(workers):
+            spec = worker_spec(number, path, run_id, found, options, clock)
+            await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
+        if found.targets or options.otlp_listen is not None:
+            spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
+            session = await _scraping(session, scraper, spec)
+        await load(session, options, found, begun_s=begun_s)
+    return path
+
+
+async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Path:
+    """Scrape targets without any load, for a duration or until a signal. Returns the run directory."""
+    from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
+    from sidecar.live.view import LiveRun  # noqa: PLC0415
+    from sidecar.run.prepare import prepare_scrape  # noqa: PLC0415
+
+    async with stop_on_signals() as stop:
+        run_directory.require_free(options.out)
+        require_ports(options)
+        clock = anchor()
+        found = await unless_stopped(stop, prepare_scrape(options))
+        # Ctrl-C is how a scrape without a duration is meant to end.
+        awaited = stop if options.duration is not None else asyncio.Event()
+        recorded = manifests.recorded(options, options.out, command, clock, awaited, about=found.about)
+        async with recorded as (run_id, path), AsyncExitStack() as stack:
+            stale_s = STALE_TICKS * options.scrape_interval
+            live = stack.enter_context(
+                LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
+            )
+            session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
+            for text in found.notes:
+                tell(session, text)
+            scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
+            spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
+            session = await _scraping(session, scraper, spec)
+            await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+            await stack.enter_async_context(watching(session))
+            live.enter("measure")
+            record(session, "phase_start", phase="measure")
+            await unless_stopped_for(stop, options.duration)
+            record(session, "phase_end", phase="measure")
+            await settle(session, options.scrape_interval, listening=session.listening)
+    return path
+
+
+async def _scraping(session: Session, scraper: Child, spec: Mapping[str, Any]) -> Session:
+    """Tell the scraper what to do; return the session with it, and with where it receives spans, if it does."""
+    await scraper.begin(spec, stderr=session.path / run_directory.RAW / "scraper.stderr")
+    if "spans" not in spec:
+        return replace(session, scraper=scraper)
+    addresses = [spec["spans"]["grpc"], spec["spans"]["http"]]
+    if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
+        ports = await scraper.expect("listening", timeout_s=START_TIMEOUT_S)
+        found = ports["grpc_port"], ports["http_port"]
+        addresses = [f"{one.rpartition(':')[0]}:{port}" for one, port in zip(addresses, found, strict=True)]
+    session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
+    return replace(session, scraper=scraper, listening=addresses[0])
+
+
+def worker_spec(
+    number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
+) -> dict[str, Any]:
+    """Return what a load worker is told: `loadgen.transports.link.WorkerSpec` as JSON."""
+    return {
+        "worker": number,
+        "workers": options.worker_count,
+        "run_id": run_id,
+        "clock_offset_ns": clock.offset_ns,
+        "urls": [one.url for one in found.served],
+        "headers": dict(found.contact.headers),
+        "tls": msgspec.structs.asdict(found.contact.tls),
+        "transport": PROTOCOLS[options.endpoint].transport,
+        "protocol": options.endpoint,
+        "reuse": options.reuse,
+        "sessions": True,
+        "out": str(path / run_directory.RAW / f"requests-{number}.log"),
+        "request_timeout_s": options.request_timeout,
+    }
+
+
+def scraper_spec(
+    path: Path,
+    targets: Sequence[str],
+    options: RunOptions | ScrapeOptions,
+    clock: Clock,
+    access: Access,
+) -> dict[str, Any]:
+    """Return what the scraper is told: `scraper.worker.Spec` as JSON. A scrape without load has no seed of its own."""
+    spans = receiver_spec(options, clock)
+    return {
+        "targets": list(targets),
+        "interval_s": options.scrape_interval,
+        "timeout_s": options.scrape_timeout,
+        "clock_offset_ns": clock.offset_ns,
+        "out": str(path / run_directory.RAW / "scrapes-0.log"),
+        "access": asdict(access),
+        "seed": options.seed if isinstance(options, RunOptions) else 0,
+        "hardware_out": str(path / run_directory.RAW / "hardware.log"),
+        "timings_out": str(path / run_directory.RAW / "timings-0.log"),
+        **(
+            {"spans": msgspec.to_builtins(spans), "spans_out": str(path / run_directory.RAW / "spans-0.log")}
+            if spans
+            else {}
+        ),
+    }
+
+
+async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:
+    address = listen_address(listen or DEFAULT_LISTEN)
+    if address is None:
+        return None
+    from exporter.prometheus.page import LivePage  # noqa: PLC0415
+    from exporter.prometheus.server import serving  # noqa: PLC0415  as in run
+    from sidecar.run.target import reason_of  # noqa: PLC0415
+
+    host, port = address
+    page = LivePage()
+    try:
+        url = await stack.enter_async_context(serving(page, host, port))
+    except OSError as error:
+        if listen is not None or error.errno != errno.EADDRINUSE:
+            raise ConfigurationError(f"--listen {listen}: {reason_of(error)}; choose another port, or 0") from error
+        url = await stack.enter_async_context(serving(page, host, 0))
+        progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
+    progress.stage(f"live Prometheus page: {url}")
+    return page

@@ -1,0 +1,1 @@
+"""The resident sidecar: no load of its own."""

@@ -1,0 +1,265 @@
+"""A resident sidecar: spans and pages come in without any load of ours, and the breakdown is served as requests end.
+
+The receiver and the scraping are a process of their own, as in a run. One that dies is started again, later and later,
+and each such death is counted, told and recorded. A directory of it reads as that of a run does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.server import serving
+from rundir.access import masked
+from rundir.clock import Clock, anchor
+from rundir.frames import next_number
+from sidecar import run as run_directory
+from sidecar.errors import ConfigurationError, WorkerDied
+from sidecar.options.access import metrics_access
+from sidecar.options.config import listen_address
+from sidecar.options.spans import receiver_spec, require_ports
+from sidecar.options.watch import WatchOptions, reloaded
+from sidecar.processes import START_TIMEOUT_S, Child
+from sidecar.progress import Progress
+from sidecar.run import manifest as manifests
+from sidecar.run.phases import note, record, unless_stopped_for
+from sidecar.run.target import reason_of
+from sidecar.watch.view import SCRAPES, SPANS, WatchView, summary_line
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+SLICE_S = 10.0  # of what `report` makes of the logs
+TELL_S = 60.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+SOUND_S = 60.0  # a receiver that has lived so long died of something new
+_FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """What the tasks of one watch share.
+
+    `lives` counts receivers that came up, `restarts` those that died; `receiver` is None while there is none, and
+    `down_ns` then says since when. `lacking` holds what /readyz says is missing, empty for nothing.
+    """
+
+    path: Path
+    clock: Clock
+    options: WatchOptions
+    given: Sequence[str]
+    progress: Progress
+    view: WatchView
+    page: LivePage
+    lacking: list[str]
+    begun_ns: int
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    reload: asyncio.Event = field(default_factory=asyncio.Event)
+    receiver: Child | None = None
+    ports: tuple[int, int] | None = None
+    lives: int = 0
+    restarts: int = 0
+    down_ns: int | None = None
+    errors: int = 0
+
+    def tell(self, text: str) -> None:
+        """Say something that went wrong, and keep it for whoever reads the directory."""
+        self.progress.warn(text)
+        with suppress(OSError):  # a full disk is no reason to end
+            note(self, text)
+
+
+async def watch(options: WatchOptions, *, command: Sequence[str], progress: Progress) -> str:
+    """Watch until SIGTERM or SIGINT; return the summary line. SIGHUP reads the configuration file again.
+
+    Raises SidelightError before anything is recorded (an address in use, an unusable directory), and where the first
+    receiver cannot be started.
+    """
+    run_directory.require_free(options.out)
+    require_ports(options)
+    clock = anchor()
+    page = LivePage()
+    lacking = ["starting"]  # what /readyz says
+    async with AsyncExitStack() as stack:
+        url = await _served(stack, options, page, lambda: lacking[0])
+        about = {"metrics_targets": [{"configured": masked(one), "url": masked(one)} for one in options.metrics]}
+        recorded = manifests.recorded(
+            options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
+        )
+        run_id, path = await stack.enter_async_context(recorded)
+        view = stack.enter_context(WatchView(path / run_directory.RAW, run_id=run_id, pages=options.metrics))
+        one = Watch(
+            path=path,
+            clock=clock,
+            options=options,
+            given=command,
+            progress=progress,
+            view=view,
+            page=page,
+            lacking=lacking,
+            begun_ns=clock.now_ns(),
+        )
+        progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
+        stack.enter_context(_signals(one))
+        record(one, "phase_start", phase="measure")
+        await _until_stopped(one)
+        record(one, "phase_end", phase="measure")
+        await asyncio.to_thread(_look, one, all_of_it=True)
+        elapsed_s = (clock.now_ns() - one.begun_ns) / 1e9
+        return summary_line(view, elapsed_s=elapsed_s, restarts=one.restarts)
+
+
+async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, unready: Callable[[], str]) -> str:
+    address = listen_address(options.listen)
+    if address is None:
+        raise AssertionError("checked options name an address")
+    try:
+        return await stack.enter_async_context(serving(page, *address, unready=unready))
+    except OSError as error:
+        raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
+
+
+@contextmanager
+def _signals(one: Watch) -> Iterator[None]:
+    """SIGTERM and SIGINT end the watch, SIGHUP reads the configuration file again."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, one.stop.set)
+    loop.add_signal_handler(signal.SIGHUP, one.reload.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _until_stopped(one: Watch) -> None:
+    """Receive, scrape, look and reload; then end the receiver, which writes what it has in hand."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_receive_on(one)), group.create_task(_reload_on(one))]
+            group.create_task(_look_on(one))
+            await one.stop.wait()
+            one.lacking[0] = "ending"
+            for task in tasks:
+                task.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def _receive_on(one: Watch) -> None:
+    """Keep a receiver up, whatever it dies of; after each death, wait longer. The first has to come up."""
+    deaths_in_a_row = 0
+    while True:
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            async with Child("the receiver", ["scraper.worker"]) as child:
+                await _begin(one, child)
+                await child.expect("an end")  # it says no such thing: this waits for its death
+        except WorkerDied as death:
+            if one.lives == 0:
+                raise
+            _mourn(one, death)
+        lived_s = asyncio.get_running_loop().time() - begun_s
+        deaths_in_a_row = 1 if lived_s > SOUND_S else deaths_in_a_row + 1
+        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (deaths_in_a_row - 1), LONGEST_PAUSE_S))
+
+
+async def _begin(one: Watch, child: Child) -> None:
+    options, raw = one.options, one.path / run_directory.RAW
+    number = max(next_number(raw, pattern) for pattern in (SPANS, SCRAPES))
+    host = options.otlp_listen.rpartition(":")[0]
+    spans = receiver_spec(options, one.clock)
+    if spans is not None and one.ports is not None:  # whoever sends knows these, where any free ones were asked for
+        spans = msgspec.structs.replace(spans, grpc=f"{host}:{one.ports[0]}", http=f"{host}:{one.ports[1]}")
+    await child.begin(
+        {
+            "targets": list(options.metrics),
+            "interval_s": options.scrape_interval,
+            "timeout_s": options.scrape_timeout,
+            "clock_offset_ns": one.clock.offset_ns,
+            "out": str(raw / SCRAPES.replace("*", f"{number:06d}")),
+            "access": asdict(metrics_access(options)),
+            "spans": None if spans is None else msgspec.to_builtins(spans),
+            "spans_out": str(raw / SPANS.replace("*", f"{number:06d}")),
+            "rotation": {"most_bytes": options.kept_bytes // _FILES_KEPT, "most_s": options.keep_s / _FILES_KEPT},
+        },
+        stderr=raw / "scraper.stderr",
+    )
+    told = await child.expect("listening", timeout_s=START_TIMEOUT_S)
+    one.ports = told["grpc_port"], told["http_port"]
+    one.receiver, one.lives = child, one.lives + 1
+    if one.down_ns is not None:
+        one.view.missed(one.clock.now_ns())
+        one.tell(f"the receiver is up again, after {(one.clock.now_ns() - one.down_ns) / 1e9:.1f} s without one")
+        one.down_ns = None
+    one.lacking[0] = ""
+    one.progress.stage(f"spans: gRPC at {host}:{one.ports[0]}, HTTP/protobuf at {host}:{one.ports[1]}")
+
+
+def _mourn(one: Watch, death: WorkerDied) -> None:
+    one.receiver = None
+    one.restarts += 1
+    if one.down_ns is None:
+        one.down_ns = one.clock.now_ns()
+    one.lacking[0] = "the receiver is down"
+    with suppress(OSError):  # as in tell
+        record(one, "receiver_died", reason=str(death), restarts=one.restarts)
+    one.tell(f"{death}; it is started again (death {one.restarts}); what was being sent to it has to come again")
+
+
+async def _reload_on(one: Watch) -> None:
+    """Read the configuration file again at each SIGHUP; one that is broken changes nothing."""
+    while True:
+        await one.reload.wait()
+        one.reload.clear()
+        try:
+            options, refused = reloaded(one.options, one.given)
+        except ConfigurationError as error:
+            one.tell(f"not reloaded, all goes on as before: {error}")
+            continue
+        for text in refused:
+            one.tell(f"reload: {text}")
+        one.options = options
+        one.view.scrape_only(options.metrics)
+        if one.receiver is not None:
+            command = {"cmd": "scrape", "targets": list(options.metrics), "interval_s": options.scrape_interval}
+            await one.receiver.send(command)
+        pages = ", ".join(masked(url) for url in options.metrics) or "nothing"
+        text = f"reloaded: scraping {pages} every {options.scrape_interval:g} s"
+        one.progress.stage(text)
+        with suppress(OSError):
+            note(one, text)
+
+
+async def _look_on(one: Watch) -> None:
+    told_s = asyncio.get_running_loop().time()
+    while not one.stop.is_set():
+        # A thread: estimates take a second, and the page is to be there meanwhile.
+        await asyncio.to_thread(_look, one)
+        if asyncio.get_running_loop().time() > told_s + TELL_S:
+            told_s += TELL_S
+            elapsed_s = (one.clock.now_ns() - one.begun_ns) / 1e9
+            one.progress.stage(summary_line(one.view, elapsed_s=elapsed_s, restarts=one.restarts))
+        await unless_stopped_for(one.stop, POLL_S)
+
+
+def _look(one: Watch, *, all_of_it: bool = False) -> None:
+    """Take in what is new and show it. Nobody is waited for while no receiver is up."""
+    now_ns = one.down_ns or one.clock.now_ns()
+    try:
+        one.view.poll(now_ns, all_of_it=all_of_it)
+        one.view.prune(keep_s=one.options.keep_s, keep_bytes=one.options.kept_bytes)
+    except Exception:  # a service goes on; the count of these is on its page
+        if not one.errors:
+            log.exception("what had just come is lost; the watch goes on")
+        one.errors += 1
+    one.page.update(one.view.snapshot(restarts=one.restarts, errors=one.errors))

@@ -1,0 +1,175 @@
+"""What a watch knows at one moment: its logs are tailed, requests are broken down as they end, counts add up.
+
+Everything kept is bounded: the windows of spans, requests and scrapes by their own limits, counts by their labels.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from correlator.breakdown import SOURCES
+from correlator.live.breakdown import REASONS, broken_down
+from correlator.live.estimate import RollingEstimate
+from correlator.live.traces import TracedRequest
+from correlator.live.window import TraceWindow
+from exporter.prometheus.breakdown import REFUSED
+from exporter.prometheus.counts import counted, nothing_counted
+from exporter.prometheus.snapshot import (
+    LATENCY_BOUNDS_S,
+    ClientCounts,
+    EngineCounts,
+    PartCounts,
+    Snapshot,
+    WatchCounts,
+    add,
+    bucketize,
+)
+from rundir.access import masked
+from rundir.frames import LogTails
+from scraper.series.log import LogReader
+from scraper.spans.log import Counts, StateRecord, decode
+from sidecar.live.engine import EngineView
+from sidecar.version import VERSION
+
+SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
+
+
+class WatchView:
+    """Owns the tails of a watch's logs. A context manager; `poll` may run in a thread, one call at a time."""
+
+    def __init__(self, raw: Path, *, run_id: str, pages: Collection[str] = ()) -> None:
+        self._tails = LogTails(raw)
+        self._run_id = run_id
+        self._window = TraceWindow()
+        self._estimate = RollingEstimate()
+        self._wanted = frozenset(masked(url) for url in pages)
+        self._readers: dict[Path, LogReader] = {}
+        self._engines: dict[str, EngineView] = {}
+        self._client = ClientCounts(
+            requests={"ok": 0, "failed": 0},
+            input_tokens=0,
+            output_tokens=0,
+            ttft=bucketize([], LATENCY_BOUNDS_S),
+            e2e=bucketize([], LATENCY_BOUNDS_S),
+        )
+        self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
+        self._received = {"exports": 0, "spans": 0}
+        self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tails.__exit__()
+
+    @property
+    def parts(self) -> PartCounts:
+        return self._parts
+
+    def missed(self, back_ns: int) -> None:
+        """Say that until then there was no receiver."""
+        self._window.missed(back_ns)
+
+    def scrape_only(self, urls: Collection[str]) -> None:
+        """Forget, at the next look, the pages that are no longer scraped."""
+        self._wanted = frozenset(masked(url) for url in urls)
+
+    def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
+        """Take in what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left."""
+        if not self._wanted.issuperset(self._engines):
+            self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
+            self._estimate.forget_pages(self._wanted)
+        for path, payload in self._tails.news(SCRAPES, in_turn=True):
+            self._take_page(path, payload)
+        for _, payload in self._tails.news(SPANS, in_turn=True):
+            self._take_spans(payload)
+        finished = self._window.finished(now_ns, all_of_it=all_of_it)
+        self._count_clients(finished)
+        free = self._estimate.hold(finished)
+        for ended in ([broken_down(free)] if free else []) + self._estimate.estimated(now_ns, all_of_it=all_of_it):
+            self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
+
+    def prune(self, *, keep_s: float, keep_bytes: int) -> None:
+        """Delete what is beyond the limits, of what was read."""
+        self._tails.prune((SPANS, SCRAPES), keep_s=keep_s, keep_bytes=keep_bytes)
+
+    def receiver_counts(self) -> dict[str, int]:
+        """Return what all receivers did: exports and spans as logged, the rest as last told."""
+        return {**(self._before + self._now), **self._received}
+
+    def snapshot(self, *, restarts: int, errors: int) -> Snapshot:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        receiver = {**dict.fromkeys(Counts.__struct_fields__, 0), **self.receiver_counts()}
+        return Snapshot(
+            version=VERSION,
+            run_id=self._run_id,
+            phase="watch",
+            client=self._client,
+            engines=tuple(engine.counts for engine in self._engines.values()),
+            parts=self._parts,
+            watch=WatchCounts(
+                receiver=receiver,
+                restarts=restarts,
+                errors=errors,
+                cpu_s=usage.ru_utime + usage.ru_stime,
+                sizes={**self._window.sizes, **self._estimate.sizes},
+                repeated=self._window.repeated,
+                evicted=self._window.evicted,
+            ),
+        )
+
+    def _take_page(self, path: Path, payload: bytes) -> None:
+        if path not in self._readers:
+            self._readers = {path: LogReader()}  # the file before is read to its end by now
+        scrape = self._readers[path].take(payload)
+        if scrape is None or scrape.url not in self._wanted:
+            return
+        self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(scrape)
+        self._estimate.scraped(scrape)
+
+    def _take_spans(self, payload: bytes) -> None:
+        record = decode(payload)
+        if not isinstance(record, StateRecord):
+            self._received["exports"] += 1
+            self._received["spans"] += self._window.take(record)
+            return
+        if record.state == "started":
+            self._before += self._now
+        self._now = Counter(msgspec.structs.asdict(record.counts))
+
+    def _count_clients(self, finished: Sequence[TracedRequest]) -> None:
+        spans = [one.client for one in finished if one.client is not None]
+        if not spans:
+            return
+        before = self._client
+        failed = sum(span.failed for span in spans)
+        if before.ttft is None or before.e2e is None:
+            raise AssertionError("they are counted from the start")
+        self._client = ClientCounts(
+            requests={
+                "ok": before.requests["ok"] + len(spans) - failed,
+                "failed": before.requests["failed"] + failed,
+            },
+            input_tokens=(before.input_tokens or 0) + sum(max(span.input_tokens, 0) for span in spans),
+            output_tokens=(before.output_tokens or 0) + sum(max(span.output_tokens, 0) for span in spans),
+            ttft=add(before.ttft, bucketize(np.array([span.first_s for span in spans]), LATENCY_BOUNDS_S)),
+            e2e=add(before.e2e, bucketize(np.array([span.whole_s for span in spans]), LATENCY_BOUNDS_S)),
+        )
+
+
+def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
+    counts, received = view.parts.requests, view.receiver_counts()
+    by_source = ", ".join(f"{counts[name]} by {name}" for name in SOURCES[:-1] if counts.get(name))
+    refused = sum(received.get(name, 0) for name in REFUSED)
+    return (
+        f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source or 'none broken down'}, "
+        f"{counts[SOURCES[-1]]} not); {received['spans']} spans in {received['exports']} exports, {refused} refused; "
+        f"receiver restarted {restarts} times"
+    )

@@ -1,0 +1,1 @@
+"""The HTTP, WebSocket and gRPC interfaces of the simulated engine."""

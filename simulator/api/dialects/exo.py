@@ -1,0 +1,37 @@
+"""exo's /bench/chat/completions: never streamed, never stopped before max_tokens, with generation_stats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from simulator.api.dialects import Dialect, Told
+from simulator.api.requests import Generation, read_generation
+from simulator.api.responses import refused, whole_reply
+from simulator.engine.history import RequestRecord, TokenOutput
+from simulator.settings import SimulatorSettings
+
+
+def _read(body: bytes, settings: SimulatorSettings) -> Generation:
+    limit = settings.engine_settings.max_model_len
+    asked = read_generation(body, chat=True, model=settings.model, max_model_len=limit)
+    return replace(asked, stream=False, ignore_eos=True)
+
+
+def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    reply = whole_reply(told, outputs, chat=True)
+    stats = {
+        "prompt_tps": told.prompt_tokens / record.prefill_s,
+        "generation_tps": (len(outputs) - 1) / record.decode_s if record.decode_s > 0 else 0.0,
+        "prompt_tokens": told.prompt_tokens,
+        "generation_tokens": len(outputs),
+        # There is no memory here to measure: exo's field, with a gibibyte in it.
+        "peak_memory_usage": {"inBytes": 1 << 30},
+        "prefix_cache_hit": "partial" if record.cached_tokens else "none",
+    }
+    return reply[:-1] + b',"generation_stats":' + msgspec.json.encode(stats) + b"}"
+
+
+DIALECT = Dialect(prefix="exo", read=_read, whole=_whole, refused=refused)

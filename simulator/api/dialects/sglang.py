@@ -1,0 +1,76 @@
+"""SGLang's /generate: every event repeats the whole text so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from simulator.api.dialects import Dialect, Positive, Told, generation, sse, text_of
+from simulator.api.requests import Generation, RefusedError, read
+from simulator.api.responses import DONE
+from simulator.engine.history import RequestRecord, TokenOutput
+from simulator.engine.tokenizer import encode
+from simulator.settings import SimulatorSettings
+
+_DEFAULT_MAX_NEW_TOKENS = 128
+
+
+class _Sampling(msgspec.Struct):
+    max_new_tokens: Positive = _DEFAULT_MAX_NEW_TOKENS
+    ignore_eos: bool = False
+
+
+class _Request(msgspec.Struct):
+    text: str
+    sampling_params: _Sampling = msgspec.field(default_factory=_Sampling)
+    stream: bool = False
+
+
+def _read(body: bytes, settings: SimulatorSettings) -> Generation:
+    asked = read(body, _Request)
+    sampling = asked.sampling_params
+    return generation(
+        encode(asked.text), sampling.max_new_tokens, settings, ignore_eos=sampling.ignore_eos, stream=asked.stream
+    )
+
+
+def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
+    return sse(_chunk(told, outputs, record)) + (b"" if record is None else DONE)
+
+
+def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    return msgspec.json.encode(_chunk(told, outputs, record))
+
+
+def _chunk(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> dict[str, object]:
+    meta: dict[str, object] = {
+        "id": told.response_id,
+        "finish_reason": None,
+        "prompt_tokens": told.prompt_tokens,
+        "completion_tokens": len(outputs),
+    }
+    if record is not None:
+        reason = record.finish_reason
+        meta |= {
+            "finish_reason": {"type": reason, "length": len(outputs)} if reason == "length" else {"type": reason},
+            "cached_tokens": record.cached_tokens,
+            "queue_time": record.wait_s,
+            "forward_entry_time": record.scheduled_ns / 1e9,
+            "prefill_finished_time": record.first_token_ns / 1e9,
+            "request_finished_ts": record.finished_ns / 1e9,
+            "first_token_latency": record.ttft_s,
+            "e2e_latency": record.e2e_s,
+        }
+    return {"text": text_of(outputs), "meta_info": meta}
+
+
+def _failed(message: str) -> bytes:
+    return sse({"error": {"message": message}}) + DONE
+
+
+def _refused(error: RefusedError) -> tuple[int, bytes]:
+    return error.status, msgspec.json.encode({"error": {"message": error.message}})
+
+
+DIALECT = Dialect(prefix="rid", read=_read, event=_event, whole=_whole, failed=_failed, refused=_refused)

@@ -1,0 +1,65 @@
+"""The engines' own endpoints over HTTP, each in its dialect, and where they say which model they have."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+from aiohttp import web
+
+from simulator.api.dialects import Dialect, exo, ollama, responses, sglang, tgi
+from simulator.api.requests import RefusedError
+from simulator.api.service import SERVICE, Service, answering, streamed, submitted, whole
+from simulator.engine.history import TokenOutput
+
+
+async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    body = await request.read()
+    arrival_ns = service.clock()
+    try:
+        asked = dialect.read(body, service.settings)
+    except RefusedError as error:
+        status, refusal = dialect.refused(error)
+        return web.Response(body=refusal, status=status, content_type="application/json")
+    response_id = f"{dialect.prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
+    traceparent = request.headers.get("traceparent", "")
+    async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, told):
+        if asked.stream and dialect.event is not None:
+            event, so_far = dialect.event, list[TokenOutput]()
+
+            def events(outputs: list[TokenOutput]) -> bytes:
+                parts = [] if so_far else [dialect.opening(told)]
+                for output in outputs:
+                    so_far.append(output)
+                    parts.append(event(told, so_far, None if output.finish_reason is None else stream.record))
+                return b"".join(parts)
+
+            return await streamed(request, stream, dialect.content_type, events=events, failed=dialect.failed)
+        outputs, record = await whole(stream)
+        return web.Response(body=dialect.whole(told, outputs, record), content_type="application/json")
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    """SGLang and TGI call different things /generate: a text, or inputs."""
+    return await _answer(request, tgi.WHOLE if b'"inputs"' in await request.read() else sglang.DIALECT)
+
+
+def _info(service: Service) -> object:
+    limit = service.settings.engine_settings.max_model_len
+    return {"model_id": service.settings.model, "max_input_tokens": limit - 1, "max_total_tokens": limit}
+
+
+def _tags(service: Service) -> object:
+    return {"models": [{"name": service.settings.model, "model": service.settings.model}]}
+
+
+ROUTES = [
+    web.post("/v1/responses", partial(_answer, dialect=responses.DIALECT)),
+    web.post("/generate", _generate),
+    web.post("/generate_stream", partial(_answer, dialect=tgi.STREAMED)),
+    web.post("/api/chat", partial(_answer, dialect=ollama.DIALECT)),
+    web.post("/bench/chat/completions", partial(_answer, dialect=exo.DIALECT)),
+    web.get("/api/tags", answering(_tags)),
+    web.get("/info", answering(_info)),
+]

@@ -1,0 +1,136 @@
+"""Writing replies of the OpenAI-compatible endpoints, as vLLM's bytes.
+
+A stream is one event a token. All that is constant in an event is encoded once a request, because this process
+shares its cores with the load generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from simulator.api.dialects import Told
+from simulator.api.requests import RefusedError
+from simulator.engine.history import RequestRecord, TokenOutput
+from simulator.engine.replies import TOKEN_IDS, WORDS
+from simulator.engine.tokenizer import END_OF_SEQUENCE
+
+DONE = b"data: [DONE]\n\n"
+
+#: The text of a token inside a JSON string: the words need no escapes.
+_TEXT = {END_OF_SEQUENCE: b""} | {token_id: word.encode() for token_id, word in zip(TOKEN_IDS, WORDS, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTemplate:
+    """The parts of a request's stream that are the same in every event.
+
+    `opening` is the role-only event that precedes the first token of a chat, empty for completions.
+    """
+
+    opening: bytes
+    before_text: bytes
+    after_text: bytes
+    after_last_text: dict[str, bytes]
+    head: bytes
+    prompt_tokens: int
+    continuous_usage: bool
+
+
+def event_template(told: Told, *, chat: bool, continuous_usage: bool) -> EventTemplate:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    fields = {"id": told.response_id, "object": kind, "created": told.created_s, "model": told.model}
+    head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
+    text = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
+    closing = b'"},"logprobs":null,"finish_reason":%b%b}]' if chat else b'","logprobs":null,"finish_reason":%b%b}]'
+    opening = b""
+    if chat:
+        opening = head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        opening += (b',"usage":' + usage(told.prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
+    return EventTemplate(
+        opening=opening,
+        before_text=head + text,
+        # vLLM shows stop_reason in every completions chunk, but in a chat only beside a finish_reason.
+        after_text=closing % (b"null", b"" if chat else b',"stop_reason":null'),
+        after_last_text={
+            reason: closing % (b'"%b"' % reason.encode(), b',"stop_reason":null') for reason in ("stop", "length")
+        },
+        head=head,
+        prompt_tokens=told.prompt_tokens,
+        continuous_usage=continuous_usage,
+    )
+
+
+def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
+    """Return the event of one token; for the first token of a chat, the role-only event comes with it."""
+    reason = output.finish_reason
+    parts = [
+        template.opening if output.output_tokens == 1 else b"",
+        template.before_text,
+        _TEXT[output.token_id],
+        template.after_text if reason is None else template.after_last_text[reason],
+    ]
+    if template.continuous_usage:
+        parts += [b',"usage":', usage(template.prompt_tokens, output.output_tokens)]
+    parts.append(b"}\n\n")
+    return b"".join(parts)
+
+
+def usage_event(template: EventTemplate, output_tokens: int, record: RequestRecord | None = None) -> bytes:
+    """Return the event without choices that states the usage, and the request's own times where they are wanted."""
+    stated = usage(template.prompt_tokens, output_tokens, record)
+    return template.head + b'],"usage":' + stated + _metrics(record) + b"}\n\n"
+
+
+def usage(prompt_tokens: int, output_tokens: int, record: RequestRecord | None = None) -> bytes:
+    """Return the usage object, with the cached tokens of a record."""
+    details = b"" if record is None else b',"prompt_tokens_details":{"cached_tokens":%d}' % record.cached_tokens
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}' % (
+        prompt_tokens,
+        prompt_tokens + output_tokens,
+        output_tokens,
+        details,
+    )
+
+
+def _metrics(record: RequestRecord | None) -> bytes:
+    """Return vLLM's per-request metrics: what it calls time to first token begins with the scheduling."""
+    if record is None:
+        return b""
+    decode_ms = (record.finished_ns - record.first_token_ns) / 1e6
+    fields = {
+        "time_to_first_token_ms": (record.first_token_ns - record.scheduled_ns) / 1e6,
+        "queue_time_ms": (record.scheduled_ns - record.queued_ns) / 1e6,
+        "generation_time_ms": decode_ms,
+        "mean_itl_ms": decode_ms / (record.output_tokens - 1) if record.output_tokens > 1 else None,
+        "tokens_per_second": record.output_tokens / record.inference_s if record.inference_s > 0 else None,
+    }
+    return b',"metrics":' + msgspec.json.encode(fields)
+
+
+def whole_reply(
+    told: Told, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
+) -> bytes:
+    """Return the body of a reply that is not streamed, with a record's times where they are wanted."""
+    text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
+    choice: dict[str, object] = {"index": 0}
+    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
+    reply = msgspec.json.encode(
+        {
+            "id": told.response_id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": told.created_s,
+            "model": told.model,
+            "choices": [choice],
+            "usage": msgspec.Raw(usage(told.prompt_tokens, len(outputs), record)),
+        }
+    )
+    return reply[:-1] + _metrics(record) + b"}"
+
+
+def refused(error: RefusedError) -> tuple[int, bytes]:
+    told = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+    return error.status, msgspec.json.encode({"error": told})

@@ -1,0 +1,112 @@
+"""What those who serve requests work with, whatever protocol they speak."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from simulator.api.dialects import Told
+from simulator.api.requests import Generation
+from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
+from simulator.engine.history import EngineRequest, RequestRecord, TokenOutput
+from simulator.settings import SimulatorSettings
+from simulator.telemetry.pages import EnginePage
+from simulator.telemetry.perf_metrics import PerfMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The engine in real time, its page, its records of requests, its settings and its clock (ns Unix)."""
+
+    settings: SimulatorSettings
+    driver: EngineDriver
+    page: EnginePage
+    perf_metrics: PerfMetrics
+    clock: Callable[[], int]
+
+
+SERVICE = web.AppKey("service", Service)
+
+
+def said(answer: object, status: int = 200) -> web.Response:
+    """Answer with JSON as short as vLLM's."""
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that answers with something of the service as JSON."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return said(answer(request.app[SERVICE]))
+
+    return handler
+
+
+@asynccontextmanager
+async def submitted(
+    service: Service, generation: Generation, response_id: str, arrival_ns: int, traceparent: str = ""
+) -> AsyncIterator[tuple[TokenStream, Told]]:
+    """Hand a request to the engine; it is abandoned at the end of the block unless it has finished.
+
+    Raises EngineStoppedError when the engine does not run any more.
+    """
+    request = EngineRequest(
+        request_id=response_id,
+        prompt_token_ids=generation.prompt_token_ids,
+        max_tokens=generation.max_tokens,
+        ignore_eos=generation.ignore_eos,
+        streamed=generation.stream,
+        traceparent=traceparent,
+    )
+    told = Told(
+        response_id=response_id,
+        model=service.settings.model,
+        created_s=arrival_ns // 1_000_000_000,
+        prompt_tokens=len(generation.prompt_token_ids),
+    )
+    stream = service.driver.submit(request, arrival_ns)
+    try:
+        yield stream, told
+    finally:
+        service.driver.abandon(stream)
+
+
+async def whole(stream: TokenStream) -> tuple[list[TokenOutput], RequestRecord]:
+    """Wait for all tokens of a request. Raises EngineStoppedError."""
+    outputs = await stream.take()
+    while stream.record is None or outputs[-1].finish_reason is None:
+        outputs += await stream.take()
+    return outputs, stream.record
+
+
+async def streamed(
+    request: web.Request,
+    stream: TokenStream,
+    content_type: str,
+    *,
+    events: Callable[[list[TokenOutput]], bytes],
+    failed: Callable[[str], bytes],
+) -> web.StreamResponse:
+    """Answer with what `events` makes of the tokens as they come; those that came together go out in one write.
+
+    When the engine stops, `failed` says so. A client that leaves is no error of the server's.
+    """
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    with suppress(ConnectionResetError):
+        # Like vLLM, it says 200 before the request is scheduled.
+        await response.prepare(request)
+        ended = False
+        while not ended:
+            try:
+                outputs = await stream.take()
+            except EngineStoppedError as error:
+                await response.write(failed(f"{error}"))
+                break
+            ended = outputs[-1].finish_reason is not None
+            await response.write(events(outputs))
+        await response.write_eof()
+    return response

@@ -1,0 +1,1 @@
+"""The simulated engine: its scheduler, its KV cache and its step clock."""

@@ -1,0 +1,351 @@
+"""A continuous-batching engine as a discrete-event model, without a clock.
+
+Time is an argument (`now_ns`): a test passes virtual time, the server the monotonic clock, and the engine does the
+same in both. One step is `begin_step`, which schedules and says how long the step takes, and `finish_step`, which
+gives the tokens of that step. What happens in between waits for the next step.
+
+The rules are those of vLLM's V1 scheduler: first come, first served; one token budget a step, of which decodes and
+half-done prefills are served before new requests; KV blocks are taken as they are needed; when they run out, the
+request that was admitted last gives up its blocks and computes them again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.engine.blocks import BlockPool, extend_chain
+from simulator.engine.history import (
+    Admission,
+    EngineRequest,
+    FirstToken,
+    PrefillWork,
+    RequestRecord,
+    Retraction,
+    StepOutcome,
+    TokenOutput,
+)
+from simulator.engine.replies import reply_key, reply_token
+from simulator.engine.tokenizer import END_OF_SEQUENCE
+from simulator.settings import EngineSettings
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Sequence:
+    """The engine's own state of one request; the only records here that change.
+
+    `prefilled` is how much of the prompt was computed or found cached at best, before or since a retraction.
+    """
+
+    number: int
+    request: EngineRequest
+    arrival_ns: int
+    key: int
+    token_ids: list[int]
+    blocks: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+    computed: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    queued_ns: int = -1
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
+    last_token_ns: int = 0
+    last_chunk_ns: int = -1
+    prefilled: int = 0
+
+    def is_prefill(self, chunk_tokens: int) -> bool:
+        """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
+        return chunk_tokens > 1 or self.first_token_ns < 0
+
+    def reach(self, tokens: int) -> int:
+        """Note that so many tokens from the start are there; return how many of the prompt never were before."""
+        before = self.prefilled
+        self.prefilled = max(before, min(tokens, len(self.request.prompt_token_ids)))
+        return self.prefilled - before
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """The step in flight: how many tokens of which sequence are computed, and what its scheduling did."""
+
+    begin_ns: int
+    chunks: list[tuple[_Sequence, int]] = field(default_factory=list)
+    budget: int
+    intake_ns: list[int] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    retractions: list[Retraction] = field(default_factory=list)
+    cached: int = 0
+    fresh_cached: int = 0
+
+
+class Engine:
+    """Own the queue, the running batch and the KV blocks of one engine.
+
+    The same settings, submissions and times give the same history.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.pool = BlockPool(settings.kv_blocks, settings.block_size)
+        self._jitter = np.random.default_rng(np.random.SeedSequence(settings.seed))
+        self._live: dict[int, _Sequence] = {}
+        self._arrived: deque[_Sequence] = deque()
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._step: _Step | None = None
+        self._submitted = 0
+
+    def submit(self, request: EngineRequest, arrival_ns: int) -> int:
+        """Hand a request over and return its number; the engine takes it in before its next step.
+
+        Prompt and output together are at most max_model_len, which whoever reads requests sees to.
+        """
+        number = self._submitted
+        self._submitted += 1
+        sequence = _Sequence(
+            number=number,
+            request=request,
+            arrival_ns=arrival_ns,
+            key=reply_key(self.settings.seed, request.prompt_token_ids),
+            token_ids=list(request.prompt_token_ids),
+        )
+        block_size = self.pool.block_size
+        extend_chain(sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size)
+        self._live[number] = sequence
+        self._arrived.append(sequence)
+        return number
+
+    def abort(self, number: int, now_ns: int) -> RequestRecord | None:
+        """Drop a request, wherever it is, and return its record; None when it has finished already.
+
+        What a step in flight computes for it is lost.
+        """
+        sequence = self._live.pop(number, None)
+        if sequence is None:
+            return None
+        for queue in (self._arrived, self._waiting, self._running):
+            if sequence in queue:
+                queue.remove(sequence)
+        self.pool.release(sequence.blocks)
+        return _record(sequence, now_ns, "abort")
+
+    def begin_step(self, now_ns: int) -> float | None:
+        """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
+        step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
+        while self._arrived:
+            sequence = self._arrived.popleft()
+            sequence.queued_ns = now_ns
+            step.intake_ns.append(now_ns - sequence.arrival_ns)
+            self._waiting.append(sequence)
+        self._schedule_running(step)
+        if not step.retractions:
+            self._schedule_waiting(step, now_ns)
+        if not step.chunks:
+            return None
+        self._step = step
+        return self._duration_s(step)
+
+    def finish_step(self, now_ns: int) -> StepOutcome:
+        """End the step in flight and return what it gave.
+
+        Raises RuntimeError when none is.
+        """
+        step = self._step
+        if step is None:
+            raise RuntimeError("no step was begun")
+        self._step = None
+        prefill, kv_tokens = _work(step)
+        tokens: list[TokenOutput] = []
+        first_tokens: list[FirstToken] = []
+        chunk_ns: list[int] = []
+        finished: list[RequestRecord] = []
+        for sequence, chunk_tokens in step.chunks:
+            if sequence.number not in self._live:
+                continue
+            self._store(sequence, chunk_tokens)
+            if sequence.computed < len(sequence.token_ids):
+                chunk_ns.append(now_ns - max(sequence.last_chunk_ns, sequence.scheduled_ns))
+                sequence.last_chunk_ns = now_ns
+                continue
+            if sequence.first_token_ns < 0:
+                first_tokens.append(_first_token(sequence, now_ns))
+            output = self._next_token(sequence, now_ns)
+            tokens.append(output)
+            if output.finish_reason is not None:
+                finished.append(self._finish(sequence, now_ns, output.finish_reason))
+        return StepOutcome(
+            begin_ns=step.begin_ns,
+            at_ns=now_ns,
+            intake_ns=tuple(step.intake_ns),
+            admissions=tuple(step.admissions),
+            chunk_ns=tuple(chunk_ns),
+            retractions=tuple(step.retractions),
+            prefill=prefill,
+            decode_requests=len(step.chunks) - prefill.requests,
+            kv_tokens=kv_tokens,
+            used_blocks=self.pool.used,
+            evictable_blocks=self.pool.evictable,
+            tokens=tuple(tokens),
+            first_tokens=tuple(first_tokens),
+            finished=tuple(finished),
+            running=len(self._running),
+            waiting=len(self._waiting),
+        )
+
+    def _schedule_running(self, step: _Step) -> None:
+        """Give the running sequences their share, oldest first.
+
+        At most the youngest is half-way through its prefill, because nothing is admitted before that is done: so
+        all decodes come before the chunked prefill.
+        """
+        at = 0
+        while at < len(self._running) and step.budget > 0:
+            sequence = self._running[at]
+            chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
+            while not self.pool.grow(sequence.blocks, sequence.computed + chunk_tokens):
+                self._preempt(self._running.pop(), step)
+                if at == len(self._running):
+                    return
+            step.chunks.append((sequence, chunk_tokens))
+            step.budget -= chunk_tokens
+            at += 1
+
+    def _schedule_waiting(self, step: _Step, now_ns: int) -> None:
+        """Admit waiting requests in order while seats, budget and blocks last."""
+        while self._waiting and step.budget > 0 and len(self._running) < self.settings.max_num_seqs:
+            sequence = self._waiting[0]
+            # The last token is always computed: its result is the next token.
+            usable = (len(sequence.token_ids) - 1) // self.pool.block_size
+            shared = self.pool.match(sequence.chain[:usable])
+            cached = len(shared) * self.pool.block_size
+            chunk_tokens = min(len(sequence.token_ids) - cached, step.budget)
+            blocks = self.pool.take(shared, cached + chunk_tokens)
+            if blocks is None:
+                return
+            self._running.append(self._waiting.popleft())
+            sequence.blocks = blocks
+            sequence.computed = cached
+            if sequence.scheduled_ns < 0:
+                sequence.scheduled_ns = now_ns
+                sequence.cached_tokens = cached
+                step.admissions.append(_admission(sequence, now_ns))
+            step.cached += cached
+            step.fresh_cached += sequence.reach(cached)
+            step.chunks.append((sequence, chunk_tokens))
+            step.budget -= chunk_tokens
+
+    def _preempt(self, sequence: _Sequence, step: _Step) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        prompt_tokens = len(sequence.request.prompt_token_ids)
+        step.retractions.append(Retraction(prompt_tokens=prompt_tokens, output_tokens=sequence.output_tokens))
+        self._waiting.appendleft(sequence)
+
+    def _duration_s(self, step: _Step) -> float:
+        speed = self.settings.speed
+        prefill_tokens = sum(
+            chunk_tokens for sequence, chunk_tokens in step.chunks if sequence.is_prefill(chunk_tokens)
+        )
+        kv_tokens = sum(sequence.computed + chunk_tokens for sequence, chunk_tokens in step.chunks)
+        duration_s = (
+            speed.step_s
+            + speed.prefill_token_s * prefill_tokens
+            + speed.sequence_s * len(step.chunks)
+            + speed.kv_token_s * kv_tokens
+        )
+        jitter = speed.jitter_ratio
+        return duration_s * float(self._jitter.lognormal(-jitter * jitter / 2, jitter))
+
+    def _store(self, sequence: _Sequence, chunk_tokens: int) -> None:
+        """Note that a chunk is in the KV cache, and make the blocks it filled findable."""
+        block_size = self.pool.block_size
+        first = sequence.computed // block_size
+        sequence.computed += chunk_tokens
+        full = sequence.computed // block_size
+        extend_chain(sequence.chain, sequence.token_ids, full, block_size)
+        for block in range(first, full):
+            self.pool.register(sequence.blocks[block], sequence.chain[block])
+
+    def _next_token(self, sequence: _Sequence, now_ns: int) -> TokenOutput:
+        request = sequence.request
+        eos_chance = 0.0 if request.ignore_eos else self.settings.eos_chance
+        token_id = reply_token(sequence.key, sequence.output_tokens, eos_chance=eos_chance)
+        interval_ns = None if sequence.first_token_ns < 0 else now_ns - sequence.last_token_ns
+        if sequence.first_token_ns < 0:
+            sequence.first_token_ns = now_ns
+        sequence.last_token_ns = now_ns
+        sequence.output_tokens += 1
+        sequence.token_ids.append(token_id)
+        finish_reason = None
+        if token_id == END_OF_SEQUENCE:
+            finish_reason = "stop"
+        elif sequence.output_tokens == request.max_tokens:
+            finish_reason = "length"
+        return TokenOutput(
+            number=sequence.number,
+            token_id=token_id,
+            output_tokens=sequence.output_tokens,
+            interval_ns=interval_ns,
+            finish_reason=finish_reason,
+        )
+
+    def _finish(self, sequence: _Sequence, now_ns: int, finish_reason: str) -> RequestRecord:
+        del self._live[sequence.number]
+        self._running.remove(sequence)
+        self.pool.release(sequence.blocks)
+        return _record(sequence, now_ns, finish_reason)
+
+
+def _work(step: _Step) -> tuple[PrefillWork, int]:
+    """Return what a step, before its tokens are stored, does for prefills, and the tokens its sequences then hold."""
+    chunks = [(sequence, tokens) for sequence, tokens in step.chunks if sequence.is_prefill(tokens)]
+    prefill = PrefillWork(
+        requests=len(chunks),
+        computed_tokens=sum(tokens for _, tokens in chunks),
+        cached_tokens=step.cached,
+        fresh_computed_tokens=sum(sequence.reach(sequence.computed + tokens) for sequence, tokens in chunks),
+        fresh_cached_tokens=step.fresh_cached,
+    )
+    return prefill, sum(sequence.computed + tokens for sequence, tokens in step.chunks)
+
+
+def _admission(sequence: _Sequence, now_ns: int) -> Admission:
+    return Admission(
+        queue_ns=now_ns - sequence.queued_ns,
+        prompt_tokens=len(sequence.request.prompt_token_ids),
+        cached_tokens=sequence.cached_tokens,
+    )
+
+
+def _first_token(sequence: _Sequence, now_ns: int) -> FirstToken:
+    return FirstToken(
+        ttft_ns=now_ns - sequence.arrival_ns,
+        prefill_ns=now_ns - sequence.scheduled_ns,
+        streamed=sequence.request.streamed,
+        prompt_tokens=len(sequence.request.prompt_token_ids),
+        cached_tokens=sequence.cached_tokens,
+    )
+
+
+def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> RequestRecord:
+    return RequestRecord(
+        request_id=sequence.request.request_id,
+        arrival_ns=sequence.arrival_ns,
+        queued_ns=sequence.queued_ns,
+        scheduled_ns=sequence.scheduled_ns,
+        first_token_ns=sequence.first_token_ns,
+        finished_ns=finished_ns,
+        prompt_tokens=len(sequence.request.prompt_token_ids),
+        cached_tokens=sequence.cached_tokens,
+        output_tokens=sequence.output_tokens,
+        max_tokens=sequence.request.max_tokens,
+        finish_reason=finish_reason,
+        preemptions=sequence.preemptions,
+        streamed=sequence.request.streamed,
+        traceparent=sequence.request.traceparent,
+    )

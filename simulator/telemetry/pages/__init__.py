@@ -1,0 +1,37 @@
+"""The metrics pages of the engines that are imitated, one module an engine.
+
+Each has its engine's names, labels, buckets and moments of observation. What an engine does not show stays unshown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from simulator.engine.history import RequestRecord, StepOutcome
+from simulator.settings import SimulatorSettings
+from simulator.telemetry.pages.sglang import SglangPage
+from simulator.telemetry.pages.trtllm import TrtllmPage
+from simulator.telemetry.pages.vllm import VllmPage
+
+
+class EnginePage(Protocol):
+    """What an engine tells of itself to a scraper."""
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Take in what one step did."""
+
+    def abort(self, record: RequestRecord) -> None:
+        """Take in that a request was aborted."""
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page and its content type for a request's Accept header."""
+
+
+def page_of(settings: SimulatorSettings, clock: Callable[[], int]) -> EnginePage:
+    """Return the page of the engine that the settings name; `clock` gives int64 ns, the engine's own."""
+    if settings.engine == "sglang":
+        return SglangPage(settings.model, settings.engine_settings, clock)
+    if settings.engine == "trtllm":
+        return TrtllmPage(settings.model, settings.engine_settings)
+    return VllmPage(settings.model, settings.engine_settings)

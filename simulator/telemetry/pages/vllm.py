@@ -1,0 +1,207 @@
+"""The engine's `/metrics` page, with the names, labels, buckets and moments of observation of vLLM 0.32.
+
+Moments: time to first token and prompt tokens when a prefill completes; inter-token latency and generation tokens at
+every output; queue, prefill, decode, inference and end-to-end time, sizes and reasons when a request finishes; gauges
+after every step, so an idle engine keeps its last values. Aborted requests never reach what is observed at finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from simulator.engine.history import FirstToken, RequestRecord, StepOutcome
+from simulator.settings import EngineSettings
+
+VERSION = "0.32.0"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+    *(160, 640, 2560),
+)
+TOKEN_GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_COPIES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+#: Short name: (documentation, bounds); no bounds stand for the 1-2-5 series up to max_model_len.
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "request_prompt_tokens": ("Number of prefill tokens processed.", ()),
+    "request_generation_tokens": ("Number of generation tokens processed.", ()),
+    "iteration_tokens_total": ("Histogram of number of tokens per engine_step.", _STEP_TOKENS),
+    "request_max_num_generation_tokens": ("Histogram of maximum number of requested generation tokens.", ()),
+    "request_params_n": ("Histogram of the n request parameter.", _COPIES),
+    "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", ()),
+    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN_S),
+    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", TOKEN_GAP_S),
+    "request_time_per_output_token_seconds": (
+        "Histogram of time_per_output_token_seconds per request.",
+        TOKEN_GAP_S,
+    ),
+    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", REQUEST_S),
+    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", REQUEST_S),
+    "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", REQUEST_S),
+    "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", REQUEST_S),
+    "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", REQUEST_S),
+    "request_num_preemptions": ("Histogram of the number of times a request was preempted.", _PREEMPTIONS),
+    "request_prefill_kv_computed_tokens": (
+        "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+        (),
+    ),
+}
+_COUNTERS = {
+    "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
+    "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
+    "num_preemptions": "Cumulative number of preemption from the engine.",
+    "prompt_tokens": "Number of prefill tokens processed.",
+    "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
+    "generation_tokens": "Number of generation tokens processed.",
+}
+_GAUGES = {
+    "num_requests_running": "Number of requests in model execution batches.",
+    "num_requests_waiting": "Number of requests waiting to be processed.",
+    "kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
+}
+#: Short name: (documentation, label, its values).
+_SPLIT_COUNTERS = {
+    "prompt_tokens_by_source": (
+        "Number of prompt tokens by source.",
+        "source",
+        ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    ),
+    "request_success": (
+        "Count of successfully processed requests.",
+        "finished_reason",
+        ("stop", "length", "abort", "error", "repetition"),
+    ),
+}
+_LABELS = ("model_name", "engine")
+
+
+def one_two_five_bounds(limit: int) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, 20, 50 and so on, as far as they do not exceed `limit`."""
+    bounds = (float(mantissa * 10**exponent) for exponent in range(len(str(limit))) for mantissa in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= limit)
+
+
+class VllmPage:
+    """Own the metrics of one engine, in a registry of their own."""
+
+    def __init__(self, model: str, settings: EngineSettings) -> None:
+        """Register every family at zero, as vLLM shows them before the first request."""
+        self.registry = CollectorRegistry()
+        GCCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        self._blocks = settings.kv_blocks
+        labels = (model, "0")
+        self._gauges = {
+            name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
+            for name, text in _GAUGES.items()
+        }
+        reasons = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Number of waiting requests by reason: capacity (no room) or deferred (transient constraints).",
+            (*_LABELS, "reason"),
+            registry=self.registry,
+        )
+        self._waiting_for_capacity = reasons.labels(*labels, "capacity")
+        reasons.labels(*labels, "deferred")
+        self._counters = {
+            name: Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
+            for name, text in _COUNTERS.items()
+        }
+        for name, (text, label, values) in _SPLIT_COUNTERS.items():
+            family = Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
+            self._counters |= {f"{name}:{value}": family.labels(*labels, value) for value in values}
+        sizes = one_two_five_bounds(settings.max_model_len)
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", text, _LABELS, buckets=bounds or sizes, registry=self.registry).labels(
+                *labels
+            )
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        _show_cache_config(settings, self.registry)
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page and its content type: the text format 0.0.4, whatever is accepted."""
+        del accept
+        return generate_latest(self.registry), CONTENT_TYPE
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self._gauges["num_requests_running"].set(outcome.running)
+        self._gauges["num_requests_waiting"].set(outcome.waiting)
+        self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
+        self._waiting_for_capacity.set(outcome.waiting)
+        self._counters["prefix_cache_queries"].inc(sum(one.prompt_tokens for one in outcome.admissions))
+        self._counters["prefix_cache_hits"].inc(sum(one.cached_tokens for one in outcome.admissions))
+        self._counters["num_preemptions"].inc(len(outcome.retractions))
+        # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
+        if outcome.tokens:
+            computed = sum(first.prompt_tokens - first.cached_tokens for first in outcome.first_tokens)
+            self._histograms["iteration_tokens_total"].observe(computed + len(outcome.tokens))
+            self._counters["generation_tokens"].inc(len(outcome.tokens))
+        self._observe_first_tokens(outcome.first_tokens)
+        inter_token_latency = self._histograms["inter_token_latency_seconds"]
+        for token in outcome.tokens:
+            if token.interval_ns is not None:
+                inter_token_latency.observe(token.interval_ns / 1e9)
+        for record in outcome.finished:
+            self._observe_finish(record)
+
+    def abort(self, record: RequestRecord) -> None:
+        """Nothing of an aborted request is shown beyond what was observed before."""
+
+    def _observe_first_tokens(self, first_tokens: Sequence[FirstToken]) -> None:
+        for first in first_tokens:
+            self._histograms["time_to_first_token_seconds"].observe(first.ttft_ns / 1e9)
+            self._counters["prompt_tokens"].inc(first.prompt_tokens)
+            self._counters["prompt_tokens_cached"].inc(first.cached_tokens)
+            self._counters["prompt_tokens_by_source:local_compute"].inc(first.prompt_tokens - first.cached_tokens)
+            self._counters["prompt_tokens_by_source:local_cache_hit"].inc(first.cached_tokens)
+
+    def _observe_finish(self, record: RequestRecord) -> None:
+        self._counters[f"request_success:{record.finish_reason}"].inc()
+        observations = {
+            "request_queue_time_seconds": record.queue_s,
+            "request_prefill_time_seconds": record.prefill_s,
+            "request_decode_time_seconds": record.decode_s,
+            "request_inference_time_seconds": record.inference_s,
+            "e2e_request_latency_seconds": record.e2e_s,
+            "request_time_per_output_token_seconds": record.decode_s / max(1, record.output_tokens - 1),
+            "request_prompt_tokens": record.prompt_tokens,
+            "request_generation_tokens": record.output_tokens,
+            "request_max_num_generation_tokens": record.output_tokens,
+            "request_prefill_kv_computed_tokens": record.prompt_tokens - record.cached_tokens,
+            "request_num_preemptions": record.preemptions,
+            "request_params_n": 1,
+            "request_params_max_tokens": record.max_tokens,
+        }
+        for name, value in observations.items():
+            self._histograms[name].observe(value)
+
+
+def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) -> None:
+    """Register the cache's configuration as labels of a gauge that is always 1; vLLM puts no model_name there."""
+    labels = {
+        "block_size": settings.block_size,
+        "cache_dtype": "auto",
+        "enable_prefix_caching": True,
+        "engine": 0,
+        "kv_cache_size_tokens": settings.kv_blocks * settings.block_size,
+        "num_gpu_blocks": settings.kv_blocks,
+    }
+    info = Gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels, registry=registry)
+    info.labels(**{name: str(value) for name, value in labels.items()}).set(1)

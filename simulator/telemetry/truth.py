@@ -1,0 +1,63 @@
+"""The truth about every request, kept in memory and written as JSON lines.
+
+One line a request, written when it finishes or is aborted: `request_id` (the client's X-Request-Id, or one made up
+when it sent none), `response_id` (the id that the reply carries), `arrival_ns`, `queued_ns`, `scheduled_ns`,
+`first_token_ns`, `finished_ns` (int64 ns Unix; null where an abort came first), `tokens` (output), `prompt_tokens`,
+`cached_tokens`, `finish_reason` ("stop", "length" or "abort"), `preemptions`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Self, TextIO
+
+import msgspec
+
+from simulator.engine.history import RequestRecord
+
+KEPT_RECORDS = 100_000
+
+
+class TruthLog:
+    """Own the truth file, if there is one, and the newest records. A context manager.
+
+    `records` holds the last KEPT_RECORDS records, oldest first. A file that is there is continued: an engine that
+    restarts forgets what it counted, but not what was true.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file to append to it. Raises OSError."""
+        self.records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
+        # Line-buffered: a killed simulator has still told all it knew.
+        self._file: TextIO | None = None if path is None else path.open("a", buffering=1, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(line(record))
+
+
+def line(record: RequestRecord) -> str:
+    """Return a record as one line of JSON, its line feed included."""
+    before_abort = ("queued_ns", "scheduled_ns", "first_token_ns")
+    fields = {
+        "request_id": record.request_id.partition("-")[2],  # behind the prefix: chatcmpl-a-b gives a-b
+        "response_id": record.request_id,
+        "arrival_ns": record.arrival_ns,
+        **{name: stamp if (stamp := getattr(record, name)) >= 0 else None for name in before_abort},
+        "finished_ns": record.finished_ns,
+        "tokens": record.output_tokens,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "finish_reason": record.finish_reason,
+        "preemptions": record.preemptions,
+    }
+    return msgspec.json.encode(fields).decode() + "\n"

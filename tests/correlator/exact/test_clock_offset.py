@@ -1,0 +1,193 @@
+"""The engine's clock against ours: between the bounds that causality sets, and with an error that holds the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recordings import log_of
+
+from correlator.exact.clock_offset import NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
+from correlator.exact.join import Joined, unjoined
+from loadgen.requests.table import RequestLog
+
+Ints = npt.NDArray[np.int64]
+MS = 10**6
+START_NS = 1_700_000_000 * 10**9
+
+
+def seen(*rows: tuple[float, float, float], url: Any = "http://engine") -> RequestLog:
+    """Requests by when they were sent, first answered and over, ms; below 0: never."""
+    stamps = np.array([[START_NS + int(ms * MS) if ms >= 0 else -1 for ms in row] for row in rows], dtype=np.int64)
+    submit_ns, first_output_ns, end_ns = stamps.reshape(-1, 3).T
+    return log_of(len(stamps), submit_ns=submit_ns, first_output_ns=first_output_ns, end_ns=end_ns, endpoint_url=url)
+
+
+def told(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 0.0, clock: Any = "") -> Joined:
+    """Spans by when the engine saw a request arrive, speak and end, ms; its clock is ahead. NaN: not told."""
+    at_ms, first_ms, end_ms = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    joined = unjoined(len(rows))
+    ahead_ns = (np.broadcast_to(ahead_ms, len(rows)) * MS).astype(np.int64)
+    for column, ms in ((joined.arrival_ns, at_ms), (joined.end_ns, end_ms)):
+        known = np.isfinite(ms)
+        column[known] = START_NS + (ms[known] * MS).astype(np.int64) + ahead_ns[known]
+    joined.ttft_ms[:], joined.clock[:] = first_ms - at_ms, clock
+    return joined
+
+
+def only(requests: RequestLog, joined: Joined) -> ClockOffset:
+    """The clock of the only engine."""
+    (found,) = clock_offsets(requests, joined).by_engine.values()
+    return found
+
+
+@pytest.mark.parametrize("ahead_ms", [0.0, 250.0, -3_600_000.0])
+def test_the_tightest_bounds_of_all_requests_count(ahead_ms: float):
+    """One took 1 ms on its way in, another 3 ms on its way out: the middle of -1 and 3, and half of their distance."""
+    found = only(seen((0, 60, 100), (10, 63, 120)), told((1, 50, 90), (15, 60, 110), ahead_ms=ahead_ms))
+
+    assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == found
+
+
+def test_the_end_of_a_reply_bounds_it_too():
+    """Of a reply in one piece there is no first output."""
+    assert ClockOffset(offset_ns=0, error_ns=2 * MS, pairs=1) == only(seen((0, -1, 100)), told((2, 50, 98)))
+
+
+@pytest.mark.parametrize(
+    ("requests", "spans", "reason"),
+    [
+        (seen(), told(), NO_PAIRS),
+        (seen((0, 60, 100)), told((np.nan, np.nan, np.nan)), NO_PAIRS),
+        (seen((0, -1, -1)), told((1, 50, 90)), NO_BOUNDS),
+        (
+            seen((0, 60, 100), (1000, 1060, 1100)),
+            told((1, 50, 90), (901, 950, 990)),
+            (
+                "its stamps contradict each other by 89 ms: its clock was set during the run, or several engines are "
+                "behind it whose spans have no service.instance.id"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_known_has_a_reason(requests: RequestLog, spans: Joined, reason: str):
+    found = only(requests, spans)
+    assert (None, None, reason) == (found.offset_ns, found.error_ns, found.reason)
+
+
+def test_bounds_that_contradict_each_other_by_little_are_an_error_of_that_size():
+    """A stamp of ours was late by 4 ms: the offset is between the two."""
+    found = only(seen((4, 60, 100), (10, 61, 120)), told((0, 60, 90), (12, 60, 110)))
+    assert ClockOffset(offset_ns=2 * MS, error_ns=2 * MS, pairs=2) == found
+
+
+def test_a_span_that_lies_does_not_move_the_clock():
+    """One of twelve is an hour off: it is left out, counted, and what the others say stands."""
+    sent = [1000.0 * number for number in range(12)]
+    requests = seen(*((at, at + 60, at + 100) for at in sent))
+    spans = told(
+        *((at + 1 + (3_600_000 if at == 0 else 0), at + 50 + (3_600_000 if at == 0 else 0), at + 90) for at in sent)
+    )
+
+    assert ClockOffset(offset_ns=(10 - 1) * MS // 2, error_ns=11 * MS // 2, pairs=11, left_out=1) == only(
+        requests, spans
+    )
+
+
+def test_a_first_token_is_known_with_arrival_and_ttft():
+    assert [START_NS + 50 * MS, -1, -1] == first_token_ns(told((1, 50, 90), (np.nan, 50, 90), (1, np.nan, 90))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("url", "clock", "names"),
+    [
+        (["http://a", "http://b"] * 3, "", ["http://a", "http://b"]),
+        ("http://gateway", ["one", "two"] * 3, ["one at http://gateway", "two at http://gateway"]),
+        # Processes of two machines that have the same number, each behind a URL of its own.
+        (["http://a", "http://b"] * 3, "7", ["7 at http://a", "7 at http://b"]),
+    ],
+    ids=["by URL", "by resource", "by both"],
+)
+def test_each_engine_has_its_own_clock(url: Any, clock: Any, names: list[str]):
+    """Two of them, 5 s apart: each by its own requests, and each request by its own."""
+    sent = [100.0 * number for number in range(6)]
+    requests = seen(*((at, at + 60, at + 100) for at in sent), url=url)
+    spans = told(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3, clock=clock)
+
+    found = clock_offsets(requests, spans)
+
+    near = ClockOffset(offset_ns=MS, error_ns=3 * MS, pairs=3)
+    far = ClockOffset(offset_ns=-4999 * MS, error_ns=3 * MS, pairs=3)
+    assert dict(zip(names, (near, far), strict=True)) == found.by_engine
+    assert [MS, -4999 * MS] * 3 == found.offset_ns.tolist()
+    assert [3 * MS] * 6 == found.error_ns.tolist()
+
+
+def test_an_engine_that_contradicts_itself_does_not_cost_the_other_its_clock():
+    """Nor does one with a single request have another's error."""
+    requests = seen((0, 60, 100), (10, 90, 120), (1000, 1060, 1100), (2000, 2060, 2100), url=["a", "b", "c", "c"])
+    spans = told((1, 58, 90), (15, 60, 110), (1001, 1050, 1090), (1901, 1950, 1990))
+
+    found = clock_offsets(requests, spans)
+
+    errors = {name: one.error_ns for name, one in found.by_engine.items()}
+    assert {"a": int(1.5 * MS), "b": int(7.5 * MS), "c": None} == errors
+    assert [False, False, True, True] == np.isnan(found.offset_ns).tolist()
+
+
+def test_engines_that_do_not_tell_themselves_apart_contradict_each_other():
+    """Behind one URL: nothing is guessed, and what would tell them apart is said."""
+    sent = [100.0 * number for number in range(6)]
+    requests = seen(*((at, at + 60, at + 100) for at in sent))
+    found = only(requests, told(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3))
+    assert found.offset_ns is None
+    assert "several engines are behind it whose spans have no service.instance.id" in found.reason
+
+
+WAYS_MS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=1, max_size=20)
+
+
+@given(st.lists(st.tuples(WAYS_MS, st.integers(-599_000, 599_000)), min_size=1, max_size=4), st.randoms())
+def test_each_truth_is_within_its_engines_error(engines: list[tuple[list[tuple[float, float]], int]], chance: Random):
+    """However many engines, whatever their clocks, and in whatever order their requests come."""
+    rows = [(number, way, ahead_ms) for number, (ways, ahead_ms) in enumerate(engines) for way in ways]
+    chance.shuffle(rows)
+    sent = [1000.0 * number for number in range(len(rows))]
+    requests = seen(*((at, at + go + 100 + back, at + 1150) for at, (_, (go, back), _) in zip(sent, rows, strict=True)))
+    spans = told(
+        *((at + go, at + go + 100, np.nan) for at, (_, (go, _), _) in zip(sent, rows, strict=True)),
+        ahead_ms=[ahead_ms for _, _, ahead_ms in rows],
+        clock=[str(number) for number, _, _ in rows],
+    )
+
+    found = clock_offsets(requests, spans)
+
+    assert [len(ways) for ways, _ in engines] == [
+        found.by_engine[f"{number} at http://engine"].pairs for number in range(len(engines))
+    ]
+    off_ns = found.offset_ns + np.array([ahead_ms * MS for _, _, ahead_ms in rows])
+    assert (np.abs(off_ns) <= found.error_ns + 10).all()
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=10, max_size=40), st.data())
+def test_one_in_ten_that_lie_by_seconds_do_not_move_the_clock(ways_ms: list[tuple[float, float]], data: st.DataObject):
+    """Whatever they say, alike or not: what all others agree on stands, and those are counted."""
+    lies_ms = st.one_of(st.integers(-600_000, -2200), st.integers(2200, 600_000))
+    lies = data.draw(st.lists(lies_ms, min_size=1, max_size=len(ways_ms) // 10))
+    ahead_ms = lies + [0] * (len(ways_ms) - len(lies))
+    sent = [1000.0 * number for number in range(len(ways_ms))]
+    requests = seen(*((at, at + go + 100 + back, at + 1150) for at, (go, back) in zip(sent, ways_ms, strict=True)))
+    spans = told(
+        *((at + go, at + go + 100, np.nan) for at, (go, _) in zip(sent, ways_ms, strict=True)), ahead_ms=ahead_ms
+    )
+
+    found = only(requests, spans)
+
+    assert (len(ways_ms) - len(lies), len(lies)) == (found.pairs, found.left_out)
+    assert abs(found.offset_ns) <= found.error_ns + 10

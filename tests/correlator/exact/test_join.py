@@ -1,0 +1,290 @@
+"""Exact times: which source tells those of each request, and why one has none. A recorded vLLM tells every odd case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import recordings
+from recordings import Recording
+
+from correlator.exact.join import SOURCES, join
+from loadgen.requests.table import RequestLog
+from scraper.spans.requests import EngineSpans
+
+REPOSITORY = Path(__file__).parents[3]
+MS = 10**6
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+
+
+def requests(*rows: Mapping[str, Any]) -> RequestLog:
+    """Requests told by what is special about each; what is not told is as in a good reply without any ids."""
+    usual = {"status": "ok", "http_status": 200, "submit_ns": 1000 * MS, "end_ns": 3000 * MS}
+    return recordings.request_log([{**usual, **row} for row in rows])
+
+
+def engine(*rows: Mapping[str, Any]) -> EngineSpans:
+    """Spans of vLLM told by what is special about each; times in ms."""
+    texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
+    stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS}
+    times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode")}
+    columns: dict[str, Any] = {
+        name: np.array([row.get(name, text) for row in rows], np.object_) for name, text in texts.items()
+    }
+    columns |= {name: np.array([row.get(name, stamp) for row in rows], np.int64) for name, stamp in stamps.items()}
+    columns |= {name: np.array([row.get(f"{name[:-2]}_ms", np.nan) / 1e3 for row in rows]) for name in times}
+    columns["off_clock_s"] = np.array([row.get("off_clock_s", np.nan) for row in rows])
+    return EngineSpans(
+        is_gateway=np.array([row.get("is_gateway", False) for row in rows], np.bool_), refused={}, **columns
+    )
+
+
+@pytest.fixture(scope="module")
+def edges() -> Recording:
+    """The recording `edges`: a small phase for each odd case."""
+    return recordings.edges()
+
+
+@pytest.fixture(scope="module")
+def main() -> Recording:
+    """The whole recording `main`; what needs it is skipped where it is absent."""
+    return recordings.recording("main")
+
+
+def test_every_request_of_a_run_is_joined_by_its_trace(main: Recording):
+    """397 of 397, and each has the times of its span to the bit."""
+    joined = join(main.requests, main.spans)
+    assert ["trace"] * 397 == joined.source.tolist()
+    assert {""} == set(joined.reason)
+    place = {trace: number for number, trace in enumerate(main.spans.trace_id)}
+    rows = [place[trace] for trace in main.requests.trace_id]
+    for part in ("queue", "prefill", "decode", "ttft", "e2e"):
+        assert (1e3 * getattr(main.spans, f"{part}_s")[rows]).tobytes() == getattr(joined, f"{part}_ms").tobytes()
+    assert (main.spans.arrival_ns[rows] == joined.arrival_ns).all()
+    assert list(main.spans.span_id[rows]) == list(joined.span_id)
+
+
+def test_all_three_sources_tell_the_same(main: Recording):
+    """Without trace ids the request id, without spans the reply: queue, prefill and decode are equal to the bit."""
+    nameless = replace(main.requests, trace_id=np.full(397, "", dtype=np.object_))
+    by_trace, by_id = join(main.requests, main.spans), join(nameless, main.spans)
+    by_reply = join(main.requests, engine())
+    assert [{"trace"}, {"request id"}, {"response"}] == [set(one.source) for one in (by_trace, by_id, by_reply)]
+    for part in ("queue_ms", "prefill_ms", "decode_ms"):
+        expected = getattr(by_trace, part).tobytes()
+        assert expected == getattr(by_id, part).tobytes()
+        assert expected == getattr(by_reply, part).tobytes()
+    assert (by_reply.arrival_ns == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("phase", "source", "reason"),
+    [
+        ("no_traceparent", "request id", ""),
+        ("no_ids_at_all", "request id", ""),
+        ("unsampled", "response", ""),
+        ("malformed", "request id", ""),
+        ("zero_traceid", "request id", ""),
+        ("nonstream", "trace", ""),
+        ("n2", "trace", ""),
+        ("n3_completions", "trace", ""),
+        ("same_x_request_id", "trace", ""),
+        ("one_token", "trace", ""),
+        ("unknown_model", "none", "the server answered HTTP 404"),
+        ("bad_param", "none", "the server answered HTTP 400"),
+        ("too_long", "none", "the server answered HTTP 400"),
+        ("cancel_decode", "none", "it was cancelled, and engines tell only of requests that they finished"),
+        ("preempt", "trace", ""),
+    ],
+)
+def test_every_odd_case_has_its_source(edges: Recording, phase: str, source: str, reason: str):
+    """Or none, and why."""
+    joined, here = join(edges.requests, edges.spans), edges.requests.workload_class == phase
+    assert here.any()
+    assert {(source, reason)} == set(zip(joined.source[here], joined.reason[here], strict=True))
+
+
+def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edges: Recording):
+    """Nine were given up while they waited, fifteen beside them ended."""
+    joined, here = join(edges.requests, edges.spans), edges.requests.workload_class == "cancel_in_queue"
+    cancelled = edges.requests.status[here] == "cancelled"
+    assert (9, 15) == (int(cancelled.sum()), int((~cancelled).sum()))
+    assert {"none"} == set(joined.source[here][cancelled])
+    assert {"trace"} == set(joined.source[here][~cancelled])
+    assert np.isnan(joined.queue_ms[here][cancelled]).all()
+
+
+def test_ids_that_were_sent_three_times_join_nothing_by_themselves(edges: Recording):
+    """Without trace ids nobody can tell whose span is whose; the reply still tells."""
+    here = edges.requests.workload_class == "same_x_request_id"
+    nameless = replace(edges.requests, trace_id=np.full(len(here), "", dtype=np.object_))
+    silent = replace(
+        nameless,
+        server_queue_ms=np.full(len(here), np.nan),
+        server_prefill_ms=np.full(len(here), np.nan),
+    )
+    assert {"response"} == set(join(nameless, edges.spans).source[here])
+    reason = "3 requests share its request id; its reply tells neither queue nor prefill"
+    assert {reason} == set(join(silent, edges.spans).reason[here])
+
+
+def test_of_several_choices_the_first_token_counts():
+    """Queue, prefill and TTFT of the choice that spoke first, the decode of the one that spoke longest."""
+    spans = engine(
+        {"trace_id": "t", "span_id": "a", "queue_ms": 300, "prefill_ms": 50, "decode_ms": 900, "ttft_ms": 360},
+        {"trace_id": "t", "span_id": "b", "queue_ms": 100, "prefill_ms": 60, "decode_ms": 700, "ttft_ms": 170},
+    )
+    joined = join(requests({"trace_id": "t"}), spans)
+    assert "b" == joined.span_id[0]
+    assert (100.0, 60.0, 900.0) == (joined.queue_ms[0], joined.prefill_ms[0], joined.decode_ms[0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "engine_id"),
+    [
+        ({"response_id": "chatcmpl-1"}, "chatcmpl-1"),
+        ({"response_id": "cmpl-1"}, "cmpl-1-0"),
+        ({"request_id": "sl-1"}, "chatcmpl-sl-1"),
+        ({"request_id": "sl-1", "response_id": "other"}, "cmpl-sl-1-0"),
+    ],
+)
+def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: str):
+    """That of the reply, with the number of the prompt, or with the header's inside."""
+    spans = engine({"request_id": engine_id, "queue_ms": 1, "prefill_ms": 2}, {"request_id": "foreign", "queue_ms": 9})
+    joined = join(requests(ids, {}), spans)
+    assert ["request id", "none"] == joined.source.tolist()
+    assert (1.0, 2.0) == (joined.queue_ms[0], joined.prefill_ms[0])
+
+
+def test_several_prompts_are_one_request():
+    """Each has its number behind the id."""
+    spans = engine(
+        *(
+            {"request_id": f"cmpl-1-{number}", "queue_ms": 5, "prefill_ms": 1, "decode_ms": number}
+            for number in range(3)
+        )
+    )
+    joined = join(requests({"response_id": "cmpl-1"}), spans)
+    assert ("request id", 2.0) == (joined.source[0], joined.decode_ms[0])
+
+
+def test_the_forms_are_the_engines_own():
+    """SGLang's id is that of the reply as it is: a number behind it is another request's."""
+    spans = engine(
+        {"request_id": "1-0", "engine": "sglang", "queue_ms": 1}, {"request_id": "2", "engine": "sglang", "queue_ms": 2}
+    )
+    joined = join(requests({"response_id": "1"}, {"response_id": "2"}), spans)
+    assert ["none", "request id"] == joined.source.tolist()
+
+
+def test_a_gateways_span_joins_nothing_and_hides_nothing():
+    """The engine's span in the same trace is what tells."""
+    gateway = {"trace_id": "t", "engine": "dynamo", "is_gateway": True, "request_id": "sl-1"}
+    told = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
+    both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, told))
+    alone = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway))
+    assert ("trace", "e") == (both.source[0], both.span_id[0])
+    assert ("none", "no span of it came; its reply tells neither queue nor prefill") == (
+        alone.source[0],
+        alone.reason[0],
+    )
+
+
+def test_a_trace_of_several_requests_is_told_apart_by_their_ids():
+    """As that of an agent: the trace id joins none of them."""
+    rows = ({"trace_id": "t", "response_id": str(number)} for number in range(2))
+    spans = engine(*({"trace_id": "t", "request_id": str(1 - number), "queue_ms": 10 * number} for number in range(2)))
+    joined = join(requests(*rows), spans)
+    assert ["request id"] * 2 == joined.source.tolist()
+    assert [10.0, 0.0] == joined.queue_ms.tolist()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"server_queue_ms": 1.0, "server_prefill_ms": 2.0, "timings_source": "vllm"}, ""),
+        ({"server_prefill_ms": 2.0, "timings_source": "llamacpp"}, "the reply tells no queue"),
+        ({"server_queue_ms": 2.0, "timings_source": "tgi"}, "the reply tells no prefill"),
+    ],
+)
+def test_a_reply_may_tell_a_part(told: dict[str, Any], reason: str):
+    """What it leaves open is said, and never a zero."""
+    joined = join(requests(told), engine())
+    assert ("response", reason) == (joined.source[0], joined.reason[0])
+    assert np.isnan(joined.decode_ms[0])
+
+
+@pytest.mark.parametrize(
+    ("span", "reason"),
+    [
+        ({"queue_ms": 2500.0}, "its span tells longer times than the client waited"),
+        ({"decode_ms": 10.0}, "its span tells neither queue nor prefill"),
+    ],
+)
+def test_a_span_that_cannot_be_so_is_not_believed(span: dict[str, float], reason: str):
+    """The next source is asked; where there is none, the reason stands."""
+    spans = engine({"trace_id": "t", **span})
+    silent, telling = {"trace_id": "t"}, {"trace_id": "t", "server_queue_ms": 5.0, "server_prefill_ms": 6.0}
+    assert f"{reason}; its reply tells neither queue nor prefill" == join(requests(silent), spans).reason[0]
+    assert "response" == join(requests(telling), spans).source[0]
+    believed = join(
+        requests({"trace_id": "t", "end_ns": -1}), engine({"trace_id": "t", "queue_ms": 9e9, "prefill_ms": 1})
+    )
+    assert "trace" == believed.source[0]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.inf])
+def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
+    """A negative wait, or an endless one."""
+    joined = join(requests({"server_queue_ms": wrong, "server_prefill_ms": 1.0}), engine())
+    assert ("none", "no spans came; its reply tells impossible times") == (joined.source[0], joined.reason[0])
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        ({"status": "in_flight"}, "it did not end, and engines tell only of requests that they finished"),
+        ({"status": "failed"}, "it failed, and engines tell only of requests that they finished"),
+        ({"status": "failed", "http_status": 500}, "the server answered HTTP 500"),
+        ({}, "no spans came; its reply tells neither queue nor prefill"),
+    ],
+    ids=str,
+)
+def test_no_times_have_a_reason(fate: dict[str, Any], reason: str):
+    """That of the request's own fate first."""
+    joined = join(requests(fate), engine())
+    assert ("none", reason) == (joined.source[0], joined.reason[0])
+
+
+def test_nothing_is_joined_with_nothing():
+    """An empty run has an empty table; every source is one that is known."""
+    joined = join(requests(), engine())
+    assert 0 == len(joined)
+    assert ("trace", "request id", "response", "none") == SOURCES
+
+
+@pytest.mark.parametrize("told", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
+def test_a_request_whose_span_was_refused_for_its_clock_is_told_so(told: dict[str, str]):
+    """Whichever way it would have been joined; another span of it that was not refused joins it all the same."""
+    off = {**told, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
+    request = requests({"trace_id": "a", "request_id": "r"})
+    joined = join(request, engine(off))
+    assert "none" == joined.source[0]
+    assert joined.reason[0].startswith("its span was stamped by a clock 60 min off ours: refused;")
+    assert "none" != join(request, engine(off, {**told, "queue_ms": 5.0, "prefill_ms": 7.0})).source[0]
+
+
+def test_stamps_of_a_request_are_all_by_one_clock():
+    """Where engines shared it, by that of the one whose token came first."""
+    both = {"trace_id": "a", "queue_ms": 1.0, "prefill_ms": 2.0}
+    first = {**both, "clock": "p", "end_ns": 1500 * MS}
+    later = {**both, "clock": "d", "arrival_ns": 9000 * MS, "end_ns": 9900 * MS}
+    joined = join(requests({"trace_id": "a"}), engine(first, later))
+    assert ("p", 1010 * MS, 1500 * MS) == (joined.clock[0], joined.arrival_ns[0], joined.end_ns[0])

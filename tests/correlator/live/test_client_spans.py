@@ -1,0 +1,92 @@
+"""What spans of clients and gateways tell, by the conventions and by what is sent in their name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sent_spans import INTERNAL, MS, NOON, SERVER, call, gateway, span
+
+from correlator.live.client_spans import ClientSpan, client_span
+
+
+def read(one: Span) -> ClientSpan:
+    return client_span(one, NOON, is_gateway=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected_s"),
+    [
+        ({"gen_ai.response.time_to_first_chunk": 0.25}, 0.25),
+        ({"gen_ai.server.time_to_first_token": 0.25}, 0.25),
+        ({"gen_ai.server.time_to_first_token": 250.0}, math.nan),
+        ({"gen_ai.response.time_to_first_chunk": -1.0}, math.nan),
+        ({"gen_ai.response.time_to_first_chunk": math.inf}, math.nan),
+        ({"gen_ai.response.time_to_first_chunk": "soon"}, math.nan),
+        ({}, math.nan),
+    ],
+)
+def test_the_first_output_is_told_in_seconds(told: dict[str, str | float], expected_s: float):
+    """By the convention's attribute, or a metric's name used as one; what is longer than the span is no such time."""
+    assert expected_s == pytest.approx(read(span("chat", "a", told=told)).first_s, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk"])
+def test_the_first_output_is_marked_by_an_event(name: str):
+    """The first of them, where libraries mark each chunk; another event says nothing of it."""
+    one = span("chat", "a")
+    for after_ms, event in ((50, "sent"), (400, name), (200, name)):
+        one.events.add(name=event, time_unix_nano=NOON + after_ms * MS)
+    assert 0.2 == pytest.approx(read(one).first_s)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_call"),
+    [
+        ({"gen_ai.operation.name": "chat"}, True),
+        ({"gen_ai.operation.name": "text_completion"}, True),
+        ({"gen_ai.operation.name": "invoke_agent"}, False),
+        ({"gen_ai.operation.name": "execute_tool", "url.path": "/v1/chat/completions"}, False),
+        ({"url.full": "http://gateway.test/v1/chat/completions?x=1"}, True),
+        ({"http.target": "/v1/completions"}, True),
+        ({"url.path": "/ask"}, False),
+        ({"url.full": "http://[::1/"}, False),
+        ({}, False),
+    ],
+)
+def test_a_call_of_a_model_says_so(told: dict[str, str | float], is_call: bool):
+    """By its operation, else by its path; a workflow around calls is none."""
+    assert is_call == read(span("x", "a", told=told)).is_call
+
+
+def test_only_clients_and_servers_wait():
+    """Whatever an internal span says of itself."""
+    inside = read(span("chat", "a", kind=INTERNAL, told={"gen_ai.operation.name": "chat"}))
+    assert (False, False) == (inside.encloses, inside.is_call)
+    assert read(span("x", "a", kind=SERVER)).encloses
+
+
+def test_a_known_gateway_s_span_is_a_call():
+    """It need not say so."""
+    assert client_span(gateway("g"), NOON, is_gateway=True).is_call
+
+
+def test_tokens_and_whom_it_called_are_read():
+    """-1 and nothing where it does not tell, or tells what cannot be."""
+    told = {
+        "gen_ai.usage.input_tokens": 12.0,
+        "gen_ai.usage.output_tokens": 7.0,
+        "server.address": "10.0.0.1",
+        "server.port": 8000.0,
+    }
+    one = read(span("chat", "a", told=told))
+    assert (12, 7, -1, "http://10.0.0.1:8000") == (one.input_tokens, one.output_tokens, one.cached_tokens, one.server)
+    odd = read(span("chat", "a", told={**told, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
+    assert (-1, "") == (odd.input_tokens, odd.server)
+
+
+def test_an_error_is_read():
+    """By the span's status, or by the attribute of errors."""
+    failed = [call(failed=True), span("chat", "a", told={"error.type": "timeout"}), call()]
+    assert [True, True, False] == [read(one).failed for one in failed]

@@ -1,0 +1,142 @@
+"""Requests that no engine told of, estimated as they come, from a real vLLM's pages and against its own spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import recordings
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sent_spans import SERVER, S, body, span
+
+from correlator.breakdown import select
+from correlator.live.breakdown import Ended
+from correlator.live.estimate import RollingEstimate
+from correlator.live.traces import TracedRequest
+from correlator.live.window import TraceWindow
+from loadgen.requests.table import RequestLog
+from scraper.series.log import Row
+from scraper.spans.log import packed
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """161 requests as a gateway's spans, the pages of the 38 s, and the truth in ms."""
+
+    spans: list[Span]
+    pages: list[Row]
+    queue_ms: Floats
+    prefill_ms: Floats
+
+
+@pytest.fixture(scope="module")
+def traffic() -> Traffic:
+    case = recordings.overload()
+    (page,) = case.scrapes
+    pages = [
+        Row(
+            url=page.url,
+            tick_ns=int(request_ns),
+            request_ns=int(request_ns),
+            response_ns=int(response_ns),
+            series=page.series,
+            values=values,
+            changed=True,
+        )
+        for request_ns, response_ns, values in zip(page.request_ns, page.response_ns, page.values, strict=True)
+    ]
+    return Traffic(
+        spans=[_span(case.requests, place) for place in range(len(case.requests))],
+        pages=pages,
+        queue_ms=case.queue_s * 1e3,
+        prefill_ms=case.prefill_s * 1e3,
+    )
+
+
+def _span(sent: RequestLog, place: int) -> Span:
+    submit_ns = int(sent.submit_ns[place])
+    told: dict[str, str | float] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.time_to_first_chunk": (int(sent.first_output_ns[place]) - submit_ns) / 1e9,
+        "gen_ai.usage.input_tokens": float(sent.input_tokens[place]),
+        "gen_ai.usage.output_tokens": float(sent.output_tokens[place]),
+    }
+    one = span("chat", "", kind=SERVER, told=told, trace=(place + 1).to_bytes(16))
+    one.span_id = (place + 1).to_bytes(8)
+    one.start_time_unix_nano, one.end_time_unix_nano = submit_ns, int(sent.end_ns[place])
+    return one
+
+
+def watched(traffic: Traffic, estimate: RollingEstimate, window: TraceWindow) -> dict[int, Ended]:
+    """Let time pass as it did, a second at a time; return what came out of each request, by its place."""
+    found: dict[int, Ended] = {}
+    spans = sorted(traffic.spans, key=lambda one: one.end_time_unix_nano)
+    pages = list(traffic.pages)
+    now_ns = pages[0].request_ns
+    last_ns = spans[-1].end_time_unix_nano + 40 * S
+    order: list[int] = []
+    while now_ns < last_ns:
+        now_ns += S
+        while pages and pages[0].response_ns < now_ns:
+            estimate.scraped(pages.pop(0))
+        while spans and spans[0].end_time_unix_nano < now_ns:
+            window.take(packed(now_ns, "grpc", body([spans.pop(0)])))
+        finished = window.finished(now_ns)
+        order += [_place(one) for one in finished]
+        assert [] == estimate.hold(finished)
+        for ended in estimate.estimated(now_ns):
+            for row in range(len(ended)):
+                found[order.pop(0)] = _row(ended, row)
+    return found
+
+
+def _place(request: TracedRequest) -> int:
+    assert request.client is not None
+    return int.from_bytes(request.client.span_id) - 1
+
+
+def _row(ended: Ended, row: int) -> Ended:
+    at = np.array([row])
+    return Ended(parts=select(ended.parts, at), whole=select(ended.whole, at), reason=ended.reason[at])
+
+
+def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Traffic):
+    """Of every request, as it passes, with what is known of it being a client's alone."""
+    found = watched(traffic, RollingEstimate(), TraceWindow())
+    assert set(range(161)) == set(found)
+    assert {"histogram"} == {str(one.parts.source[0]) for one in found.values()}
+    for part, truth_ms, wape in (("queue", traffic.queue_ms, 0.02), ("prefill", traffic.prefill_ms, 0.15)):
+        told = np.array([float(getattr(found[place].parts, f"{part}_ms")[0]) for place in range(161)])
+        assert np.abs(told - truth_ms).sum() / truth_ms.sum() < wape, part
+
+
+def all_at_once(traffic: Traffic) -> tuple[list[TracedRequest], int]:
+    """All requests, and when the last of them had ended."""
+    window = TraceWindow()
+    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
+    window.take(packed(now_ns, "grpc", body(traffic.spans)))
+    return window.finished(now_ns + 10 * S), now_ns
+
+
+def test_the_window_is_bounded(traffic: Traffic):
+    """What it cannot hold is told as not estimated, and none is forgotten."""
+    estimate = RollingEstimate(most=50)
+    estimate.scraped(traffic.pages[0])
+    requests, now_ns = all_at_once(traffic)
+    assert [] == estimate.hold(requests)
+    assert {"requests": 50, "waiting": 50} == estimate.sizes
+    reasons = [reason for ended in estimate.estimated(now_ns, all_of_it=True) for reason in ended.reason]
+    assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
+
+
+def test_without_pages_nobody_waits_for_an_estimate(traffic: Traffic):
+    """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
+    never, no_more = RollingEstimate(), RollingEstimate()
+    no_more.scraped(traffic.pages[0])
+    no_more.forget_pages([])
+    requests, _ = all_at_once(traffic)
+    assert [161, 161] == [len(estimate.hold(requests)) for estimate in (never, no_more)]

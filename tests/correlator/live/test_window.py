@@ -1,0 +1,200 @@
+"""Spans come in any order and at any time; each request comes out once, when its spans are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sent_spans import CLIENT, INTERNAL, NOON, SERVER, S, call, engine, export, gateway, span
+
+from correlator.live.traces import TracedRequest
+from correlator.live.window import KEEP_S, TraceWindow
+
+Told = tuple[str, str, list[str]]
+
+
+def told(requests: Sequence[TracedRequest]) -> list[Told]:
+    """Return requests as the ids of their spans: client, gateway, engines."""
+
+    def name(key: bytes) -> str:
+        return key.decode().strip(".")
+
+    return sorted(
+        (
+            name(one.client.span_id) if one.client else "",
+            name(one.gateway.span_id) if one.gateway else "",
+            sorted(name(own.span_id) for _, _, own in one.engine),
+        )
+        for one in requests
+    )
+
+
+def finished(window: TraceWindow, at_s: float) -> list[Told]:
+    return told(window.finished(NOON + round(at_s * S)))
+
+
+def everything(spans: Sequence[Span]) -> list[Told]:
+    window = TraceWindow()
+    window.take(export(spans))
+    return told(window.finished(NOON + S, all_of_it=True))
+
+
+def test_a_request_comes_out_once_its_spans_are_all_there():
+    """A second of quiet after the last of them, for the choices of a request come one by one; and only once."""
+    window = TraceWindow()
+    window.take(export([engine()], at_s=1))
+    window.take(export([call()], at_s=3))
+    assert [] == finished(window, 3.9)
+    assert [("client", "", ["engine"])] == finished(window, 4)
+    assert [] == finished(window, 20)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [([engine()], ("", "", ["engine"])), ([call()], ("client", "", []))],
+    ids=["engine", "client"],
+)
+def test_what_lacks_a_span_is_waited_for_six_seconds(spans: list[Span], expected: Told):
+    """Longer than any exporter waits."""
+    window = TraceWindow()
+    window.take(export(spans, at_s=1))
+    assert [] == finished(window, 6.9)
+    assert [expected] == finished(window, 7)
+
+
+def test_nobody_is_blamed_for_the_time_without_a_receiver():
+    """What was open then is waited for from the moment at which there is one again."""
+    window = TraceWindow()
+    window.take(export([engine()], at_s=1))
+    window.missed(NOON + 20 * S)
+    assert [] == finished(window, 25)
+    window.take(export([call()], at_s=25))
+    assert [("client", "", ["engine"])] == finished(window, 26)
+
+
+def test_the_client_is_the_outermost_call_of_a_model():
+    """A gateway below it is told apart, a span of neither kind only leads to it."""
+    spans = [
+        call("client"),
+        span("connect", "step", "client", kind=INTERNAL),
+        gateway("gateway", "step"),
+        engine(parent="gateway"),
+    ]
+    assert [("client", "gateway", ["engine"])] == everything(spans)
+
+
+def test_a_workflow_is_no_client_of_the_calls_in_it():
+    """Whether it holds several or one: what it does besides is no waiting for an engine."""
+    work = span("POST /ask", "work", kind=SERVER, end_ms=5000)
+    one, two = call("call-1", "work"), call("call-2", "work", start_ms=2000, end_ms=3000)
+    engines = [engine("engine-1", "call-1"), engine("engine-2", "call-2", start_ms=2050, end_ms=2700)]
+    assert [("call-1", "", ["engine-1"]), ("call-2", "", ["engine-2"])] == everything([work, one, two, *engines])
+    assert [("call-1", "", ["engine-1"])] == everything([work, one, engines[0]])
+
+
+def test_without_a_call_of_a_model_the_client_is_the_nearest_span():
+    """A plain HTTP client's, whatever is above it."""
+    spans = [span("work", "work", kind=SERVER), span("POST", "http", "work"), engine(parent="http")]
+    assert [("http", "", ["engine"])] == everything(spans)
+
+
+@pytest.mark.parametrize("parent", ["", "lost"])
+def test_where_parents_do_not_tell_the_client_encloses_the_engine(parent: str):
+    """In the same trace; 50 ms are what clocks may differ by. A span that it does not enclose is not its."""
+    assert [("client", "", ["engine"])] == everything([call(), engine(parent=parent, clock_ms=-90)])
+    apart = everything([call(), engine(parent=parent, clock_ms=-110)])
+    assert [("", "", ["engine"]), ("client", "", [])] == apart
+
+
+def test_the_choices_of_a_request_come_out_with_it():
+    """Below one client's span there may be several of the engine's: n > 1, or engines that share the work."""
+    spans = [call(), engine("choice-0"), engine("choice-1")]
+    assert [("client", "", ["choice-0", "choice-1"])] == everything(spans)
+
+
+def test_a_span_that_came_twice_counts_once():
+    """An exporter that heard no answer sends again, after the request came out too."""
+    window = TraceWindow()
+    for at_s in (1, 2, 20):
+        window.take(export([call(), engine()], at_s=at_s))
+        window.finished(NOON + round((at_s + 10) * S))
+    assert 4 == window.repeated
+
+
+def test_a_span_that_breaks_the_rules_is_counted_by_the_receiver_alone():
+    """It is no part of any request; nor is one whose clock is an hour off."""
+    window = TraceWindow()
+    assert 3 == window.take(export([call(trace=b"short"), call(end_ms=-5), engine(clock_ms=3_600_000)]))
+    assert [] == window.finished(NOON, all_of_it=True)
+
+
+def test_the_oldest_make_room_and_are_told_as_what_they_are():
+    """However many spans come, as many are kept as was said."""
+    window = TraceWindow(most_spans=10)
+    for number in range(25):
+        window.take(export([call(trace=bytes([number + 1]) * 16)], at_s=1))
+        assert window.sizes["spans"] <= 10
+    requests = window.finished(NOON + 100 * S, all_of_it=True)
+    assert (25, 15, 15) == (len(requests), sum(one.evicted for one in requests), window.evicted)
+
+
+def test_what_an_engine_writes_at_length_is_not_kept():
+    """A prompt in an attribute costs no memory, and whatever comes is bounded in bytes too."""
+    window = TraceWindow(most_bytes=4000)
+    for number in range(20):
+        one = engine(trace=bytes([number + 1]) * 16)
+        one.attributes.add(key="prompt").value.string_value = "x" * 100_000
+        window.take(export([one]))
+    assert 9 <= window.sizes["spans"] < 20
+    assert 20 == window.sizes["spans"] + window.evicted
+
+
+def test_a_trace_that_never_ends_loses_its_oldest_spans():
+    """An agent that works for hours in one trace costs no more than others."""
+    window = TraceWindow()
+    for minute in range(10):
+        at_s = minute * KEEP_S
+        window.take(export([call(f"call-{minute}", "work"), engine(f"e-{minute}", f"call-{minute}")], at_s=at_s))
+        window.finished(NOON + round((at_s + 7) * S))
+        assert window.sizes["spans"] <= 4
+    assert [] == window.finished(NOON + 10_000 * S)
+    assert {"spans": 0, "traces": 0, "pending": 0} == window.sizes
+
+
+def test_spans_that_are_each_others_parents_end_no_watch():
+    """A loop is followed once around."""
+    loop = [call("a", "b"), call("b", "a"), engine(parent="a")]
+    assert [("b", "", ["engine"])] == everything(loop)
+
+
+@given(
+    order=st.permutations(range(9)),
+    sizes=st.lists(st.integers(1, 4), min_size=9, max_size=9),
+    looks=st.lists(st.booleans(), min_size=9, max_size=9),
+)
+def test_the_order_of_coming_changes_nothing(order: list[int], sizes: list[int], looks: list[bool]):
+    """Three requests in two traces, in any order, in exports of any size, looked for in between or not."""
+    other = b"o" * 16
+    spans = [
+        call("c1", "work"),
+        gateway("g1", "c1"),
+        engine("e1", "g1"),
+        call("c2", "work"),
+        engine("e2", "c2"),
+        call("c3", trace=other),
+        engine("e3", "c3", trace=other),
+        engine("e4", "c3", trace=other),
+        span("work", "work", kind=CLIENT),
+    ]
+    window, found, rest = TraceWindow(), [], [spans[place] for place in order]
+    for size, look in zip(sizes, looks, strict=True):
+        if rest:
+            window.take(export(rest[:size]))
+            rest = rest[size:]
+        if look:  # all of it within the second of quiet
+            found += told(window.finished(NOON + S))
+    found += told(window.finished(NOON + 100 * S))
+    assert [("c1", "g1", ["e1"]), ("c2", "", ["e2"]), ("c3", "", ["e3", "e4"])] == sorted(found)

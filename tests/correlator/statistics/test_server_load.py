@@ -1,0 +1,137 @@
+"""The engines' load as requests met it: gauges, recent rates and ratios, of one engine or of several together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_series import engine, requests
+
+from correlator.statistics.server_load import server_loads, waiting_at
+from rundir.stats import Missing
+from scraper.series.table import EndpointSeries
+
+NAN = float("nan")
+
+
+def met(name: str, sent: object, *engines: EndpointSeries) -> list[float | None]:
+    """The quantity at each submission, None where unknown."""
+    found = server_loads(sent, engines)[name]  # type: ignore[arg-type]
+    values = found.at(sent.submit_ns)  # type: ignore[attr-defined]
+    return [None if np.isnan(value) else value for value in values.tolist()]
+
+
+def test_a_gauge_is_what_the_last_scrape_before_showed():
+    """Its label sets added up; before the first scrape and after the last it is unknown."""
+    shown = engine([1, 2, 3], waiting=[[1, 10], [2, 20], [3, 30]])
+
+    assert [None, 11.0, 11.0, 22.0, 33.0, None] == met("requests_waiting", requests([0.5, 1, 1.9, 2, 3, 3.1]), shown)
+
+
+def test_a_gauge_grows_stale():
+    """Five scrape intervals without a page, and it is unknown until the next."""
+    shown = engine([1, 2, 3, 4, 20, 21], waiting=[1, 2, 3, 4, 5, 6])
+
+    assert [4.0, None, 5.0] == met("requests_waiting", requests([9, 9.1, 20]), shown)
+
+
+def test_a_gauge_that_a_page_lacks_is_unknown_there():
+    assert [None, 2.0] == met("requests_waiting", requests([1, 2]), engine([1, 2, 3], waiting=[NAN, 2, 3]))
+
+
+def test_preemptions_are_those_of_the_last_five_seconds():
+    """Per second, across a restart that counts from zero; of less than five seconds at the start, of none at first."""
+    shown = engine(range(10), waiting=np.zeros(10), preemptions=[0, 1, 2, 3, 4, 5, 5, 5, 2, 2])
+
+    assert [None, 1.0, 1.0, 0.8, 0.6, 0.8, 0.6] == pytest.approx(
+        met("preemptions", requests([0, 1, 5, 6, 7, 8, 9]), shown)
+    )
+
+
+def test_the_hit_rate_is_that_of_the_last_five_seconds():
+    """Hits over look-ups; where nothing was looked up it is unknown, not zero."""
+    queries, hits = [0, 10, 20, 20, 20, 20, 20, 20, 24], [0, 0, 10, 10, 10, 10, 10, 10, 11]
+    shown = engine(range(9), waiting=np.zeros(9), queries=queries, hits=hits)
+
+    assert [0.0, 0.5, 1.0, None, 0.25] == met("prefix_cache_hit_rate", requests([1, 2, 6, 7, 8]), shown)
+
+
+def behind_a_gateway() -> tuple[EndpointSeries, EndpointSeries]:
+    counters = {"preemptions": [0, 1, 2], "queries": [0, 10, 20], "hits": [0, 10, 20]}
+    idle = {"preemptions": [0, 2, 4], "queries": [0, 30, 60], "hits": [0, 0, 0]}
+    return (
+        engine([0, 1, 2], "http://a:1/metrics", waiting=[1, 2, 3], running=[1, 1, 1], kv=[0.1, 0.2, 0.3], **counters),
+        engine([0, 1, 2], "http://b:1/metrics", waiting=[10, 20, 30], running=[2, 2, 2], kv=[0.9, 0.1, 0.1], **idle),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "combined", "expected"),
+    [
+        ("requests_waiting", "sum", 22.0),
+        ("requests_running", "sum", 3.0),
+        ("kv_cache_usage", "max", 0.2),
+        ("preemptions", "sum", 3.0),
+        ("prefix_cache_hit_rate", "ratio", 0.25),
+    ],
+)
+def test_engines_behind_a_gateway_are_taken_together(name: str, combined: str, expected: float):
+    """Counts add up, of the caches the fullest counts, and the hit rate is that of all look-ups."""
+    sent = requests([1], "http://gateway/v1")
+    found = server_loads(sent, behind_a_gateway())[name]
+
+    assert combined == found.combined
+    assert [expected] == met(name, sent, *behind_a_gateway())
+
+
+def test_a_request_meets_the_engine_that_it_was_sent_to():
+    """Where addresses tell; one that went to a server which nobody scrapes meets nothing known."""
+    sent = requests([1, 1, 1], ["http://a:1/v1", "http://b:1/v1", "http://c:1/v1"])
+    found = server_loads(sent, behind_a_gateway())["requests_waiting"]
+
+    assert "own" == found.combined
+    assert [2.0, 20.0, None] == met("requests_waiting", sent, *behind_a_gateway())
+
+
+def test_part_of_a_sum_is_not_the_sum():
+    """An engine whose scrapes ended leaves the whole unknown."""
+    first, _ = behind_a_gateway()
+    ended = engine([0, 1], "http://b:1/metrics", waiting=[10, 20])
+
+    assert [22.0, None] == met("requests_waiting", requests([1, 2], "http://gateway/v1"), first, ended)
+
+
+def test_an_engine_that_does_not_tell_leaves_the_whole_unknown():
+    first, second = behind_a_gateway()
+    silent = engine([0, 1, 2], "http://c:1/metrics", running=[1, 1, 1])
+    found = server_loads(requests([1], "http://gateway/v1"), [first, second, silent])["requests_waiting"]
+
+    assert "the page shows no gauge vllm:num_requests_waiting" == found.reason
+
+
+def test_one_engine_is_met_whatever_its_address():
+    """The page may stand at another address than the API."""
+    sent = requests([1], "http://elsewhere/v1")
+    found = server_loads(sent, [engine([0, 1], waiting=[1, 2])])["requests_waiting"]
+
+    assert "one" == found.combined
+    assert [2.0] == met("requests_waiting", sent, engine([0, 1], waiting=[1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("engines", "reason"),
+    [
+        ([], "no server that was scraped shows the metrics of a known engine"),
+        ([engine([])], "no scrape succeeded"),
+        ([engine([1, 2])], "no server that was scraped shows the metrics of a known engine"),
+    ],
+)
+def test_no_engine_is_a_reason(engines: list[EndpointSeries], reason: str):
+    assert {reason} == {one.reason for one in server_loads(requests([1]), engines).values()}  # type: ignore[union-attr]
+    assert Missing(reason) == waiting_at(requests([1]), engines)
+
+
+def test_a_request_that_was_never_submitted_met_nothing():
+    found = waiting_at(requests([-1, 1]), [engine([-5, -1, 1], waiting=[5, 4, 3])])
+
+    assert not isinstance(found, Missing)
+    assert [True, False] == np.isnan(found).tolist()

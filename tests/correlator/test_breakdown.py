@@ -1,0 +1,310 @@
+"""Each request's parts: from which source, summing to what the client waited, what is merged where a source is mute."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import recordings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from correlator.breakdown import SOURCES, Parts, decomposed, select
+from correlator.estimate import attribute
+from correlator.estimate.table import Attribution, nothing
+from correlator.exact.clock_offset import ClockOffsets, clock_offsets
+from correlator.exact.join import Joined, join, unjoined
+from correlator.statistics.accuracy import PartError, agreement
+from rundir.stats import Missing
+from scraper.spans.requests import EngineSpans, engine_spans
+
+Floats = npt.NDArray[np.float64]
+MS = 10**6
+SUBMIT_NS = 1000 * MS
+TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
+
+
+@pytest.fixture(scope="module")
+def main() -> Any:
+    return recordings.recording("main")
+
+
+@pytest.fixture(scope="module")
+def edges() -> Any:
+    return recordings.recording("edges")
+
+
+def broken_down(run: Any, *, spans: EngineSpans | None = None) -> Parts:
+    """Put a recorded run's times together; other spans than its own stand in for them."""
+    joined = join(run.requests, run.spans if spans is None else spans)
+    clocks = clock_offsets(run.requests, joined)
+    return decomposed(run.requests, joined, attribute(run.requests, run.endpoints), clocks)
+
+
+def off_by_ms(parts: Parts) -> float:
+    """The most by which the parts of a TTFT differ from it."""
+    whole = np.sum([np.nan_to_num(getattr(parts, name)) for name in TTFT_PARTS], axis=0)
+    return float(np.abs(whole - parts.ttft_ms)[parts.covered].max(initial=0.0))
+
+
+def requests(*rows: dict[str, float]) -> Any:
+    """Requests that waited 100 ms for the first output and token and 500 for the last, but for what is said; in ms."""
+    usual = {"dispatch": -5.0, "submit": 0.0, "first_output": 100.0, "first_token": 100.0, "last_token": 500.0}
+    names = {**usual, "end": 510.0}
+    told = [
+        {f"{name}_ns": SUBMIT_NS + int(one.get(name, ms) * MS) for name, ms in names.items() if one.get(name, ms) >= -9}
+        for one in rows
+    ]
+    return recordings.request_log(told)
+
+
+def joined(*rows: dict[str, Any]) -> Joined:
+    """What was joined: nothing, but for what is said."""
+    table = unjoined(len(rows))
+    table.reason[:] = "no spans came"
+    for place, row in enumerate(rows):
+        for name, value in row.items():
+            getattr(table, name)[place] = value
+    return table
+
+
+SPAN = {"source": "trace", "reason": "", "queue_ms": 20.0, "prefill_ms": 50.0, "decode_ms": 395.0, "ttft_ms": 90.0}
+
+
+def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
+    """397 of 397; queue, prefill and decode are the joined ones to the bit, and the parts sum to the client's wait."""
+    parts, found = broken_down(main), join(main.requests, main.spans)
+
+    assert ["trace"] * 397 == parts.source.tolist()
+    for name in ("queue_ms", "prefill_ms", "decode_ms"):
+        assert getattr(found, name).tobytes() == getattr(parts, name).tobytes()
+    assert off_by_ms(parts) < 1e-6
+    assert {""} == set(parts.merged)
+    assert {0.0} == set(parts.error_ms)
+    assert {"exact"} == set(parts.quality)
+
+
+def test_nothing_of_a_recording_happens_before_its_cause(main: Any):
+    """By the offset that is stated, each request arrives after it was sent and speaks before it was heard."""
+    parts = broken_down(main)
+
+    assert (parts.way_in_ms >= 0).all()
+    assert (parts.way_out_ms >= 0).all()
+    assert (parts.arrival_ns >= main.requests.submit_ns).all()
+    assert (parts.engine_first_token_ns <= main.requests.first_output_ns).all()
+    assert float(np.abs(parts.way_in_ms + parts.way_out_ms - parts.network_ms).max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("phase", "source", "quality", "why"),
+    [
+        ("n2", "trace", "exact", ""),
+        ("no_traceparent", "trace", "exact", ""),
+        ("unsampled", "response", "exact", ""),
+        ("unknown_model", "none", "none", "the server answered HTTP 404"),
+        ("cancel_decode", "histogram", "prior", "the engine did not end it, so that its histograms do not hold it"),
+    ],
+)
+def test_every_odd_case_ends_in_its_source(edges: Any, phase: str, source: str, quality: str, why: str):
+    """As `join` has it, or in an estimate; one that rests on no observation is flagged as such. Or in none, and why."""
+    parts = broken_down(edges)
+    here = edges.requests.workload_class == phase
+    assert here.any()
+    assert {(source, quality, why)} == set(
+        zip(parts.source[here], parts.quality[here], parts.reason[here], strict=True)
+    )
+    assert off_by_ms(parts) < 1e-6
+
+
+def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
+    """What passed outside the engine is by the end-to-end times."""
+    parts = select(broken_down(edges), edges.requests.workload_class == "nonstream")
+    assert np.isnan(parts.ttft_ms).all()
+    assert np.isnan(parts.other_ms).all()
+    assert np.isfinite([parts.queue_ms, parts.prefill_ms, parts.decode_ms, parts.network_ms, parts.e2e_other_ms]).all()
+    assert (parts.network_ms > 0).all()
+    assert {""} == set(parts.merged)
+
+
+def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
+    """Unsampled requests have no span: where network ends and the engine begins is not told, and not guessed."""
+    parts = select(broken_down(edges), edges.requests.workload_class == "unsampled")
+    assert {"network and engine front end"} == set(parts.merged)
+    assert np.isnan([parts.network_ms, parts.way_in_ms, parts.admission_ms]).all()
+    assert parts.other_ms.tolist() == (parts.ttft_ms - (parts.queue_ms + parts.prefill_ms)).tolist()
+
+
+def test_replies_tell_what_spans_do_of_every_request(main: Any):
+    """Their rest is what spans divide into network and the engine's front end."""
+    by_span, by_reply = broken_down(main), broken_down(main, spans=engine_spans([]))
+
+    assert ["response"] * 397 == by_reply.source.tolist()
+    assert float(np.abs(by_reply.other_ms - by_span.other_ms - by_span.network_ms).max()) < 1e-6
+
+
+def test_spans_go_before_estimates_request_by_request(main: Any):
+    """Every other span withheld: the rest stays exact, what is without is estimated."""
+    kept = np.isin(main.spans.trace_id, main.requests.trace_id[::2])
+    columns = {one.name: getattr(main.spans, one.name)[kept] for one in fields(EngineSpans) if one.name != "refused"}
+    silent = np.full(397, np.nan)
+    mute = replace(main.requests, server_queue_ms=silent, server_prefill_ms=silent, server_decode_ms=silent)
+    joined_ = join(mute, EngineSpans(**columns, refused={}))
+    parts = decomposed(mute, joined_, attribute(mute, main.endpoints))
+
+    assert {"trace"} == set(parts.source[::2])
+    assert {"histogram"} == set(parts.source[1::2])
+    assert off_by_ms(parts) < 1e-6
+
+
+def test_a_span_tells_every_part():
+    """100 ms of which the engine knows 90: 10 outside, 20 queue, 50 prefill, 20 in the engine and neither."""
+    clocks = ClockOffsets(by_engine={}, offset_ns=np.zeros(1), error_ns=np.full(1, MS / 2))
+    arrived = joined({**SPAN, "arrival_ns": SUBMIT_NS + 4 * MS})
+    parts = decomposed(requests({}), arrived, nothing(1, "no scrapes"), clocks)
+
+    shown = ("send_ms", "way_in_ms", "way_out_ms", "network_ms", "admission_ms", "other_ms", "e2e_ms", "e2e_other_ms")
+    assert [5.0, 4.0, 6.0, 10.0, 20.0, 20.0, 500.0, 25.0] == [getattr(parts, name)[0] for name in shown]
+    assert np.isnan(parts.gateway_ms[0])
+    assert (SUBMIT_NS + 4 * MS, SUBMIT_NS + 94 * MS) == (parts.arrival_ns[0], parts.engine_first_token_ns[0])
+    assert 0.5 == parts.ways_error_ms[0]
+
+
+def test_blank_output_is_a_part_of_other():
+    """The engine spoke at 100 ms, but nothing that shows before 130."""
+    parts = decomposed(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))
+
+    assert (30.0, 20.0, 50.0) == (parts.blank_output_ms[0], parts.admission_ms[0], parts.other_ms[0])
+    assert np.isnan([parts.way_in_ms[0], parts.way_out_ms[0]]).all()
+
+
+def test_a_gateways_time_is_taken_out_of_the_networks():
+    parts = decomposed(requests({}), joined(SPAN), nothing(1, ""), gateway_ms=np.array([3.0]))
+
+    assert (7.0, 3.0, 20.0) == (parts.network_ms[0], parts.gateway_ms[0], parts.other_ms[0])
+
+
+@pytest.mark.parametrize(
+    ("told", "merged", "other_ms"),
+    [
+        ({**SPAN, "ttft_ms": np.nan}, "network and engine front end", 30.0),
+        ({**SPAN, "queue_ms": np.nan}, "queue and engine front end", 40.0),
+        ({**SPAN, "queue_ms": np.nan, "ttft_ms": np.nan}, "network, queue and engine front end", 50.0),
+        ({**SPAN, "prefill_ms": np.nan}, "prefill and engine front end", 70.0),
+        ({**SPAN, "ttft_ms": 115.0}, "network and engine front end", 30.0),
+        ({**SPAN, "ttft_ms": 40.0}, "network and engine front end", 30.0),
+    ],
+)
+def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_ms: float):
+    """Also where the engine's TTFT is longer than the client's, or shorter than its own parts, by over 10 ms."""
+    parts = decomposed(requests({}), joined(told), nothing(1, ""))
+
+    assert (merged, other_ms) == (parts.merged[0], parts.other_ms[0])
+    assert off_by_ms(parts) == 0.0
+
+
+def test_a_late_stamp_shows_as_a_network_below_zero():
+    """By how much, and the sum holds."""
+    parts = decomposed(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""))
+
+    assert pytest.approx(-0.4) == parts.network_ms[0]
+    assert off_by_ms(parts) < 1e-9
+
+
+def test_no_source_has_both_reasons():
+    """Why the scrapes do not tell, and why nothing was joined; of what had no first token the latter alone."""
+    parts = decomposed(requests({}), joined({}), nothing(1, "no scrape succeeded"))
+
+    assert ("none", "no scrape succeeded; no spans came") == (parts.source[0], parts.reason[0])
+    assert np.isnan([parts.other_ms[0], parts.network_ms[0], parts.error_ms[0]]).all()
+
+
+def test_estimates_that_do_not_tell_the_network_apart_merge_it():
+    """As those of several engines."""
+    guess = replace(
+        nothing(1, ""),
+        queue_s=np.array([0.02]),
+        queue_sd_s=np.array([0.001]),
+        prefill_s=np.array([0.05]),
+        prefill_sd_s=np.array([0.002]),
+        rest_s=np.array([0.03]),
+        rest_sd_s=np.array([0.003]),
+        quality=np.array(["shared"], dtype=np.object_),
+    )
+    parts = decomposed(requests({}), joined({}), guess)
+
+    assert ("histogram", "network and engine front end", "shared") == (
+        parts.source[0],
+        parts.merged[0],
+        parts.quality[0],
+    )
+    assert (pytest.approx(30.0), pytest.approx(3.0)) == (parts.other_ms[0], parts.error_ms[0])
+
+
+MAYBE_MS = st.one_of(st.just(float("nan")), st.floats(0, 1e6))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Any, Joined, Attribution]:
+    """Requests with any stamps, joined with anything and estimated as anything."""
+    size = draw(st.integers(0, 8))
+    waits = [draw(st.tuples(*[st.floats(0, 1e5)] * 4)) for _ in range(size)]
+    rows = [
+        {"first_output": first, "first_token": first + blank, "last_token": first + blank + decode, "end": decode + end}
+        for first, blank, decode, end in waits
+    ]
+    told: list[dict[str, Any]] = []
+    for row in rows:
+        source = draw(st.sampled_from(("trace", "request id", "response", "none")))
+        names = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms")
+        told.append({"source": source} | ({} if source == "none" else {name: draw(MAYBE_MS) for name in names}))
+        if draw(st.booleans()):
+            row["first_token"] = row["last_token"] = row["first_output"] = -10.0
+    names = [one.name for one in fields(Attribution) if one.name.endswith("_s")]
+    guess = replace(
+        nothing(size, "why"),
+        **{name: np.array([draw(MAYBE_MS) / 1e3 for _ in range(size)]) for name in names},
+        quality=np.array([draw(st.sampled_from(("shared", "prior", "none"))) for _ in range(size)], dtype=np.object_),
+    )
+    return requests(*rows), joined(*told), guess
+
+
+@given(tables())
+def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]):
+    """Whatever is told and whatever not; nothing is told of a request without a source."""
+    log, found, guess = made
+    parts = decomposed(log, found, guess)
+
+    assert off_by_ms(parts) < 1e-6
+    assert set(parts.source) <= set(SOURCES)
+    silent = parts.source == "none"
+    assert np.isnan([parts.other_ms[silent], parts.e2e_other_ms[silent]]).all()
+    merged = np.isnan(parts.network_ms) | np.isnan(parts.queue_ms) | np.isnan(parts.prefill_ms)
+    assert (parts.merged[parts.covered & merged] != "").all()
+
+
+def test_the_method_measures_itself_where_there_is_both():
+    """Two requests, of which the estimate of one is off by 10 ms of 20 + 20 of truth, beyond its interval."""
+    exact = decomposed(requests({}, {}), joined(SPAN, SPAN), nothing(2, "no scrapes"))
+    guess = replace(
+        nothing(2, ""),
+        queue_s=np.array([0.02, 0.03]),
+        queue_sd_s=np.array([0.0, 0.001]),
+        quality=np.array(["exact", "shared"], dtype=np.object_),
+    )
+
+    found = agreement(exact, guess)
+
+    assert isinstance(found, dict)
+    assert {
+        "queue": PartError(
+            compared=2, wape=pytest.approx(0.25), p95_ms=pytest.approx(9.5), covered_90=0.5, wrong_exact=0
+        )
+    } == found
+    assert Missing("no scrapes") == agreement(exact, nothing(2, "no scrapes"))
+    neither = decomposed(requests({}), joined({}), nothing(1, "no scrapes"))
+    assert Missing("no request has exact times to measure the estimates by") == agreement(
+        neither, nothing(1, "no scrapes")
+    )

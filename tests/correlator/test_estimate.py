@@ -1,0 +1,433 @@
+"""Estimated queue and prefill times of made-up runs, of which every number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recordings import kept, log_of
+
+from correlator.estimate import NO_CELL, NO_FIRST, NOT_ENDED, NOT_SCRAPED, attribute
+from correlator.estimate.percentiles import server_percentiles
+from correlator.estimate.table import Attribution
+from loadgen.requests.table import RequestLog
+from rundir.stats import Missing
+from scraper.exposition import Series
+from scraper.series.table import EndpointSeries
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
+Bools = npt.NDArray[np.bool_]
+
+START_NS = 1_700_000_000_000_000_000
+GATEWAY = "http://gateway.test/v1"
+TIMES = ("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds")
+TOKENS = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+TTFT = "vllm:time_to_first_token_seconds"
+BOUNDS = (0.3, 0.5, 0.8, 1.0, np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Requests and the truth: seconds from START_NS, and the times in the engine."""
+
+    submit_s: Floats
+    queue_s: Floats
+    prefill_s: Floats
+    rest_s: Floats
+    decode_s: Floats
+    prompt: Ints
+    output: Ints
+    network_s: float = 0.002
+
+    @property
+    def first_s(self) -> Floats:
+        return self.submit_s + self.queue_s + self.prefill_s + self.rest_s + self.network_s
+
+    @property
+    def observed_s(self) -> Floats:
+        """When the engine ended each request."""
+        return self.first_s + self.decode_s - self.network_s / 2
+
+
+def world(size: int, seed: int, *, per_s: float = 8.0) -> World:
+    """Poisson arrivals, a queue that half of them wait in, prefills that grow with the prompt."""
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    prompt = random.integers(10, 1000, size)
+    return World(
+        submit_s=1.0 + np.cumsum(random.exponential(1 / per_s, size)),
+        queue_s=random.exponential(0.3, size) * (random.random(size) < 0.5),
+        prefill_s=0.01 + 1e-4 * prompt * random.lognormal(0, 0.05, size),
+        rest_s=random.uniform(0.002, 0.006, size),
+        decode_s=random.uniform(0.1, 0.6, size),
+        prompt=prompt,
+        output=random.integers(1, 200, size),
+    )
+
+
+def seen(made: World, *, url: str = GATEWAY, rows: Sequence[int] | Bools | None = None) -> RequestLog:
+    """What a client notes of some of the requests: first output, end, and a chunk each 20 ms between."""
+    chosen = np.arange(len(made.submit_s))[slice(None) if rows is None else np.asarray(rows)]
+    stamps = {
+        name: START_NS + np.rint(1e9 * values[chosen]).astype(np.int64)
+        for name, values in (
+            ("submit", made.submit_s),
+            ("first", made.first_s),
+            ("end", made.first_s + made.decode_s),
+        )
+    }
+    chunks = [np.arange(a, b, 20_000_000) for a, b in zip(stamps["first"], stamps["end"], strict=True)]
+    return log_of(
+        len(chosen),
+        submit_ns=stamps["submit"],
+        first_output_ns=stamps["first"],
+        first_token_ns=stamps["first"],
+        end_ns=stamps["end"],
+        input_tokens=made.prompt[chosen],
+        output_tokens=made.output[chosen],
+        status="ok",
+        finish_reason="stop",
+        endpoint_url=url,
+        chunk_ns=np.concatenate([np.zeros(0, dtype=np.int64), *chunks]),
+        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
+    )
+
+
+def scraped(
+    made: World,
+    interval_s: float,
+    *,
+    url: str = "http://engine.test/metrics",
+    tokens: tuple[str, ...] = TOKENS,
+    prefix: str = "vllm:",
+    rows: Bools | None = None,
+    restart_s: float | None = None,
+) -> EndpointSeries:
+    """The pages of an engine that served some of the requests, scraped until all had ended.
+
+    At `restart_s` it begins anew: what it had counted is gone.
+    """
+    mine = np.ones(len(made.submit_s), dtype=np.bool_) if rows is None else rows
+    at_s = np.arange(0.0, made.observed_s.max() + 2 * interval_s, interval_s)
+    columns: list[tuple[Series, Floats]] = []
+
+    def cumulative(when_s: Floats, weights: Floats) -> Floats:
+        before = np.zeros(len(at_s)) if restart_s is None else np.where(at_s >= restart_s, restart_s, 0.0)
+        counted = (when_s[:, None] <= at_s) & (when_s[:, None] >= before) & mine[:, None]
+        return np.asarray((counted * weights[:, None]).sum(axis=0))
+
+    def histogram(family: str, when_s: Floats, values: Floats, bounds: Sequence[float]) -> None:
+        labels = (("engine", "0"),)
+        for bound in bounds:
+            edge = (("engine", "0"), ("le", "+Inf" if np.isinf(bound) else str(bound)))
+            one = Series(name=f"{family}_bucket", labels=edge, family=family, type="histogram", help="")
+            columns.append((one, cumulative(when_s, (values <= bound).astype(np.float64))))
+        for part, weights in (("sum", values), ("count", np.ones(len(values)))):
+            one = Series(name=f"{family}_{part}", labels=labels, family=family, type="histogram", help="")
+            columns.append((one, cumulative(when_s, weights)))
+
+    for family, values in zip(TIMES, (made.queue_s, made.prefill_s), strict=True):
+        histogram(family.replace("vllm:", prefix), made.observed_s, values, BOUNDS)
+    for family, values in zip(TOKENS, (made.prompt, made.output), strict=True):
+        if family in tokens:
+            histogram(family, made.observed_s, values.astype(np.float64), (np.inf,))
+    histogram(TTFT, made.first_s - made.network_s / 2, made.queue_s + made.prefill_s + made.rest_s, (np.inf,))
+    counter = Series(name="vllm:prompt_tokens_total", labels=(), family="vllm:prompt_tokens", type="counter", help="")
+    columns.append((counter, cumulative(made.first_s - made.network_s / 2, made.prompt.astype(np.float64))))
+    at_ns = START_NS + np.rint(1e9 * at_s).astype(np.int64)
+    return EndpointSeries(
+        url=url,
+        tick_ns=at_ns,
+        request_ns=at_ns - 1_000_000,
+        response_ns=at_ns + 1_000_000,
+        at_ns=at_ns,
+        series=tuple(one for one, _ in columns),
+        values=np.column_stack([values for _, values in columns]),
+        changed=np.ones(len(at_ns), dtype=np.bool_),
+        failures=(),
+    )
+
+
+def without(endpoint: EndpointSeries, missed: Sequence[int]) -> EndpointSeries:
+    """The scrapes but some that failed."""
+    return kept(endpoint, np.setdiff1d(np.arange(len(endpoint.at_ns)), missed))
+
+
+def sharing(table: Attribution) -> Ints:
+    """How many of our requests ended in the interval of each, 0 of one in none."""
+    counts = np.bincount(table.interval[table.interval >= 0])
+    return np.where(table.interval >= 0, counts[table.interval], 0)
+
+
+def off_s(table: Attribution, made: World, rows: Bools | None = None) -> tuple[float, float]:
+    """The largest error of queue and of prefill over some requests of a table of all."""
+    chosen = np.ones(len(table), dtype=np.bool_) if rows is None else rows
+    return (
+        float(np.abs(table.queue_s - made.queue_s)[chosen].max()),
+        float(np.abs(table.prefill_s - made.prefill_s)[chosen].max()),
+    )
+
+
+def test_a_request_alone_in_its_interval_has_the_engines_own_numbers():
+    """Without error, and called exact."""
+    made = world(60, 1, per_s=2.0)
+
+    table = attribute(seen(made), [scraped(made, 0.05)])
+
+    alone = sharing(table) == 1
+    assert alone.sum() > 40
+    assert {"exact"} == set(table.quality[alone])
+    assert max(off_s(table, made, alone)) < 1e-6
+    assert 0 == table.queue_sd_s[alone].max() == table.prefill_sd_s[alone].max()
+
+
+def test_the_four_parts_add_up_to_the_wait():
+    """Network, queue, prefill and rest, to the nanosecond of the client's stamps."""
+    made = world(100, 2)
+    requests = seen(made)
+
+    table = attribute(requests, [scraped(made, 0.5)])
+
+    parts_s = table.network_s + table.queue_s + table.prefill_s + table.rest_s
+    assert parts_s == pytest.approx((requests.first_output_ns - requests.submit_ns) / 1e9, abs=1e-9)
+
+
+@given(st.integers(12, 80), st.integers(0, 2**32), st.sampled_from([0.1, 0.5, 2.0]))
+def test_estimates_add_up_to_what_the_sums_moved_by(size: int, seed: int, interval_s: float):
+    """In each scrape interval, and lie within their bounds, in which the truth lies too."""
+    made = world(size, seed)
+
+    table = attribute(seen(made), [scraped(made, interval_s)])
+
+    known = table.interval >= 0
+    for part in ("queue", "prefill"):
+        found, truth = getattr(table, f"{part}_s"), getattr(made, f"{part}_s")
+        low, high = getattr(table, f"{part}_low_s"), getattr(table, f"{part}_high_s")
+        sums = [np.bincount(table.interval[known], values[known]) for values in (found, truth)]
+        assert sums[1] == pytest.approx(sums[0], abs=1e-6)
+        assert (low[known] - 1e-9 <= found[known]).all()
+        assert (found[known] <= high[known] + 1e-9).all()
+        assert (low[known] - 1e-6 <= truth[known]).all()
+        assert (truth[known] <= high[known] + 1e-6).all()
+
+
+@given(st.integers(12, 60), st.integers(0, 2**32), st.randoms())
+def test_the_order_of_requests_does_not_matter(size: int, seed: int, random: object):
+    """Whoever comes first in the table, each request has the same times."""
+    made = world(size, seed)
+    order = np.arange(size)
+    random.shuffle(order)  # type: ignore[attr-defined]
+
+    straight = attribute(seen(made), [scraped(made, 0.5)])
+    mixed = attribute(seen(made, rows=order), [scraped(made, 0.5)])
+
+    assert straight.queue_s[order] == pytest.approx(mixed.queue_s, abs=1e-7, nan_ok=True)
+    assert straight.prefill_s[order] == pytest.approx(mixed.prefill_s, abs=1e-7, nan_ok=True)
+    assert straight.quality[order].tolist() == mixed.quality.tolist()
+
+
+def test_missed_scrapes_make_longer_intervals():
+    """Nothing is lost, and nobody who shared the longer one is called exact."""
+    made = world(80, 3, per_s=2.0)
+    every, some = scraped(made, 0.1), without(scraped(made, 0.1), range(100, 140))
+
+    straight, gapped = attribute(seen(made), [every]), attribute(seen(made), [some])
+
+    inside = (made.observed_s > 9.9) & (made.observed_s <= 14.0)
+    assert 1 == len(set(gapped.interval[inside]))
+    assert {"shared"} == set(gapped.quality[inside])
+    assert straight.quality[~inside].tolist() == gapped.quality[~inside].tolist()
+    assert off_s(straight, made, ~inside)[0] == pytest.approx(off_s(gapped, made, ~inside)[0], abs=0.005)
+
+
+def test_requests_that_end_while_the_engine_begins_anew_are_not_observed():
+    """Of the others, those that are alone stay exact."""
+    made = world(80, 4, per_s=2.0)
+    # In the middle of the interval in which some request ended after 15 s.
+    restart_s = float(np.floor(made.observed_s[made.observed_s > 15.0].min() * 10) / 10 + 0.05)
+
+    table = attribute(seen(made), [scraped(made, 0.1, restart_s=restart_s)])
+
+    gap = (made.observed_s > restart_s - 0.05) & (made.observed_s < restart_s + 0.05)
+    early = made.observed_s < 14.5
+    assert 1 == gap.sum()
+    assert ["prior"] == table.quality[gap].tolist()
+    assert [NO_CELL] == table.reason[gap].tolist()
+    exact = table.quality == "exact"
+    assert exact[early].sum() > 20
+    assert exact[made.observed_s > 15.5].sum() > 20
+    assert max(off_s(table, made, exact)) < 1e-6
+
+
+def test_a_cancelled_request_is_not_in_the_histograms():
+    """It has what the model expects of it, and the reason; one without a first token has none."""
+    made = world(60, 5, per_s=4.0)
+    requests = seen(made)
+    status, first_ns = requests.status.copy(), requests.first_output_ns.copy()
+    status[[10, 20]] = "cancelled"
+    first_ns[20] = -1
+    served = ~np.isin(np.arange(60), [10, 20])
+
+    table = attribute(
+        replace(requests, status=status, first_output_ns=first_ns, first_token_ns=first_ns),
+        [scraped(made, 0.1, rows=served)],
+    )
+
+    assert ["prior", "none"] == table.quality[[10, 20]].tolist()
+    assert [NOT_ENDED, NO_FIRST] == table.reason[[10, 20]].tolist()
+    assert table.queue_s[10] == pytest.approx(made.queue_s[10], abs=0.05)
+    assert np.isnan(table.queue_s[20])
+    assert max(off_s(table, made, table.quality == "exact")) < 1e-6
+
+
+def cancelled(requests: RequestLog, chosen: Bools, prompt: Ints) -> RequestLog:
+    """The client gave some up after their first token, before usage came; of their tokens it knows `prompt`."""
+    unknown = {name: np.where(chosen, -1, getattr(requests, name)) for name in ("output_tokens", "cached_tokens")}
+    status = np.where(chosen, "cancelled", requests.status)
+    return replace(requests, status=status, input_tokens=np.where(chosen, prompt, requests.input_tokens), **unknown)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_intervals_cover_the_times_of_cancelled_requests(known: bool):
+    """A fifth of 4 x 300 requests: 90 % intervals hold the truth of 85 in 100, with and without a count of tokens."""
+    inside: dict[str, list[bool]] = {"queue": [], "prefill": []}
+    for seed in range(4):
+        made = world(300, seed)
+        gone = np.arange(300) % 5 == 0
+        requests = cancelled(seen(made), gone, made.prompt if known else np.full(300, -1))
+
+        table = attribute(requests, [scraped(made, 0.5, rows=~gone)])
+
+        assert {"prior"} == set(table.quality[gone])
+        for part, covered in inside.items():
+            error_s = np.abs(getattr(table, f"{part}_s") - getattr(made, f"{part}_s"))[gone]
+            covered.extend((error_s <= 1.645 * getattr(table, f"{part}_sd_s")[gone]).tolist())
+
+    assert min(np.mean(covered) for covered in inside.values()) >= 0.85
+
+
+def test_an_unknown_number_of_tokens_is_not_none():
+    """What is expected of a cancelled request without a count is the mean of the others, and less sure."""
+    made = world(300, 3)
+    gone = np.arange(300) % 5 == 0
+    pages = [scraped(made, 0.5, rows=~gone)]
+
+    told, untold = (attribute(cancelled(seen(made), gone, prompt), pages) for prompt in (made.prompt, np.full(300, -1)))
+
+    assert made.prefill_s[gone].mean() == pytest.approx(untold.prefill_s[gone].mean(), rel=0.25)
+    assert untold.prefill_sd_s[gone].mean() > 2 * told.prefill_sd_s[gone].mean()
+
+
+def test_what_a_cancelled_request_was_meant_to_have_stands_for_its_count():
+    """Chat templates added 30 tokens to each prompt: what is expected is as with the count itself, but for a few whose
+    count also tells in which interval they began."""
+    made = world(300, 3)
+    gone = np.arange(300) % 5 == 0
+    pages = [scraped(made, 0.5, rows=~gone)]
+
+    told = attribute(cancelled(seen(made), gone, made.prompt), pages)
+    sent = replace(seen(made), declared_input_tokens=made.prompt - 30)
+    meant = attribute(cancelled(sent, gone, np.full(300, -1)), pages)
+
+    assert np.mean(np.isclose(told.prefill_s[gone], meant.prefill_s[gone], rtol=1e-9, atol=0)) > 0.95
+
+
+def test_strangers_are_flagged():
+    """An interval in which the engine ended more requests than ours is foreign; ours alone in another stays exact."""
+    made = world(150, 6, per_s=4.0)
+    ours = np.arange(150) % 3 != 0
+
+    table = attribute(seen(made, rows=ours), [scraped(made, 0.25)])
+
+    truth = replace(made, queue_s=made.queue_s[ours], prefill_s=made.prefill_s[ours])
+    edges = np.floor(made.observed_s / 0.25)
+    with_stranger = np.isin(edges[ours], edges[~ours])
+    assert {"foreign"} == set(table.quality[with_stranger])
+    assert "foreign" not in set(table.quality[~with_stranger])
+    assert max(off_s(table, truth, table.quality == "exact")) < 1e-6
+
+
+def test_engines_that_were_asked_by_their_own_address_are_told_apart():
+    made = world(160, 7, per_s=4.0)
+    left = np.arange(160) % 2 == 0
+    both = [
+        scraped(made, 0.05, url="http://left.test:8000/metrics", rows=left),
+        scraped(made, 0.05, url="http://right.test:8000/metrics", rows=~left),
+    ]
+    url = np.where(left, "http://left.test:8000/v1", "http://right.test:8000/v1").astype(np.object_)
+
+    table = attribute(replace(seen(made), endpoint_url=url), both)
+
+    assert (table.quality == "exact").sum() > 100
+    assert max(off_s(table, made, table.quality == "exact")) < 1e-6
+
+
+def test_token_sums_tell_engines_behind_one_address_apart():
+    """Where they can; what is called exact is the engine's own number."""
+    made = world(300, 8, per_s=8.0)
+    left = np.random.default_rng(np.random.SeedSequence(9)).random(300) < 0.5
+    both = [scraped(made, 0.2, url="http://a.test/metrics", rows=left)]
+    both.append(scraped(made, 0.2, url="http://b.test/metrics", rows=~left))
+
+    table = attribute(seen(made), both)
+
+    alone = table.quality == "exact"
+    assert 100 < alone.sum()
+    assert max(off_s(table, made, alone)) < 1e-6
+    assert (sharing(table)[alone] == 1).all()
+
+
+def test_engines_behind_one_address_without_token_counts_give_nothing_exact():
+    made = world(200, 10, per_s=2.0)
+    left = np.arange(200) % 2 == 0
+    both = [
+        scraped(made, 0.1, url=f"http://{name}.test/metrics", rows=rows, tokens=())
+        for name, rows in (("a", left), ("b", ~left))
+    ]
+
+    table = attribute(seen(made), both)
+
+    assert {"tight"} == set(table.quality[sharing(table) == 1])
+    assert "exact" not in set(table.quality)
+
+
+def test_token_counts_of_another_tokenizer_prove_nothing():
+    """A client that counts one token more than the engine for each prompt has the same intervals."""
+    made = world(100, 11, per_s=4.0)
+    requests = seen(made)
+
+    straight = attribute(requests, [scraped(made, 0.2)])
+    other = attribute(replace(requests, input_tokens=requests.input_tokens + 1), [scraped(made, 0.2)])
+
+    assert straight.interval.tolist() == other.interval.tolist()
+    assert straight.queue_s == pytest.approx(other.queue_s, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "interval_s", "reason"),
+    [
+        (4, 0.1, "requests of ours ended in 4 usable scrape intervals; 5 are needed"),
+        (40, 100.0, "requests of ours ended in 1 usable scrape intervals; 5 are needed"),
+    ],
+)
+def test_too_few_intervals_give_nothing(size: int, interval_s: float, reason: str):
+    made = world(size, 13, per_s=2.0)
+
+    assert {reason} == set(attribute(seen(made), [scraped(made, interval_s)]).reason)
+
+
+def test_without_scrapes_there_is_a_reason_and_without_requests_nothing():
+    made = world(10, 14)
+
+    assert {NOT_SCRAPED} == set(attribute(seen(made), []).reason)
+    assert 0 == len(attribute(seen(made, rows=np.zeros(10, dtype=np.bool_)), [scraped(made, 0.1)]))
+    nothing = [without(scraped(made, 0.1), range(10000))]
+    table = attribute(seen(made), nothing)
+    assert ({"none"}, {"no scrape succeeded"}) == (set(table.quality), set(table.reason))
+    assert isinstance(server_percentiles(table, nothing, "queue", [0.5]), Missing)

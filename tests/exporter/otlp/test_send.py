@@ -1,0 +1,211 @@
+"""Sending spans to real collectors on the loopback: ones that take them, ask for later, refuse, or are not there."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import web
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+from exporter.otlp.send import Sent, send
+from rundir.access import Access
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
+
+
+def export(number: int, spans: int = 3) -> ExportTraceServiceRequest:
+    """An export of good spans."""
+    return ExportTraceServiceRequest(
+        resource_spans=[  # type: ignore[list-item]
+            {
+                "scope_spans": [
+                    {
+                        "spans": [
+                            {
+                                "trace_id": number.to_bytes(16),
+                                "span_id": place.to_bytes(8),
+                                "name": "chat m",
+                                "start_time_unix_nano": 1,
+                                "end_time_unix_nano": 2,
+                            }
+                            for place in range(1, 1 + spans)
+                        ]
+                    }
+                ]
+            }
+        ]
+    )
+
+
+EXPORTS = [export(number) for number in (1, 2, 3)]
+ALL = Sent(taken=9, rejected=0, given_up=False, reason="")
+
+
+@asynccontextmanager
+async def answering(
+    *answers: tuple[int, dict[str, str]], text: str = ""
+) -> AsyncIterator[tuple[str, list[tuple[str, bytes]]]]:
+    """A server that answers each export with a status and headers, the last of them from then on; and what came."""
+    came: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        came.append((request.headers["Content-Encoding"], await request.read()))
+        status, headers = answers[min(len(came), len(answers)) - 1]
+        return web.Response(status=status, headers=headers, text=text)
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", answer)
+    runner = web.AppRunner(app, auto_decompress=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", came
+    finally:
+        await runner.cleanup()
+
+
+class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without types
+    """OpenTelemetry's own service: it rejects a span of each export, or asks `later` times to come again."""
+
+    def __init__(self, later: int) -> None:
+        self.later = later
+        self.came: list[tuple[bytes, dict[str, Any]]] = []
+
+    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:  # noqa: N802
+        self.came.append((request.SerializeToString(), dict(context.invocation_metadata())))
+        if len(self.came) <= self.later:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        return ExportTraceServiceResponse(
+            partial_success={"rejected_spans": 1, "error_message": "one\ntoo old"}  # type: ignore[arg-type]
+        )
+
+
+@asynccontextmanager
+async def service(later: int = 0) -> AsyncIterator[tuple[str, Service]]:
+    """A gRPC server of OpenTelemetry's own stubs."""
+    server, found = aio.server(), Service(later)
+    add_TraceServiceServicer_to_server(found, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"grpc://127.0.0.1:{port}", found
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts that no test waits for."""
+    monkeypatch.setattr("exporter.otlp.send._FIRST_PAUSE_S", 1e-3)
+
+
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+async def test_a_collector_gets_every_span(wire: str):
+    """Over either wire, in order, and counted."""
+    given: list[ExportTraceServiceRequest] = []
+    # By its clock the year is 1970, as it is by these spans.
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
+    async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
+        port = receiver.grpc_port if wire == "grpc" else receiver.http_port
+        assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), say=print)
+    assert EXPORTS == given
+    assert (3, 9, 0) == (receiver.counts().exports, receiver.counts().spans, receiver.counts().bad_spans)
+
+
+async def test_bodies_go_zipped_over_http():
+    """They are a tenth of the size."""
+    async with answering((200, {})) as (url, came):
+        assert ALL == await send(EXPORTS, url, Access(), say=print)
+    assert [("gzip", one.SerializeToString()) for one in EXPORTS] == [(how, gzip.decompress(one)) for how, one in came]
+
+
+async def test_what_a_collector_rejects_of_an_export_is_counted():
+    """With its reason; the rest is taken. Credentials in the URL are sent as OTLP over gRPC has them."""
+    async with service() as (url, found):
+        sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), say=print)
+    assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == sent
+    metadata = found.came[0][1]
+    assert ("Basic bWU6c2VjcmV0", "a") == (metadata["authorization"], metadata["x-team"])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
+    """The same export first; nothing is lost or sent twice to one that took it."""
+    async with answering((status, {"Retry-After": "0"}), (status, {}), (200, {})) as (url, came):
+        assert ALL == await send(EXPORTS, url, Access(), say=print)
+    bodies = [ExportTraceServiceRequest.FromString(gzip.decompress(body)) for _, body in came]
+    assert [EXPORTS[0], EXPORTS[0], *EXPORTS] == bodies
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
+    """By the codes that OTLP names."""
+    async with service(later=2) as (url, found):
+        sent = await send(EXPORTS[:1], url, Access(), say=print)
+    assert (2, 1) == (sent.taken, sent.rejected)
+    assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in found.came]
+
+
+async def test_a_wait_beyond_our_patience_is_not_begun():
+    """Whoever says `in an hour` is not waited for at all."""
+    async with answering((503, {"Retry-After": "3600"})) as (url, came):
+        sent = await send(EXPORTS, url, Access(), say=print)
+    assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503"), 1) == (sent, len(came))
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 307])
+async def test_a_collector_that_refuses_is_not_asked_again(status: int):
+    """Nor is it given what comes after; what it took before counts."""
+    async with answering((200, {}), (status, {})) as (url, came):
+        sent = await send(EXPORTS, url, Access(), say=print)
+    assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (sent, len(came))
+
+
+async def test_a_refusal_is_told_in_the_collectors_words():
+    """Whether they are plain, or as OTLP has them; a page is not shown."""
+    async with answering((401, {}), text="no org id\n") as (url, _):
+        assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), say=print)).reason
+    async with answering((404, {"Content-Type": "text/html"}), text="<html>") as (url, _):
+        assert "HTTP 404" == (await send(EXPORTS, url, Access(), say=print)).reason
+    spec = ReceiverSpec(grpc="", http="127.0.0.1:0", limit_bytes=50)
+    async with Receiver(spec, log=None, say=print) as receiver:
+        sent = await send(EXPORTS, f"http://127.0.0.1:{receiver.http_port}", Access(), say=print)
+    assert "HTTP 413: more than 50 bytes" == sent.reason
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+async def test_a_collector_that_is_not_there_is_given_up(wire: str, monkeypatch: pytest.MonkeyPatch):
+    """Within our patience, with the reason."""
+    monkeypatch.setattr("exporter.otlp.send.PATIENCE_S", 0.1)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        url = f"{wire}://127.0.0.1:{reserved.getsockname()[1]}"
+        sent = await send(EXPORTS, url, Access(), say=print)
+    assert (0, True) == (sent.taken, sent.given_up)
+    assert "Connection refused" in sent.reason
+
+
+async def test_progress_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch):
+    """How many spans were taken so far."""
+    monkeypatch.setattr("exporter.otlp.send.SAY_EVERY_S", 0.0)
+    said: list[str] = []
+    async with answering((200, {})) as (url, _):
+        await send(EXPORTS, url, Access(), say=said.append)
+    assert ["3 spans sent", "6 spans sent", "9 spans sent"] == said

@@ -1,0 +1,135 @@
+"""The breakdown as histograms by part: what is on the page adds up to what requests waited."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from sent_spans import NOON, S, call, engine, export, gateway
+
+from correlator.breakdown import Parts
+from correlator.live.breakdown import REASONS, Ended, broken_down
+from correlator.live.window import TraceWindow
+from exporter.prometheus.counts import E2E_PARTS, TTFT_PARTS, counted, nothing_counted
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.snapshot import PartCounts, Snapshot, WatchCounts
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(parts: PartCounts | None, watch: WatchCounts | None = None) -> Samples:
+    page = LivePage()
+    page.update(Snapshot(version="0", run_id="r", phase="watch", parts=parts, watch=watch))
+    families = text_string_to_metric_families(page.render().decode())
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+
+
+def ended(number: int) -> Ended:
+    window = TraceWindow()
+    for place in range(number):
+        trace = (place + 1).to_bytes(16)
+        spans = [call(first_ms=300 + place, trace=trace), gateway("gate", "client", first_ms=250, trace=trace)]
+        window.take(export([*spans, engine(parent="gate", trace=trace)]))
+    window.take(export([call(trace=b"without a first." * 1, first_ms=None), engine(trace=b"without a first.")]))
+    window.take(export([call(trace=b"without an engin")]))
+    return broken_down(window.finished(NOON + S, all_of_it=True))
+
+
+def count(table: Ended) -> PartCounts:
+    start = nothing_counted(reasons=REASONS)
+    return counted(start, table.parts, whole=table.whole, reasons=table.reason)
+
+
+def summed(found: Samples, name: str, source: str) -> float:
+    return sum(value for (one, labels), value in found.items() if one == f"{name}_sum" and ("source", source) in labels)
+
+
+def test_every_series_is_there_before_the_first_request():
+    """With 0: Prometheus does not see the first rise of a series that begins above it."""
+    found = samples(nothing_counted(sources=("trace",), reasons=REASONS))
+    for part in TTFT_PARTS:
+        assert 0 == found["sidelight_ttft_part_seconds_count", (("part", part), ("source", "trace"))]
+    for part in E2E_PARTS:
+        assert 0 == found["sidelight_e2e_part_seconds_count", (("part", part), ("source", "trace"))]
+    for reason in REASONS:
+        assert 0 == found["sidelight_breakdown_missing_total", (("reason", reason),)]
+
+
+def test_requests_are_counted_by_source_quality_and_reason():
+    """One without a TTFT has a source all the same, for its whole is broken down."""
+    found = samples(count(ended(3)))
+    totals = {source: found["sidelight_requests_total", (("source", source),)] for source in ("trace", "none")}
+    assert {"trace": 4, "none": 1} == totals
+    assert 4 == found["sidelight_breakdown_quality_total", (("quality", "exact"),)]
+    missing = {reason: found["sidelight_breakdown_missing_total", (("reason", reason),)] for reason in REASONS}
+    assert {"no_first_token": 1, "no_engine_span": 1} == {reason: n for reason, n in missing.items() if n}
+
+
+@given(st.integers(0, 30))
+def test_the_parts_on_the_page_add_up_to_the_waits(number: int):
+    """Of TTFT and whole, whatever buckets they fall into."""
+    table = ended(number)
+    found = samples(count(table))
+    ttft_s = np.nansum(np.where(table.parts.covered, table.parts.ttft_ms, np.nan)) / 1e3
+    e2e_s = np.nansum(np.where(table.whole.source != "none", table.whole.e2e_ms, np.nan)) / 1e3
+    assert float(ttft_s) == pytest.approx(summed(found, "sidelight_ttft_part_seconds", "trace"))
+    assert float(e2e_s) == pytest.approx(summed(found, "sidelight_e2e_part_seconds", "trace"))
+
+
+def test_counting_on_is_counting_all_at_once():
+    """A page of ten polls says what one of all of them would."""
+    table = ended(4)
+    once = count(table)
+    twice = counted(once, table.parts, whole=table.whole, reasons=table.reason)
+    key = ("queue", "trace")
+    assert [2 * one for one in once.ttft[key].counts] == list(twice.ttft[key].counts)
+    assert {name: 2 * n for name, n in once.requests.items()} == twice.requests
+
+
+def test_stamps_that_are_late_let_no_sum_fall():
+    """A part a little below 0 counts as 0: Prometheus takes a sum that falls for a restart."""
+    table = ended(1)
+    late = _with_network(table.parts, -3.0)
+    after = counted(nothing_counted(), late)
+    assert 0.0 == after.ttft["network", "trace"].sum_s
+
+
+def _with_network(parts: Parts, ms: float) -> Parts:
+    parts.network_ms[:] = np.where(np.isfinite(parts.network_ms), ms, np.nan)
+    return parts
+
+
+def test_a_run_breaks_down_both_by_the_same_table():
+    """One without a first token has its whole broken down; reasons are in its report, not in labels."""
+    table = ended(2)
+    after = counted(nothing_counted(), table.parts)
+    assert (2, 3, {}) == (*(sum(one["queue", "trace"].counts) for one in (after.ttft, after.e2e)), dict(after.missing))
+
+
+def test_what_a_watch_says_of_itself_is_on_the_page():
+    """Refusals by kind, restarts, and how much is kept."""
+    watch = WatchCounts(
+        receiver={
+            "exports": 5,
+            "spans": 50,
+            "bad_spans": 2,
+            "off_clock": 4,
+            "malformed": 1,
+            "too_large": 0,
+            "turned_away": 3,
+        },
+        restarts=1,
+        errors=0,
+        cpu_s=1.5,
+        sizes={"spans": 40, "pending": 2},
+        repeated=4,
+        evicted=0,
+    )
+    found = samples(None, watch)
+    assert 50 == found["sidelight_receiver_spans_total", ()]
+    assert 1 == found["sidelight_receiver_restarts_total", ()]
+    kinds = ("off_clock", "malformed", "turned_away")
+    assert [4, 1, 3] == [found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
+    assert 2 == found["sidelight_window_size", (("what", "pending"),)]

@@ -1,0 +1,298 @@
+"""The live page says what the snapshot says, in the names that dashboards and alerts rely on, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import subprocess
+
+import aiohttp
+import numpy as np
+import pytest
+import snapshots
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.server import serving
+from exporter.prometheus.snapshot import (
+    LATENCY_BOUNDS_S,
+    LATENESS_BOUNDS_S,
+    TOKEN_BOUNDS_S,
+    ClientCounts,
+    Cumulative,
+    EngineCounts,
+    GeneratorCounts,
+    Snapshot,
+    add,
+    bucketize,
+)
+
+PROMTOOL = shutil.which("promtool")
+BOUNDS_S = (0.1, 0.5, 1.0)
+values = st.lists(st.floats(0, 1000, allow_nan=False), max_size=50)
+
+
+def page_of(snapshot: Snapshot) -> str:
+    page = LivePage()
+    page.update(snapshot)
+    return page.render().decode()
+
+
+def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def bare(**parts: object) -> Snapshot:
+    return Snapshot(version="1", run_id="r", phase="warmup", **parts)  # type: ignore[arg-type]
+
+
+CONTRACT = {
+    "sidelight_build_info": {"version"},
+    "sidelight_run_info": {"run_id", "phase"},
+    "sidelight_client_requests_total": {"status"},
+    "sidelight_client_requests_in_flight": set(),
+    "sidelight_client_input_tokens_total": set(),
+    "sidelight_client_output_tokens_total": set(),
+    "sidelight_client_ttft_seconds_bucket": {"le"},
+    "sidelight_client_inter_token_latency_seconds_bucket": {"le"},
+    "sidelight_client_time_per_output_token_seconds_bucket": {"le"},
+    "sidelight_client_e2e_latency_seconds_bucket": {"le"},
+    "sidelight_generator_schedule_lateness_seconds_bucket": {"le"},
+    "sidelight_generator_cpu_seconds_total": {"process"},
+    "sidelight_generator_loop_delay_max_seconds": set(),
+    "sidelight_engine_info": {"endpoint", "engine", "version"},
+    "sidelight_engine_queue_time_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_prefill_time_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_decode_time_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_ttft_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_inter_token_latency_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_e2e_latency_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_requests_running": {"endpoint"},
+    "sidelight_engine_requests_waiting": {"endpoint"},
+    "sidelight_engine_kv_cache_usage_ratio": {"endpoint"},
+    "sidelight_engine_prompt_tokens_total": {"endpoint"},
+    "sidelight_engine_generation_tokens_total": {"endpoint"},
+    "sidelight_engine_preemptions_total": {"endpoint"},
+    "sidelight_engine_prefix_cache_queries_total": {"endpoint"},
+    "sidelight_engine_prefix_cache_hits_total": {"endpoint"},
+    "sidelight_engine_requests_finished_total": {"endpoint"},
+    "sidelight_scrapes_total": {"endpoint", "outcome"},
+    "sidelight_scrape_duration_seconds": {"endpoint"},
+    "sidelight_ttft_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_e2e_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_requests_total": {"source"},
+    "sidelight_breakdown_quality_total": {"quality"},
+    "sidelight_breakdown_missing_total": {"reason"},
+    "sidelight_receiver_exports_total": set(),
+    "sidelight_receiver_spans_total": set(),
+    "sidelight_receiver_forwarded_total": set(),
+    "sidelight_receiver_forward_dropped_total": set(),
+    "sidelight_receiver_restarts_total": set(),
+    "sidelight_receiver_refused_total": {"kind"},
+    "sidelight_watch_errors_total": set(),
+    "sidelight_watch_cpu_seconds_total": set(),
+    "sidelight_window_repeated_spans_total": set(),
+    "sidelight_window_evicted_spans_total": set(),
+    "sidelight_window_size": {"what"},
+}
+
+
+def test_names_and_labels_are_the_contract() -> None:
+    """A full snapshot exposes exactly the promised names, each with exactly the promised labels."""
+    exposed = {
+        name: {label for label, _ in labels}
+        for name, labels in samples_of(page_of(snapshots.snapshot(3)))
+        if not name.endswith(("_sum", "_count"))
+    }
+    assert exposed == CONTRACT
+
+
+def test_promtool_accepts_the_page() -> None:
+    """Prometheus' own linter has nothing to say about the page."""
+    if PROMTOOL is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    page = page_of(snapshots.snapshot(3)).encode()
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_values_are_the_snapshots() -> None:
+    """Counters, gauges and the breakdown stand on the page as they stand in the snapshot."""
+    samples = samples_of(page_of(snapshots.snapshot(7)))
+    endpoint = ("endpoint", snapshots.ENDPOINT)
+    assert samples["sidelight_client_requests_total", frozenset({("status", "ok")})] == 35
+    assert samples["sidelight_client_requests_total", frozenset({("status", "refused")})] == 0
+    assert samples["sidelight_client_output_tokens_total", frozenset()] == 1400
+    assert samples["sidelight_generator_cpu_seconds_total", frozenset({("process", "worker-0")})] == pytest.approx(0.7)
+    assert samples["sidelight_engine_kv_cache_usage_ratio", frozenset({endpoint})] == 0.4
+    assert samples["sidelight_engine_preemptions_total", frozenset({endpoint})] == 700
+    assert samples["sidelight_scrapes_total", frozenset({endpoint, ("outcome", "ok")})] == 28
+    queue = frozenset({("part", "queue"), ("source", "trace")})
+    assert samples["sidelight_ttft_part_seconds_sum", queue] == pytest.approx(7 * 6.5 * 0.12)
+
+
+def test_buckets_are_cumulative_on_the_page_only() -> None:
+    """Counts a bucket in the snapshot become counts at or below a bound on the page."""
+    ttft = Cumulative(bounds_s=(0.1, 1.0), counts=(2.0, 3.0, 1.0), sum_s=4.5)
+    text = page_of(bare(client=ClientCounts(requests={}, ttft=ttft)))
+    lines = [line for line in text.splitlines() if line.startswith("sidelight_client_ttft_seconds")]
+    assert lines == [
+        'sidelight_client_ttft_seconds_bucket{le="0.1"} 2.0',
+        'sidelight_client_ttft_seconds_bucket{le="1.0"} 5.0',
+        'sidelight_client_ttft_seconds_bucket{le="+Inf"} 6.0',
+        "sidelight_client_ttft_seconds_count 6.0",
+        "sidelight_client_ttft_seconds_sum 4.5",
+    ]
+
+
+def test_the_page_is_empty_before_the_first_snapshot() -> None:
+    """Nothing is known yet, so nothing is shown."""
+    assert LivePage().render() == b""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"client": ClientCounts(requests={})},
+        {"generator": GeneratorCounts()},
+        {"parts": None, "engines": ()},
+    ],
+)
+def test_what_is_not_known_is_absent(parts: dict[str, object]) -> None:
+    """No family, no help line and no zero stands in for something unknown."""
+    text = page_of(bare(**parts))
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("#")} == {
+        "sidelight_build_info",
+        "sidelight_run_info",
+    }
+
+
+def test_an_engine_shows_only_what_it_exposes() -> None:
+    """Quantities an engine lacks, unknown names and values that are no numbers are left out, the rest stays."""
+    engine = EngineCounts(
+        endpoint="a",
+        gauges={"requests_running": 1.0, "kv_cache_usage": math.nan, "not_canonical": 3.0},
+        histograms={"ttft": Cumulative(bounds_s=(1.0,), counts=(math.nan, 0.0), sum_s=0.0)},
+    )
+    names = {name for name, _ in samples_of(page_of(bare(engines=(engine,)))) if "engine" in name}
+    assert names == {"sidelight_engine_info", "sidelight_engine_requests_running"}
+
+
+def test_each_endpoint_has_its_own_series() -> None:
+    """Two engines make one family with two series, and their bounds may differ."""
+    engines = tuple(
+        EngineCounts(
+            endpoint=endpoint, histograms={"ttft": Cumulative(bounds_s=bounds_s, counts=(1.0, 1.0), sum_s=bounds_s[0])}
+        )
+        for endpoint, bounds_s in (("a", (0.5,)), ("b", (2.0,)))
+    )
+    text = page_of(bare(engines=engines))
+    assert text.count("# TYPE sidelight_engine_ttft_seconds histogram") == 1
+    samples = samples_of(text)
+    assert samples["sidelight_engine_ttft_seconds_sum", frozenset({("endpoint", "a")})] == 0.5
+    assert samples["sidelight_engine_ttft_seconds_bucket", frozenset({("endpoint", "b"), ("le", "2.0")})] == 1.0
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\\b", "a\nb", "a}b,c={", "http://[::1]:8000/metrics", "日本語", ""])
+def test_hostile_label_values_survive(text: str) -> None:
+    """Whatever an endpoint or a version is called, a parser reads the same name back."""
+    engine = EngineCounts(endpoint=text, version=text, gauges={"requests_running": 1.0})
+    samples = samples_of(page_of(bare(engines=(engine,))))
+    assert samples["sidelight_engine_requests_running", frozenset({("endpoint", text)})] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("observed", "counts"),
+    [
+        ([], (0.0, 0.0, 0.0, 0.0)),
+        ([0.1], (1.0, 0.0, 0.0, 0.0)),
+        ([0.10001], (0.0, 1.0, 0.0, 0.0)),
+        ([0.0, 1.0, 1.5, math.inf], (1.0, 0.0, 1.0, 2.0)),
+        ([math.nan, 0.3], (0.0, 1.0, 0.0, 0.0)),
+    ],
+)
+def test_bucketize(observed: list[float], counts: tuple[float, ...]) -> None:
+    """A bound belongs to its bucket, what is above all goes to +Inf, and a missing value is not counted."""
+    assert bucketize(observed, BOUNDS_S).counts == counts
+
+
+@given(first=values, second=values)
+def test_adding_is_bucketizing_together(first: list[float], second: list[float]) -> None:
+    """Two parts of a run, added, are the histogram of the whole."""
+    whole = bucketize(np.array(first + second, dtype=np.float64), BOUNDS_S)
+    parts = add(bucketize(first, BOUNDS_S), bucketize(second, BOUNDS_S))
+    assert parts.counts == whole.counts
+    assert parts.sum_s == pytest.approx(whole.sum_s)
+    assert sum(whole.counts) == len(first) + len(second)
+
+
+def test_different_bounds_do_not_add() -> None:
+    """Histograms over different bounds are not comparable."""
+    with pytest.raises(ValueError, match="different bounds"):
+        add(bucketize([], (1.0,)), bucketize([], (2.0,)))
+
+
+@pytest.mark.parametrize("bounds_s", [LATENCY_BOUNDS_S, TOKEN_BOUNDS_S, LATENESS_BOUNDS_S])
+def test_standard_bounds_make_histograms(bounds_s: tuple[float, ...]) -> None:
+    """The standard bounds ascend, are finite and few enough to be scraped each second."""
+    assert len(bucketize([], bounds_s).counts) <= 25
+
+
+async def test_the_page_is_served_as_text() -> None:
+    """GET /metrics answers 0.0.4 text with the latest snapshot; /healthz answers ok."""
+    page = LivePage()
+    async with serving(page, "127.0.0.1", 0) as url, aiohttp.ClientSession() as session:
+        for step in (1, 2):
+            page.update(snapshots.snapshot(step))
+            async with session.get(url) as response:
+                body = await response.text()
+                assert response.status == 200
+                assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert body == page.render().decode()
+            assert f'sidelight_client_requests_total{{status="ok"}} {5.0 * step}' in body
+        async with session.get(url.replace("/metrics", "/healthz")) as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
+
+
+async def test_openmetrics_is_negotiated() -> None:
+    """A scraper that asks for OpenMetrics gets it, with the same names."""
+    page = LivePage()
+    page.update(snapshots.snapshot(2))
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with (
+        serving(page, "127.0.0.1", 0) as url,
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(url) as response,
+    ):
+        body = await response.text()
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    names = {sample.name for family in parse_openmetrics(body) for sample in family.samples}
+    assert CONTRACT.keys() <= names
+    assert body.endswith("# EOF\n")
+
+
+async def test_a_port_in_use_is_an_os_error() -> None:
+    """The caller decides what to do without a live page: nothing is swallowed, nothing is left listening."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="address already in use"):
+            async with serving(LivePage(), "127.0.0.1", taken.getsockname()[1]):
+                pass
+
+
+async def test_the_port_is_free_afterwards() -> None:
+    """Leaving the context closes the listener."""
+    async with serving(LivePage(), "127.0.0.1", 0) as url:
+        port = int(url.split(":")[2].split("/")[0])
+    with socket.socket() as again:
+        assert again.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,311 @@
+"""Where the TTFT went: the object of the summary, the answer in a sentence, the table's rows, and what it rests on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import summaries
+from jsonschema import Draft202012Validator
+from rich.console import Console
+from rich.table import Table
+
+from correlator.breakdown import Parts
+from correlator.estimate.table import QUALITIES
+from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
+from exporter.summary.breakdown import SEVERAL_CLOCKS, correlation
+from exporter.tables import PARTS
+from sidecar.options import schema
+
+TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
+MERGED = "network and engine front end"
+
+
+def table_of(shown: dict[str, Any]) -> list[list[str]]:
+    """The rows of the table of parts, as words."""
+    return words(breakdown_table(shown))
+
+
+def words(table: Table) -> list[list[str]]:
+    console = Console(file=StringIO(), width=100, color_system=None)
+    console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def mixed(*pieces: tuple[int, Parts]) -> Parts:
+    """The first so many requests of one table, the next of another."""
+    columns: dict[str, Any] = {}
+    for name in Parts.__dataclass_fields__:
+        ends = np.cumsum([size for size, _ in pieces])
+        cut = [getattr(one, name)[end - size : end] for (size, one), end in zip(pieces, ends, strict=True)]
+        columns[name] = np.concatenate(cut)
+    return Parts(**columns)
+
+
+def test_the_answer_shares_the_ttft_out():
+    """Each part that is known, and its share of the mean TTFT."""
+    assert (
+        "Of a mean TTFT of 200.0 ms: 5.00 ms (2 %) network, 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, "
+        "15.0 ms (8 %) other."
+    ) == answer(summaries.correlated())
+
+
+def test_the_answer_gives_the_reason_where_there_is_none():
+    """A missing breakdown is a reason, not a zero."""
+    assert "Where the TTFT went is not known: no server offers queue and prefill times." == answer(
+        summaries.uncorrelated("no server offers queue and prefill times")
+    )
+
+
+@pytest.mark.parametrize(
+    ("server_requests", "comparable"), [(98, True), (100, True), (102, True), (97, False), (103, False), (0, False)]
+)
+def test_comparable_is_within_two_percent(server_requests: int, comparable: bool):
+    """The engine may have finished 2 % more or fewer than succeeded here."""
+    found = summaries.findings(whole=summaries.means(server_requests=server_requests))
+    assert comparable == correlation(found)["comparable"]
+
+
+def test_the_table_has_every_part_with_its_share_source_and_error():
+    """Also what the network and the rest consist of; the engine's own numbers are exact, the clock's are not."""
+    rows = table_of(summaries.correlated())
+    spans = ["engine's", "spans"]
+    assert ["network", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
+    assert ["way", "in", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans, "exact"] in rows
+    assert ["engine", "front", "end", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
+    assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
+    assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
+    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
+
+
+def test_the_table_is_whole_however_long_the_wait():
+    """Nothing is cut off where a TTFT is half an hour."""
+    long = summaries.parts("histogram", ttft_ms=1_800_200.0)
+    rows = table_of(summaries.correlated(summaries.findings(replace(long, queue_ms=np.full(100, 1_800_150.0)))))
+    numbers = ["1,800,150.0"] * 3
+    assert ["queue", *numbers, "100", "%", "█" * 8, "estimate", "±", "3.00"] in rows
+
+
+def test_estimates_show_their_standard_error():
+    """And what is not told has no row."""
+    rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±", "3.00"] in rows
+    assert not any(row[:1] in (["way"], ["gateway"]) for row in rows)
+
+
+def test_sources_are_put_together_request_by_request():
+    """Half by spans, a quarter by replies, a fifth estimated, a twentieth not at all: shares are of the covered."""
+    of = mixed(
+        (50, summaries.parts()),
+        (25, summaries.parts("response", merged=MERGED)),
+        (20, summaries.parts("histogram", reason="no span of it came")),
+        (5, summaries.parts("none", reason="it was cancelled")),
+    )
+    shown = summaries.correlated(summaries.findings(of))
+    breakdown = shown["breakdown"]
+    assert {"trace": 0.5, "response": 0.25, "histogram": 0.2, "none": 0.05} == shown["coverage"]
+    assert {"exact": 75, "tight": 0, "shared": 20, "foreign": 0, "prior": 0, "none": 5} == shown["quality"]
+    assert {"it was cancelled": 5} == shown["none_reasons"]
+    assert {MERGED: 25} == breakdown["merged"]
+    assert (70, 5.0, "mixed") == tuple(breakdown["network_ms"][name] for name in ("count", "mean", "source"))
+    assert pytest.approx(1) == sum(breakdown[name]["share_of_ttft"] or 0.0 for name in TTFT_PARTS)
+    assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown["queue_ms"]["error_ms"]
+    assert [
+        (
+            "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies or records, 20 estimated from "
+            "scrapes (20 shared), 5 not known (it was cancelled)."
+        ),
+        "Estimated, not joined: 20 (no span of it came).",
+        f"other holds {MERGED} of 25 requests: not told apart.",
+        "The engine's clock is 30.0 ms ahead of ours, give or take 0.50 ms; this is allowed for.",
+    ] == list(basis(shown))
+
+
+def test_slices_are_of_the_requests_submitted_in_them():
+    """Their means add up to their TTFT, and how sure they are is never dropped."""
+    of = mixed((20, summaries.parts()), (30, summaries.parts("histogram")), (50, summaries.parts("none", reason="why")))
+    slices = correlation(summaries.findings(of))["timeslices"]
+    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one["requests"], one["covered"]) for one in slices]
+    for one in slices[:3]:
+        assert pytest.approx(one["ttft_ms"]) == sum(one[name] or 0.0 for name in TTFT_PARTS)
+    assert [0, 20, 10] == [one["quality"]["shared"] for one in slices[:3]]
+    assert [0.0, 4.0, 4.0] == [one["error_ms"] for one in slices[:3]]
+    assert ("why", 200.0, None) == tuple(slices[3][name] for name in ("missing", "ttft_ms", "queue_ms"))
+
+
+def test_classes_and_urls_are_groups_of_their_own():
+    """Only where there are several; together they are the whole."""
+    found = summaries.findings()
+    classes = np.array(["chat"] * 30 + ["code"] * 70, dtype=np.object_)
+    shown = correlation(replace(found, workload_class=classes))
+    assert ({"chat": 30, "code": 70}, {}) == (
+        {name: group["requests"] for name, group in shown["classes"].items()},
+        shown["urls"],
+    )
+    assert 150.0 == shown["classes"]["code"]["breakdown"]["queue_ms"]["mean"]
+    assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == shown["classes"]["chat"]["coverage"]
+    (table,) = group_tables(shown)
+    assert ["code", "70", "200.0", "5.00", "150.0", "30.0", "15.0"] == words(table)[-1]
+
+
+def test_means_stand_in_where_no_request_has_a_breakdown():
+    """Of a run too short to be attributed; not where the engine served others too."""
+    why = "in fewer than 5 scrape intervals did requests of ours end"
+    alone = summaries.findings(summaries.parts("none", reason=why), why=why)
+    shared = replace(alone, means=summaries.means(server_requests=150))
+    shown = correlation(alone)
+    assert (150.0, 0.75, "histogram", None) == tuple(
+        shown["breakdown"]["queue_ms"][name] for name in ("mean", "share_of_ttft", "source", "p99")
+    )
+    assert (why, 1.0) == (shown["breakdown"]["means_only"], shown["coverage"]["none"])
+    assert "missing" not in shown
+    assert "Of a mean TTFT of 200.0 ms: 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, 20.0 ms (10 %) other." == answer(
+        shown
+    )
+    counts = f"Means of 100 requests by the client's count and 100 by the engine's; not by request: {why}."
+    assert [counts] == list(basis(shown))
+    assert f"{why}; and the engine finished 150 requests where 100 of yours succeeded" in correlation(shared)["missing"]
+
+
+def test_end_to_end_has_its_parts_too():
+    """5 + 150 + 30 + 1000 of decoding and 15 that are left: 1,200 ms."""
+    e2e = correlation(summaries.findings())["breakdown"]["e2e"]
+    names = ("e2e_ms", "network_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
+    assert [1200.0, 5.0, 150.0, 30.0, 1000.0, 15.0] == [e2e[name]["mean"] for name in names]
+    assert pytest.approx(1000 / 1200) == e2e["decode_ms"]["share_of_e2e"]
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "error_ms", "said"),
+    [
+        (0.1, 0.3, "The engine's clock agrees with ours within 0.40 ms."),
+        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, give or take 0.30 ms; this is allowed for."),
+    ],
+)
+def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
+    offset = replace(summaries.CLOCK, offset_ns=int(offset_ms * 1e6), error_ns=int(error_ms * 1e6))
+    assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
+
+
+def test_a_clock_that_contradicts_itself_is_stated():
+    """Whoever reads the report need not look in the summary for why there is no way in."""
+    offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
+    said = "The engine's clock cannot be set beside ours: several engines' clocks differ."
+    assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
+
+
+def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
+    """Those that are not known are named, three of them; the rest is counted."""
+    near, far = summaries.CLOCK, replace(summaries.CLOCK, offset_ns=5 * 10**9, error_ns=2_000_000)
+    known = {"http://a": near, "pod at http://b": far}
+    shown = summaries.correlated(replace(summaries.findings(), clocks=known))
+    assert {
+        "offset_ms": None,
+        "error_ms": 2.0,
+        "pairs": 200,
+        "left_out": 0,
+        "reason": SEVERAL_CLOCKS,
+        "engines": {
+            "http://a": {"offset_ms": -30.0, "error_ms": 0.5, "pairs": 100, "left_out": 0, "reason": None},
+            "pod at http://b": {"offset_ms": 5000.0, "error_ms": 2.0, "pairs": 100, "left_out": 0, "reason": None},
+        },
+    } == shown["clock"]
+    said = (
+        "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, give or take 2.00 ms at most"
+    )
+    assert [f"{said}; this is allowed for."] == [line for line in basis(shown) if "clock" in line]
+    unknown = replace(summaries.NO_CLOCK, pairs=7, reason="one side only")
+    mixed_up = known | {f"http://{name}": unknown for name in "wxyz"}
+    lines = list(basis(summaries.correlated(replace(summaries.findings(), clocks=mixed_up))))
+    cannot = [f"The clock of an engine cannot be set beside ours: http://{name}: one side only." for name in "wxy"]
+    assert [f"{said}; this is allowed for.", *cannot, "Nor can those of 1 more."] == lines[-5:]
+
+
+def test_of_several_engines_one_contradicts_itself():
+    """Why its requests have no ways is said of the part that nobody tells."""
+    clocks = {
+        "a": replace(summaries.NO_CLOCK, reason="one side only"),
+        "b": replace(summaries.NO_CLOCK, reason="was set"),
+    }
+    found = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
+    assert "in network_ms: one side only; was set" == correlation(found)["breakdown"]["way_in_ms"]["missing"]
+
+
+@pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])
+def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: bool):
+    """Where none came, `run` has warned of that already."""
+    found = summaries.findings(summaries.parts("histogram", reason="its span tells impossible times"))
+    shown = summaries.correlated(found) | {"spans": None if spans is None else {"spans": spans}}
+    line = "Estimated, not joined: 100 (its span tells impossible times)."
+    assert said == (line in list(basis(shown)))
+
+
+def test_requests_that_did_not_succeed_are_counted():
+    """The breakdown is of whatever had a first token; the client's statistics are not."""
+    shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
+    assert 16 == shown["not_ok"]
+    assert "Over 100 requests, 16 of which did not succeed: 100 by the engine's spans." in list(basis(shown))
+
+
+def test_where_none_succeeded_the_reason_is_that():
+    """They had first tokens, so that it is not for want of these."""
+    nothing = summaries.findings(summaries.parts("none", reason="it failed"), whole=summaries.means(missing="no cell"))
+    why = (
+        "none of the 100 requests that had a first token succeeded, and engines tell only of "
+        "requests that they finished"
+    )
+    assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_)))["missing"]
+
+
+def test_replies_in_one_piece_have_their_end_to_end_time_told():
+    """They have no TTFT; where the rest went is known all the same."""
+    whole = replace(summaries.parts(), ttft_ms=np.full(100, np.nan))
+    found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
+    assert (
+        "Where the TTFT went is not known: no request with a first token ended here. Of a mean E2E of 1,200.0 ms: 5.00 "
+        "ms (0 %) network, 150.0 ms (12 %) queue, 30.0 ms (2 %) prefill, 1,000.0 ms (83 %) decode, 15.0 ms (1 %) other."
+    ) == answer(correlation(found))
+
+
+def test_the_estimators_own_error_is_said_where_a_run_has_both():
+    found = summaries.findings()
+    guess = replace(found.attribution, queue_s=np.full(100, 0.16), prefill_s=np.full(100, 0.03))
+    lines = list(basis(summaries.correlated(replace(found, attribution=guess))))
+    assert (
+        "Estimates from scrapes alone would be off by p95 10.0 ms (queue) and 0.00 ms (prefill); their 90 % intervals "
+        "hold 0 % and 100 % of the exact times of 100 requests."
+    ) == lines[-1]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        summaries.correlated(),
+        summaries.correlated(summaries.findings(summaries.parts("histogram"))),
+        summaries.correlated(summaries.findings(summaries.parts("response", merged=MERGED))),
+        summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")),
+        summaries.uncorrelated("reason"),
+    ],
+)
+def test_the_object_is_strict_json_and_fits_its_schema(shown: dict[str, Any]):
+    assert shown == json.loads(json.dumps(shown, allow_nan=False))
+    whole = schema.summary()
+    part = {"$defs": whole["$defs"], **whole["properties"]["correlation"]}
+    assert [] == [f"{one.json_path}: {one.message}" for one in Draft202012Validator(part).iter_errors(shown)]
+    assert set(QUALITIES) == set(shown["quality"])
+
+
+def test_the_document_names_every_part_and_column():
+    """What stands under `correlation` and in requests.parquet can be looked up; associations and blame elsewhere."""
+    text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
+    shown = summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why"))
+    log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
+    names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {"breakdown", "association", "blame"}
+    assert [] == sorted(name for name in names if f"`{name}`" not in text)

@@ -1,0 +1,169 @@
+"""The report for people: how numbers look, what is certain of a percentile, and that it fits its width."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import summaries
+
+from exporter.report import WIDTH, as_text
+from exporter.report.breakdown import answer
+from exporter.report.format import cell, ms, percent
+from exporter.summary.breakdown import server_percentiles_object
+from rundir.stats import Missing
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0.00"),
+        (0.0049, "0.00"),
+        (1.234, "1.23"),
+        (-1.234, "-1.23"),
+        (9.99, "9.99"),
+        (10.0, "10.0"),
+        (-10.05, "-10.1"),
+        (2634.78, "2,634.8"),
+        (1_234_567.0, "1,234,567.0"),
+    ],
+)
+def test_milliseconds(value: float | None, shown: str):
+    """About three digits, thousands apart, "-" where missing."""
+    assert shown == ms(value)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0 %"),
+        (-1e-9, "0 %"),
+        (0.004, "0 %"),
+        (0.977, "98 %"),
+        (1.0, "100 %"),
+        (-0.12, "-12 %"),
+        (2.5, "250 %"),
+    ],
+)
+def test_percent(ratio: float | None, shown: str):
+    """Whole percent, "-" where missing; neither end is cut off."""
+    assert shown == percent(ratio)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (117, "117"),
+        (38752.0, "38,752"),
+        (-3.0, "-3"),
+        (0.03, "0.03"),
+        (7.8, "7.80"),
+        (21.45, "21.4"),
+        (1234.56, "1,234.6"),
+    ],
+)
+def test_cells(value: float | None, shown: str):
+    """Whole numbers whole, whatever their type, others with about three digits, "-" where missing."""
+    assert shown == cell(value)
+
+
+def row(text: str, label: str) -> list[str]:
+    """The cells of the last row of this label: the server's table comes after the client's."""
+    found = [line for line in text.splitlines() if line.strip().startswith(label)]
+    return re.split(r" {2,}", found[-1].strip())[1:]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "shown"),
+    [
+        (summaries.histogram(0.15, 0.16, 0.12, 0.2), "120-200"),
+        (summaries.histogram(0.15, 0.16, 0.0, 0.3, resolved=False), "≤ 300"),
+        (summaries.histogram(0.15, 0.195, 0.19, 0.2), "195.0"),
+        (summaries.histogram(15.0, 15.5, 12.0, 20.0), "12,000-20,000"),
+        (summaries.histogram(300.0, 300.0, 256.0, None, resolved=False), "≥ 256,000"),
+        (summaries.histogram(3000.0, None), "-"),
+    ],
+)
+def test_a_percentile_is_shown_as_certain_as_it_is(quantity: dict[str, Any], shown: str):
+    """Its 90 % interval where that is wide, the value where it is narrow, one end where the value is lost in it."""
+    server = summaries.server() | {"queue_time": quantity}
+    text = as_text(summaries.summary(summaries.correlated(), server))
+    assert ["100", ms(1e3 * quantity["stats"]["mean"]), shown, shown] == row(text, "queue time, ms")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "low_s", "high_s", "shown"), [(0.15, 0.149, 0.151, "150.0"), (0.15, 0.12, 0.2, "120-200")]
+)
+def test_a_percentile_through_the_clients_eyes_goes_before_that_of_buckets(
+    value_s: float, low_s: float, high_s: float, shown: str
+):
+    """Where next to nobody else was served; that of buckets alone stays where it is the only one."""
+    correlation = summaries.correlated()
+    columns = {"values_s": value_s, "low_s": low_s, "high_s": high_s}
+    seen = replace(summaries.PERCENTILES, source="client spans", **{key: np.full(10, s) for key, s in columns.items()})
+    correlation["server_percentiles"] = server_percentiles_object({"queue_ms": seen, "prefill_ms": Missing("why")})
+    text = as_text(summaries.summary(correlation))
+    assert ["100", "150.0", shown, shown] == row(text, "queue time, ms")
+    assert ["100", "30.0", "≤ 300", "≤ 300"] == row(text, "prefill time, ms")
+
+
+def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
+    """Histograms in ms, gauges over scrapes, counters as totals; one without statistics has no row."""
+    text = as_text(summaries.summary(summaries.correlated()))
+    assert ["7.80", "8", "21.4", "22"] == row(text, "requests waiting")
+    assert (["0"], ["38,752"]) == (row(text, "preemptions"), row(text, "prompt tokens"))
+    assert "requests running" not in text
+    assert "decode time" not in text
+    assert ["no reply had two tokens"] == row(text, "TPOT, ms")
+    assert "throughput: 10 requests/s, 3,333.3 input tokens/s, - output tokens/s" in text
+
+
+@pytest.mark.parametrize(
+    ("server", "shown"),
+    [
+        ({"engine": None, "reason": "no metrics endpoint was scraped"}, "Server: no metrics endpoint was scraped"),
+        ({"engine": {"name": "vllm", "version": None}}, "Server: vllm, nothing in the measured window"),
+    ],
+)
+def test_a_server_of_which_nothing_is_known(server: dict[str, Any], shown: str):
+    """A reason stands where the table would."""
+    assert shown in as_text(summaries.summary(summaries.correlated(), server)).splitlines()
+
+
+@pytest.mark.parametrize(
+    "correlation",
+    [
+        summaries.correlated(),
+        summaries.correlated(summaries.findings(summaries.parts("histogram"))),
+        summaries.correlated(summaries.findings(summaries.parts("response", merged="network and engine front end"))),
+        summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why " * 20)),
+        summaries.uncorrelated("no server offers queue and prefill times"),
+        summaries.uncorrelated("the server's sums are too large to calculate with, and this reason is " + "long " * 20),
+    ],
+)
+def test_the_report_fits_its_width_and_holds_the_answer(correlation: dict[str, Any]):
+    """100 columns, however the lines break; the answer's words follow each other."""
+    text = as_text(summaries.summary(correlation))
+    assert [] == [line for line in text.splitlines() if len(line) > WIDTH]
+    assert [] == [line for line in text.splitlines() if line != line.rstrip()]
+    assert answer(correlation) in " ".join(text.split())
+    assert text.endswith("\n")
+    assert "\x1b" not in text
+
+
+def test_metrics_alone_give_the_servers_part_alone():
+    """Without requests there are neither the client's tables nor an answer."""
+    summary = summaries.summary(summaries.uncorrelated("no request with a first token ended here"))
+    summary["client"] = {"requests": dict.fromkeys(summary["client"]["requests"], 0)}
+    summary["config"] |= {"url": None, "model": None, "metrics": ["http://127.0.0.1:8000/metrics"]}
+    text = as_text(summary)
+    assert "server metrics only at http://127.0.0.1:8000/metrics" in text.splitlines()
+    assert "Where the TTFT went" not in text
+    assert "requests waiting" in text

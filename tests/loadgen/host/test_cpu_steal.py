@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.host.cpu_steal import CpuTicks, parse_stat, read_ticks, steal_json
+from rundir.stats import Missing
+
+STAT = "cpu  100 1 20 800 30 2 3 44 5 6\ncpu0 50 0 10 400 15 1 1 22 2 3\nintr 1\n"
+
+
+def test_the_first_line_adds_up_all_processors():
+    """Guest time stands within user time and is not counted again."""
+    assert CpuTicks(total=1000, idle=830, steal=44) == parse_stat(STAT)
+
+
+@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n"])
+def test_what_tells_no_steal_time_is_missing(text: str):
+    """Old kernels, and what is no /proc/stat."""
+    assert Missing(reason="/proc/stat tells no steal time") == parse_stat(text)
+
+
+def test_without_a_proc_there_is_a_reason(tmp_path: Path):
+    """As on macOS."""
+    got = steal_json(read_ticks(tmp_path / "stat"), CpuTicks(total=1, idle=1, steal=0))
+    assert {"steal_ratio": None, "busy_ratio": None, "missing": "this system has no /proc/stat"} == got
+
+
+@pytest.mark.parametrize(
+    ("after", "steal", "busy"),
+    [
+        ((1100, 880, 54), 0.1, 0.4),
+        ((1100, 930, 44), 0.0, 0.0),
+        ((1100, 829, 44), 0.0, 1.0),
+        ((1000, 830, 44), None, None),
+    ],
+)
+def test_steal_is_a_share_of_all_processor_time(after: tuple[int, int, int], steal: float | None, busy: float | None):
+    """Between two readings; idle time that went backwards is none."""
+    total, idle, stolen = after
+    got = steal_json(CpuTicks(total=1000, idle=830, steal=44), CpuTicks(total=total, idle=idle, steal=stolen))
+    assert (steal, busy) == (got["steal_ratio"], got["busy_ratio"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_this_machine_tells():
+    """Its ticks only grow."""
+    before, after = read_ticks(), read_ticks()
+    if isinstance(before, Missing) or isinstance(after, Missing):
+        pytest.skip("this kernel tells no steal time")
+    assert before.total <= after.total

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.host import limits as descriptors
+
+
+def test_a_load_that_fits_is_no_shortage():
+    """A few connections are to be had everywhere."""
+    assert descriptors.shortage(10) is None
+
+
+def test_more_connections_than_open_files_are_told_with_their_cure():
+    """One line: how many are needed, how many may be had, what helps."""
+    limit = descriptors.descriptor_limit()
+    said = descriptors.shortage(limit + 1)
+    assert said is not None
+    assert said.startswith(f"{limit + 1} connections at once need {limit + 33} open files in a load worker")
+    assert f"its limit is {limit}" in said
+    assert "\n" not in said
+
+
+def test_workers_share_the_connections():
+    """Each has descriptors of its own."""
+    half = descriptors.descriptor_limit() // 2
+    assert f" need {half * 2 + 2 + 32} open files" in str(descriptors.shortage(half * 4 + 3, workers=2))
+
+
+def test_more_connections_than_ports_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ports are counted for each address; a machine that does not tell is not doubted."""
+    told = tmp_path / "range"
+    told.write_text("32768\t32777\n")
+    monkeypatch.setattr(descriptors, "_PORT_RANGE", told)
+    assert descriptors.port_count() == 10
+    assert "this machine has 10" in str(descriptors.shortage(11))
+    assert descriptors.shortage(11, targets=2) is None
+    monkeypatch.setattr(descriptors, "_PORT_RANGE", tmp_path / "none")
+    assert descriptors.port_count() is None
+    assert descriptors.shortage(11) is None
+
+
+def test_the_limit_is_raised_as_far_as_it_may():
+    """A process that begins with 64 open files has its hard limit afterwards."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    code = f"""
+import resource
+from loadgen.host import limits as descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}))
+print(descriptors.raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    assert f"{hard} {hard}\n" == subprocess.check_output([sys.executable, "-c", code], text=True)

@@ -1,0 +1,186 @@
+"""Prompts that are put together of parts, sessions, and lengths that are exact after the chat template."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loadgen.plan import fitting as fitter
+from loadgen.plan import sequence as plan
+from loadgen.plan import tokenizers
+from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+from loadgen.protocols.request import Target
+
+if TYPE_CHECKING:
+    from conftest import Tokenizing
+
+IDS = tuple(tokenizers.reference().ids(" the people of this city know the way home" * 40))
+TEMPLATE = 7
+
+
+@pytest.fixture
+async def server(tokenizing: Tokenizing) -> tokenizers.ServerTokenizer:
+    """A server's tokenizer with a token a character."""
+    return (await tokenizing(template=TEMPLATE))[1]
+
+
+def request(input_tokens: int, **more: Any) -> WorkloadRequest:
+    fields = {"workload_class": "c", "token_ids": IDS, "max_tokens": 20, "temperature": 0.0} | more
+    return WorkloadRequest(input_tokens=input_tokens, **fields)
+
+
+SYSTEM = Shared(name="s", token_ids=IDS[:30], tokens=30)
+PREFIX = Shared(name="p", token_ids=IDS[:50], tokens=50)
+
+
+async def planned(
+    requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
+) -> list[fitter.Planned]:
+    target = Target(base_url="http://h", model="m", endpoint=endpoint)
+    made = plan.plan(
+        requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
+    )
+    return [one async for one in made]
+
+
+def messages(one: fitter.Planned) -> dict[str, str]:
+    return {message["role"]: message["content"] for message in json.loads(one.request.body)["messages"]}
+
+
+@pytest.mark.parametrize("reference", [True, False])
+async def test_parts_are_put_together_to_the_wanted_length(server: tokenizers.ServerTokenizer, reference: bool):
+    """The system prompt is a message of its own; prefix and question stand around the text; what is shared is equal."""
+    tokenizer: tokenizers.Tokenizer = tokenizers.reference() if reference else server
+    count = tokenizers.reference().count if reference else len
+    wanted = [
+        request(200 + n, token_ids=IDS[: 100 + n], system=SYSTEM, prefix=PREFIX, suffix=" Why?") for n in range(5)
+    ]
+    made = await planned(wanted, tokenizer)
+    whole = [messages(one) for one in made]
+    assert len({one["system"] for one in whole}) == 1
+    assert count(whole[0]["system"]) == 30
+    assert all(one["user"].endswith(" Why?") for one in whole)
+    assert len({one["user"][:40] for one in whole}) == 1
+    for number, (one, text) in enumerate(zip(made, whole, strict=True)):
+        assert 200 + number == one.request.input_tokens
+        if not reference:
+            assert one.request.input_tokens == count(text["system"]) + count(text["user"])
+        assert (False, 0) == (one.clipped_input, one.missed_tokens)
+
+
+async def test_a_protocol_without_roles_gets_one_text(server: tokenizers.ServerTokenizer):
+    """The system prompt, a blank line, the prompt."""
+    (made,) = await planned([request(100, system=SYSTEM)], server, endpoint="completions")
+    prompt = json.loads(made.request.body)["prompt"]
+    assert tokenizers.reference().text(IDS)[:30] + "\n\n" == prompt[:32]
+
+
+async def test_a_files_text_goes_out_as_it_is(server: tokenizers.ServerTokenizer):
+    """What the tokenizer counts is declared; it is cut only for the model's length."""
+    text = "What is a token? " * 10
+    for tokenizer, tokens in ((server, len(text)), (tokenizers.reference(), tokenizers.reference().count(text))):
+        (made,) = await planned([request(-1, token_ids=(), text=text)], tokenizer)
+        assert (text, tokens, False) == (messages(made)["user"], made.request.input_tokens, made.clipped_input)
+        (cut,) = await planned([request(-1, token_ids=(), text=text)], tokenizer, max_model_len=100)
+        assert cut.clipped_input
+        assert text.startswith(messages(cut)["user"])
+        assert cut.request.input_tokens == 100 - 64 - 20
+
+
+async def test_what_is_too_long_loses_its_own_text_before_its_parts(server: tokenizers.ServerTokenizer):
+    """Then the prefix, then the system prompt; it always fits."""
+    wanted = request(400, system=SYSTEM, prefix=PREFIX, suffix="Why?")
+    for limit, system, prefix in ((84 + 200, True, True), (84 + 60, True, False), (84 + 20, False, False)):
+        (made,) = await planned([wanted], server, max_model_len=limit)
+        text = messages(made)
+        assert made.clipped_input
+        assert made.request.input_tokens == sum(map(len, text.values())) <= limit - 64 - 20
+        assert system == ("system" in text)
+        assert prefix == (len(text["user"]) > 50)
+        assert text["user"].endswith("Why?")
+
+
+@pytest.mark.parametrize("system", [None, SYSTEM])
+async def test_exact_prompts_count_the_chat_template(server: tokenizers.ServerTokenizer, system: Shared | None):
+    """What is declared was counted with the messages under the template, and is the wanted length."""
+    wanted = [request(n, system=system) for n in (60, 61, 300, 900)]
+    for one in await planned(wanted, server, exact=True):
+        text = messages(one)
+        assert one.request.input_tokens == TEMPLATE + sum(map(len, text.values()))
+        assert one.missed_tokens == 0
+    assert [60, 61, 300, 900] == [one.request.input_tokens for one in await planned(wanted, server, exact=True)]
+
+
+async def test_a_prompt_shorter_than_the_template_is_told(server: tokenizers.ServerTokenizer):
+    """The count that was verified is declared, and how far it is off."""
+    (made,) = await planned([request(3)], server, exact=True)
+    assert (TEMPLATE, TEMPLATE - 3) == (made.request.input_tokens, made.missed_tokens)
+
+
+async def test_exact_prompts_need_a_template():
+    """cl100k_base has none; a protocol without a template needs none."""
+    with pytest.raises(tokenizers.TokenizerError, match=r"cl100k_base .* has no chat template"):
+        await planned([request(50)], tokenizers.reference(), exact=True)
+    (made,) = await planned([request(50)], tokenizers.reference(), exact=True, endpoint="completions")
+    assert tokenizers.reference().count(json.loads(made.request.body)["prompt"]) == 50 == made.request.input_tokens
+
+
+def talk(turns: int) -> WorkloadRequest:
+    later = tuple(
+        Turn(token_ids=IDS[: 10 + n], input_tokens=10 + n, max_tokens=5, think_s=0.5 * n) for n in range(turns - 1)
+    )
+    return request(50, token_ids=IDS[:50], turns=later)
+
+
+async def test_a_session_is_one_record_with_its_turns():
+    """Each turn has an index of its own, what it adds as its body, and its pause; a single request is no session."""
+    made = await planned([talk(3), talk(1), talk(2)], tokenizers.reference(), first_index=10)
+    assert [(10, 0, 0), (13, -1, 0), (14, 2, 0)] == [
+        (one.request.index, one.request.session, one.request.turn) for one in made
+    ]
+    turns = made[0].request.turns
+    assert [(11, 0, 1, 0), (12, 0, 2, 500_000_000)] == [
+        (one.index, one.session, one.turn, one.think_ns) for one in turns
+    ]
+    assert [-1, -1] == [one.offset_ns for one in turns]
+    added = [json.loads(one.body)["messages"] for one in turns]
+    assert [[{"role": "user", "content": tokenizers.reference().text(IDS[:n])}] for n in (10, 11)] == added
+    assert [10, 11] == [one.input_tokens for one in turns]
+
+
+async def test_offsets_and_counts_are_of_sessions():
+    """One offset a session; count says how many."""
+    made = await planned([talk(2)] * 5, tokenizers.reference(), offsets_ns=np.array([3, 4, 5]), count=2)
+    assert [(0, 3), (2, 4)] == [(one.request.index, one.request.offset_ns) for one in made]
+
+
+async def test_turns_that_lead_beyond_the_model_are_dropped():
+    """Counted with all that came before them; a warm-up drops all of them, and a protocol that carries none too."""
+    (made,) = await planned([talk(5)], tokenizers.reference(), max_model_len=330)
+    assert (2, 2) == (len(made.request.turns), made.dropped_turns)
+    (made,) = await planned([talk(5)], tokenizers.reference(), sessions=False)
+    assert ((), -1, 0) == (made.request.turns, made.request.session, made.dropped_turns)
+
+
+async def test_urls_take_turns():
+    """A session stays at its own."""
+    made = await planned([talk(2)] * 5, tokenizers.reference(), urls=2)
+    assert [0, 1, 0, 1, 0] == [one.request.url for one in made]
+    assert [0, 1, 0, 1, 0] == [one.request.turns[0].url for one in made]
+
+
+async def test_shared_pieces_are_fitted_once(server: tokenizers.ServerTokenizer):
+    """A thousand requests with the same prefix ask for it once."""
+    asked: list[str] = []
+    whole = server.encode
+
+    async def counting(text: str) -> list[int]:
+        asked.append(text)
+        return await whole(text)
+
+    server.encode = counting  # type: ignore[method-assign]
+    await planned([request(300 + n, prefix=PREFIX) for n in range(30)], server)
+    assert asked.count(tokenizers.reference().text(PREFIX.token_ids)) == 1

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.plan import fitting as fitter
+from loadgen.plan import sequence as plan
+from loadgen.plan import tokenizers, workloads
+from loadgen.protocols.request import Target
+
+if TYPE_CHECKING:
+    from conftest import Tokenizing, TokenServer
+
+TARGET = Target(base_url="http://h", model="m")
+REFERENCE = tokenizers.ReferenceTokenizer()
+
+
+async def _planned(
+    tokenizer: tokenizers.Tokenizer = REFERENCE, *, seed: int = 1, **order: object
+) -> list[fitter.Planned]:
+    made = plan.plan(
+        workloads.build("synthetic-uniform", seed=seed).requests,
+        target=TARGET,
+        tokenizer=tokenizer,
+        order=fitter.PlanOrder(**({"phase": "measure"} | order)),
+    )
+    return [one async for one in made]
+
+
+def _text(one: fitter.Planned) -> str:
+    return str(json.loads(one.request.body)["messages"][0]["content"])
+
+
+@pytest.fixture
+async def tiny(tokenizing: Tokenizing) -> tuple[TokenServer, tokenizers.ServerTokenizer]:
+    """A token a pair of bytes: concatenation and cutting change the counts around them."""
+
+    def encode(text: str) -> list[int]:
+        raw = text.encode()
+        return [int.from_bytes(raw[i : i + 2], "big") + 65_536 * (i + 2 > len(raw)) for i in range(0, len(raw), 2)]
+
+    def decode(tokens: list[int]) -> str:
+        pieces = [(t % 65_536).to_bytes(1 if t >= 65_536 else 2, "big") for t in tokens]
+        return b"".join(pieces).decode(errors="replace")
+
+    return await tokenizing(encode, decode)
+
+
+async def test_the_same_seed_gives_the_same_bytes():
+    """One hash over all bodies: equal for one seed, different for another."""
+
+    async def digest(seed: int) -> str:
+        bodies = [one.request.body for one in await _planned(seed=seed, count=100)]
+        return hashlib.sha256(b"".join(bodies)).hexdigest()
+
+    assert await digest(42) == await digest(42)
+    assert await digest(42) != await digest(43)
+
+
+async def test_the_reference_tokenizer_sends_the_drawn_ids():
+    """Text is that of the ids; the declared length is how many were drawn, as the appendix has it."""
+    drawn = itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 20)
+    for one, request in zip(await _planned(count=20), drawn, strict=True):
+        assert REFERENCE.text(request.token_ids) == _text(one)
+        assert (request.input_tokens, request.max_tokens) == (one.request.input_tokens, one.request.max_tokens)
+        assert (False, False) == (one.clipped_input, one.clipped_output)
+
+
+async def test_indices_offsets_and_phase_are_as_ordered():
+    """Numbering goes on where it is told to; the offsets decide how many; a closed loop has none."""
+    made = await _planned(first_index=100, phase="warmup", offsets_ns=np.array([5, 6, 7]))
+    assert [(100, "warmup", 5), (101, "warmup", 6), (102, "warmup", 7)] == [
+        (one.request.index, one.request.phase, one.request.offset_ns) for one in made
+    ]
+    assert [-1, -1] == [one.request.offset_ns for one in await _planned(count=2)]
+    assert len(await _planned(count=2, offsets_ns=np.array([5, 6, 7]))) == 2
+
+
+async def test_nothing_is_drawn_beyond_the_order():
+    """Another phase goes on with the next request of the same workload."""
+    shared = workloads.build("synthetic-uniform", seed=1).requests
+    for first_index in (0, 3):
+        order = fitter.PlanOrder(phase="p", first_index=first_index, count=3)
+        made = [one async for one in plan.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
+    whole = await _planned(count=6)
+    assert [one.request.body for one in whole[3:]] == [one.request.body for one in made]
+
+
+async def test_an_endless_plan_may_be_left():
+    """No task stays behind."""
+    made = plan.plan(
+        workloads.build("synthetic-uniform", seed=1).requests, target=TARGET, tokenizer=REFERENCE,
+        order=fitter.PlanOrder(phase="p"),
+    )  # fmt: skip
+    assert [0, 1, 2] == [(await anext(made)).request.index for _ in range(3)]
+    await made.aclose()
+    assert len(asyncio.all_tasks()) == 1
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(66, 5000))
+def test_clipping_fits_the_model(input_tokens: int, max_tokens: int, limit: int):
+    """Together with the template it fits; nothing grows; the output is touched only when the input is down to one."""
+    fitted_input, fitted_output = fitter.clip(input_tokens, max_tokens, limit)
+    assert fitted_input + fitted_output + fitter.TEMPLATE_TOKENS <= limit
+    assert 1 <= fitted_input <= input_tokens
+    assert 1 <= fitted_output <= max_tokens
+    assert fitted_output == max_tokens or fitted_input == 1
+    assert (input_tokens, max_tokens) == fitter.clip(input_tokens, max_tokens, None)
+
+
+async def test_what_was_clipped_is_flagged():
+    """A model of 400 tokens takes no input of 512."""
+    made = await _planned(count=50, max_model_len=400)
+    whole = await _planned(count=50)
+    for one, before in zip(made, whole, strict=True):
+        assert one.clipped_input == (one.request.input_tokens < before.request.input_tokens)
+        assert one.request.input_tokens + one.request.max_tokens + 64 <= 400
+        assert REFERENCE.count(_text(before)) == REFERENCE.count(_text(one)) or one.clipped_input
+    assert any(one.clipped_input for one in made)
+    assert all(one.clipped_output for one in await _planned(count=5, max_model_len=100))
+
+
+async def test_a_servers_tokens_are_what_is_declared(tiny: tuple[TokenServer, tokenizers.ServerTokenizer]):
+    """Each prompt counts at the server what the plan declares: the drawn length; eight are fitted at once, in order."""
+    vocabulary, server = tiny
+    made = await _planned(server, count=40)
+    assert [one.request.index for one in made] == list(range(40))
+    assert [one.request.input_tokens for one in made] == [len(await server.encode(_text(one))) for one in made]
+    drawn = [one.input_tokens for one in itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 40)]
+    assert drawn == [one.request.input_tokens for one in made]
+    assert 1 < vocabulary.most <= 8
+    assert [one.request.body for one in await _planned(server, count=40)] == [one.request.body for one in made]
+
+
+async def test_a_short_text_is_repeated_to_length(tiny: tuple[TokenServer, tokenizers.ServerTokenizer]):
+    """From a word to a hundred tokens; nothing comes of nothing."""
+    _, server = tiny
+    for tokenizer in (server, REFERENCE):
+        fitted = await tokenizers.fit(tokenizer, "hello", 100)
+        assert fitted.tokens == 100
+        assert fitted.text.startswith("hello")
+        assert await tokenizers.fit(tokenizer, "", 100) == tokenizers.FittedPrompt("", 0)
+
+
+@given(st.text(min_size=1), st.integers(1, 60))
+def test_the_reference_fit_declares_what_it_counts(text: str, tokens: int):
+    """Whatever was reached is what is declared, and it is seldom far."""
+    fitted = asyncio.run(tokenizers.fit(REFERENCE, text, tokens))
+    assert REFERENCE.count(fitted.text) == fitted.tokens
+    assert abs(fitted.tokens - tokens) <= max(3, tokens // 4)
+
+
+def test_the_reference_is_what_the_draft_names():
+    """Name, vocabulary with its special tokens, and where it comes from."""
+    assert (REFERENCE.name, REFERENCE.vocab_size) == ("cl100k_base", 100_277)
+    assert "tiktoken" in REFERENCE.version
+    assert "tiktoken" in REFERENCE.source
+
+
+ONE = b'{"tokens": [1]}'
+
+
+@pytest.mark.parametrize(
+    ("status", "tokenized", "detokenized", "says"),
+    [
+        (404, b"{}", b"", "/tokenize: HTTP 404"),
+        (200, b"<html>", b"", "/tokenize: JSON is malformed"),
+        (200, b'{"count": 3}', b"", "/tokenize: Object missing required field `tokens`"),
+        (200, b'{"tokens": []}', b"", "/tokenize: no tokens in a plain sentence"),
+        (200, ONE, b'{"prompt": "\xff"}', "/detokenize: "),
+        (200, ONE, b'{"x": ' + b"[" * 100_000, "/detokenize: "),
+    ],
+    ids=["none", "a page", "no ids", "empty", "no UTF-8", "deep"],
+)
+async def test_a_server_without_a_tokenizer_says_why(status: int, tokenized: bytes, detokenized: bytes, says: str):
+    """The reason names the address, whatever the answer is; the session is closed."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=tokenized if request.path == "/tokenize" else detokenized)
+
+    app = web.Application()
+    app.router.add_post("/{any}", answer)
+    async with TestServer(app) as server:
+        reason = await tokenizers.probe_server(str(server.make_url("/")), "m", {})
+    assert isinstance(reason, str)
+    assert says in reason
+
+
+async def test_nobody_at_the_tokenizers_address():
+    """A refused connection is a reason too."""
+    reason = await tokenizers.probe_server("http://127.0.0.1:1", "m", {})
+    assert isinstance(reason, str)
+    assert "127.0.0.1:1" in reason

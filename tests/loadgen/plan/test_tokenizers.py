@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.plan import tokenizers
+from loadgen.plan.tokenizers.fitting import fit_counted
+
+if TYPE_CHECKING:
+    from conftest import Tokenizing
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_special_tokens_are_stated():
+    """BOS and EOS, system prompt and tools, each with a sentence; exact prompts include the template."""
+    told, exact = (tokenizers.about(tokenizers.reference(), exact=exact)["special_tokens"] for exact in (False, True))
+    assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(told) == set(exact)
+    assert told != exact
+
+
+@given(
+    words=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=40),
+    template=st.integers(0, 30),
+    tokens=st.integers(1, 120),
+    guess=st.none() | st.integers(0, 400),
+)
+def test_a_bisection_declares_what_was_counted(words: list[str], template: int, tokens: int, guess: int | None):
+    """The count is that of the text returned; it is exact wherever counts go up one by one."""
+    text = " a".join(words) + " a" * 150
+
+    async def count(piece: str) -> int:
+        return template + tokenizers.reference().count(piece)
+
+    found = asyncio.run(fit_counted(text, tokens, count, guess=guess))
+    assert text.startswith(found.text)
+    assert template + tokenizers.reference().count(found.text) == found.tokens
+    plain = asyncio.run(fit_counted(" a" * 150, tokens, count, guess=guess))
+    assert max(tokens, template) == plain.tokens
+
+
+def test_a_good_guess_costs_one_count():
+    """And a bisection without one about as many as the text's length has bits."""
+    asked: list[str] = []
+
+    async def count(piece: str) -> int:
+        asked.append(piece)
+        return 10 + len(piece) // 2
+
+    assert asyncio.run(fit_counted(" a" * 1000, 110, count, guess=200)).tokens == 110
+    assert len(asked) == 1
+    assert asyncio.run(fit_counted(" a" * 1000, 110, count)).tokens == 110
+    assert len(asked) <= 1 + 12
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with a small byte-level BPE, trained here, and a chat template."""
+    pytest.importorskip("tokenizers", reason="the extra tokenizers is not installed")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "a rose is a rose"] * 20, trainer)
+    made.enable_truncation(8)
+    made.save(str(tmp_path / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return tmp_path
+
+
+async def test_a_local_tokenizer_counts_and_fits(model: Path):
+    """From its file or its directory; a file's own truncation does not falsify counts."""
+    local = tokenizers.LocalTokenizer(model)
+    assert (local.name, local.option) == (model.name, "A, native")
+    assert local.version.startswith("sha256 ")
+    assert (local.vocab_size or 0) > 256
+    text = "the quick brown fox " * 20
+    assert await tokenizers.count_text(local, text) > 8
+    assert text == await local.decode(await local.encode(text))
+    for wanted in (1, 17, 200):
+        fitted = await tokenizers.fit(local, text, wanted)
+        assert (wanted, wanted) == (fitted.tokens, await tokenizers.count_text(local, fitted.text))
+    assert tokenizers.LocalTokenizer(model / "tokenizer.json").version == local.version
+
+
+async def test_a_local_chat_template_is_counted(model: Path):
+    """Special tokens of the template are one token each; a template of its own file comes first."""
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    local = tokenizers.LocalTokenizer(model)
+    assert local.template
+    expected = await tokenizers.count_text(local, "<s><system>be kind</s><user>hello</s><assistant>")
+    assert expected == await local.count_chat("be kind", "hello")
+    assert await tokenizers.count_text(local, "<s>") == 1
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    assert await tokenizers.count_text(local, "hello") == await tokenizers.LocalTokenizer(model).count_chat("", "hello")
+
+
+async def test_a_template_that_refuses_is_told(model: Path):
+    """As some do with a system prompt; one that is none leaves plain counting."""
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    (model / "chat_template.jinja").write_text("{{ raise_exception('no system') }}", encoding="utf-8")
+    with pytest.raises(tokenizers.TokenizerError, match="the chat template: no system"):
+        await tokenizers.LocalTokenizer(model).count_chat("s", "u")
+    (model / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
+    broken = tokenizers.LocalTokenizer(model)
+    assert (False, True) == (broken.template, "the template" in broken.why_no_template)
+    with pytest.raises(tokenizers.TokenizerError, match="no chat template"):
+        await broken.count_chat("", "u")
+
+
+def test_a_file_that_is_no_tokenizer_is_told(tmp_path: Path):
+    """With its name; so is one that is not there."""
+    pytest.importorskip("tokenizers", reason="the extra tokenizers is not installed")
+    with pytest.raises(
+        tokenizers.TokenizerError, match=r"tokenizer\.json: No such file or directory; give a tokenizer"
+    ):
+        tokenizers.LocalTokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(tokenizers.TokenizerError, match=r"tokenizer\.json: no tokenizer: "):
+        tokenizers.LocalTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("template", [8, None])
+async def test_whether_a_server_counts_messages_is_found_out(tokenizing: Tokenizing, template: int | None):
+    """One that refuses messages still counts plain texts."""
+    _, found = await tokenizing(template=template)
+    assert (template is not None) == found.template
+    assert await tokenizers.count_text(found, "abc") == 3
+    if template is not None:
+        assert await found.count_chat("s", "user") == template + 5

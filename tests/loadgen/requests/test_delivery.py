@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logs import request_log
+
+from loadgen.requests import delivery as chunks
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.table import RequestLog
+
+
+def _reply(sizes: list[int], **more: object) -> dict[str, object]:
+    """A reply with so many tokens in each of its chunks, 10 ms apart."""
+    stamps = tuple(range(100, 100 + 10 * len(sizes), 10))
+    row = {"submit": 80, "first": 100, "last": stamps[-1], "end": stamps[-1], "output": sum(sizes), "chunks": stamps}
+    return row | more
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=20), min_size=1, max_size=6))
+def test_the_bounds_hold_the_truth(replies: list[list[int]]):
+    """However tokens fall into chunks, as many chunks with one token as there are lie between least and most."""
+    got = chunks.single_token_chunks(request_log(*map(_reply, replies)))
+    truth = sum(size == 1 for sizes in replies for size in sizes)
+    assert got.least <= truth <= got.most
+    assert sum(map(len, replies)) == got.chunks
+    if all(size == 1 for sizes in replies for size in sizes):
+        assert got.least == got.most == got.chunks
+
+
+@pytest.mark.parametrize(
+    ("rows", "option"),
+    [
+        ([], "none"),
+        ([{"submit": 0, "end": 10, "output": 5}], "none"),
+        ([_reply([1] * 20)], "direct"),
+        ([_reply([1] * 20, output=21)], "direct"),
+        ([_reply([1] * 20, output=-1)], "A"),
+        ([_reply([3] * 20)], "A"),
+        ([_reply([3] * 20, server_decode_ms=200.0)], "C"),
+        ([_reply([1] * 20, server_decode_ms=200.0)], "direct"),
+        ([_reply([3] * 20, server_decode_ms=200.0), _reply([3] * 20)], "A"),
+        ([_reply([1] * 90), _reply([2] * 10)], "A"),
+        ([_reply([1] * 91), _reply([2] * 9)], "direct"),
+    ],
+    ids=[
+        "nothing", "not streamed", "one each", "and an end-of-sequence token", "no usage", "three each",
+        "three each, server times", "one each, server times", "server times of half", "exactly 90 %", "91 %",
+    ],
+)  # fmt: skip
+def test_gaps_are_used_by_the_drafts_rule(rows: list[dict[str, object]], option: str):
+    """Directly above 90 % single-token chunks, else the server's times, else chunk timing."""
+    assert option == chunks.itl_option(request_log(*rows))
+
+
+def _delivery(log: RequestLog) -> dict[str, object]:
+    return chunks.delivery(log, request_metrics(log))
+
+
+def test_delivery_tells_the_sizes_of_chunks():
+    """Tokens a chunk by reply, characters by chunk, and what one read brought together."""
+    got = _delivery(request_log(_reply([3] * 4, chars=(9, 9, 12, 9)), {"submit": 0, "end": 10, "output": 5}))
+    assert ("A", 4, 1, 1) == tuple(got[key] for key in ("itl_option", "chunks", "replies_in_chunks", "replies_whole"))
+    assert {"least": 0.0, "most": 0.75} == got["single_token_chunks_ratio"]
+    assert (1, 3.0) == (got["tokens_per_chunk"]["count"], got["tokens_per_chunk"]["mean"])
+    assert (4, 9.75) == (got["characters_per_chunk"]["count"], got["characters_per_chunk"]["mean"])
+    assert 0.0 == got["same_read_ratio"]
+    json.dumps(got, allow_nan=False)
+
+
+def test_what_counts_as_content_is_told():
+    """The rule in words, and what replies began with; one without a first token began with nothing."""
+    rows = [_reply([1, 1], first_kind=kind) for kind in ("content", "reasoning", "reasoning", "tool", "")]
+    got = _delivery(request_log(*rows))
+    assert {"content": 1, "reasoning": 2, "tool": 1} == got["first_tokens"]
+    assert "reasoning and calls of tools are content" in str(got["content_rule"])
+
+
+def test_what_one_read_brought_is_told():
+    """Chunks with equal stamps were not told apart."""
+    got = _delivery(request_log(_reply([1, 1, 1], chunks=(100, 100, 110))))
+    assert 0.5 == got["same_read_ratio"]
+
+
+def test_the_servers_time_between_tokens_is_its_decode_time():
+    """Over one less than the tokens; none for one token, or without its word."""
+    rows = [_reply([3] * 4, server_decode_ms=110.0), _reply([1], server_decode_ms=0.0), _reply([1, 1])]
+    got = chunks.server_itl_ms(request_log(*rows))
+    assert np.array_equal([10.0, np.nan, np.nan], got, equal_nan=True)
+
+
+def test_an_empty_log_has_a_delivery():
+    """Reasons, no zeros for what was not measured."""
+    got = _delivery(request_log())
+    assert (None, "no reply came in chunks") == (got["same_read_ratio"], got["characters_per_chunk"]["missing"])
+    json.dumps(got, allow_nan=False)

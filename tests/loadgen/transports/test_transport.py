@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadgen.transports import transport
+from loadgen.transports.lateness import ReceiveStamps
+from loadgen.transports.link import TlsSpec, tls_context
+from loadgen.transports.pool import Pool, origin_of
+from loadgen.transports.transport import Exchange
+from rundir.clock import Clock
+
+if TYPE_CHECKING:
+    from conftest import Peer, Serve, Wire
+
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+BOUND_S = 20.0
+
+
+async def _exchange(pool: Pool, clock: Clock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
+    exchange = Exchange(index=0, scheduled_ns=clock.now_ns(), dispatch_ns=clock.now_ns())
+    await pool.perform(exchange, request, timeout_s=timeout_s)
+    return exchange
+
+
+async def _turn_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in the transport, which has no event
+            await asyncio.sleep(0)
+
+
+async def _once(serve: Serve, clock: Clock, *reply: bytes, close: bool = False, timeout_s: float = BOUND_S) -> Exchange:
+    async def script(peer: Peer) -> None:
+        await peer.say(*reply)
+        if close:
+            peer.writer.close()
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), clock) as pool:
+        return await _exchange(pool, clock, timeout_s=timeout_s)
+
+
+async def test_a_chunked_reply_is_kept_as_it_came(serve: Serve, anchored: Clock, wire: type[Wire]):
+    """Status, raw head, wire body, and one stamp a read, all in order between dispatch and end."""
+    reply = wire.answer(5)
+    got = await _once(serve, anchored, reply)
+    assert ("", 200) == (got.error, got.status)
+    assert wire.SSE_HEAD == got.head
+    assert reply.removeprefix(wire.SSE_HEAD) == got.body
+    assert len(got.reads_ns) == len(got.read_ends)
+    assert len(got.body) == got.read_ends[-1]
+    times = [got.dispatch_ns, got.connected_ns, got.submit_ns, *got.reads_ns]
+    assert sorted(times) == times
+    assert got.reads_ns[-1] == got.end_ns
+
+
+@pytest.mark.parametrize(
+    ("reply", "close", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", False, b"hello"),
+        (b"HTTP/1.0 200 OK\r\n\r\nhello", True, b"hello"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello", True, b"hello"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\n\r\n" + OK, False, b"ok"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", False, b""),
+    ],
+)
+async def test_the_ways_a_body_may_end(serve: Serve, anchored: Clock, reply: bytes, close: bool, body: bytes):
+    """By length, by being none, by the close; interim answers are skipped."""
+    got = await _once(serve, anchored, reply, close=close)
+    assert ("", body) == (got.error, bytes(got.body))
+    assert got.end_ns >= got.reads_ns[-1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (b"", "reset: closed by the peer before any response"),
+        (b"HTTP/1.1 200", "reset: closed by the peer in the middle of the response head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", "reset: closed by the peer after 5 body bytes"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "protocol: not an HTTP/1.x status line"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", "protocol: 101"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "protocol: not a chunk size"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "protocol: a response head longer than 64 KiB"),
+    ],
+)
+async def test_a_broken_reply_is_an_error_with_its_kind(serve: Serve, anchored: Clock, reply: bytes, error: str):
+    """What the peer did is told, and what had come is kept."""
+    got = await _once(serve, anchored, reply, close=True)
+    assert got.error.startswith(error)
+    assert len(got.reads_ns) == len(got.read_ends)
+    assert got.end_ns > 0
+
+
+async def test_a_reset_in_the_middle_keeps_what_had_come(serve: Serve, anchored: Clock, wire: type[Wire]):
+    """RST after two events: error of kind reset, the bytes before it are there."""
+    begun = wire.SSE_HEAD + wire.event(wire.ROLE) + wire.event(wire.content("hi"))
+    received = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.say(begun)
+        await received.wait()
+        raw = peer.writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.writer.transport.abort()
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+        performing = asyncio.create_task(pool.perform(exchange, REQUEST, timeout_s=BOUND_S))
+        await _turn_until(lambda: exchange.catch_up() or len(exchange.head) + len(exchange.body) >= len(begun))
+        received.set()
+        await performing
+    assert exchange.error.startswith("reset: Connection reset by peer after ")
+    assert begun == exchange.head + exchange.body
+
+
+async def test_timeouts_say_what_was_waited_for(serve: Serve, anchored: Clock):
+    """No response at all; a slow reply that never completes; a head that never ends."""
+
+    async def script(peer: Peer) -> None:
+        dribble = {0: b"", 1: b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", 2: b"HTTP/1.1 200"}
+        await peer.say(dribble[peer.connection])
+        await asyncio.Event().wait()
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        got = [await _exchange(pool, anchored, timeout_s=0.3) for _ in range(3)]
+    assert [one.error for one in got] == [
+        "timeout: no response within 0.3 s",
+        "timeout: no complete reply within 0.3 s",
+        "timeout: no complete reply within 0.3 s",
+    ]
+    assert bytes(got[1].body) == b"hel"
+    assert server.connections == 3
+
+
+async def test_a_name_that_does_not_resolve(anchored: Clock):
+    """The reserved top-level domain .invalid never resolves."""
+    async with Pool(origin_of("http://nowhere.invalid:80"), anchored) as pool:
+        got = await _exchange(pool, anchored)
+    assert got.error.startswith("connect: name not resolved")
+
+
+async def test_a_connection_is_used_again(serve: Serve, anchored: Clock):
+    """Ten requests in a row go over one connection, and say so."""
+    server = await serve(OK)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        reused = [(await _exchange(pool, anchored)).reused for _ in range(10)]
+    assert [False] + 9 * [True] == reused
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        OK + b", and more",
+    ],
+)
+async def test_a_connection_is_not_used_again(serve: Serve, anchored: Clock, reply: bytes):
+    """Not when the peer will close it, nor when bytes follow the reply."""
+
+    server = await serve(reply)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        got = [await _exchange(pool, anchored) for _ in range(2)]
+    assert [("", b"ok", False)] * 2 == [(one.error, bytes(one.body), one.reused) for one in got]
+    assert server.connections == 2
+
+
+async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, anchored: Clock):
+    """The close is seen before the next request, which opens a new connection and succeeds."""
+    closed = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.say(OK)
+        peer.writer.close()
+        closed.set()
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        first = await _exchange(pool, anchored)
+        await closed.wait()
+        await _turn_until(lambda: not any(connection.usable for connection in pool._open))
+        second = await _exchange(pool, anchored)
+    assert [("", False)] * 2 == [(one.error, one.reused) for one in (first, second)]
+
+
+async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch):
+    """Past the idle limit a new connection is made and the old one closed."""
+
+    server = await serve(OK)
+    monkeypatch.setattr(transport, "MAX_IDLE_NS", -1)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        await _exchange(pool, anchored)
+        await _exchange(pool, anchored)
+        assert not pool._idle
+    assert server.connections == 2
+
+
+async def test_a_reused_connection_that_dies_is_a_failure_and_no_retry(serve: Serve, anchored: Clock):
+    """The server sees the request once, closes, and sees nothing more."""
+
+    async def script(peer: Peer) -> None:
+        if len(server.peers) == 2:
+            peer.writer.close()
+        else:
+            await peer.say(OK)
+
+    server = await serve(script)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        await _exchange(pool, anchored)
+        second = await _exchange(pool, anchored)
+    assert second.reused
+    assert second.error.startswith("reset: ")
+    assert len(server.peers) == 2
+
+
+async def test_submit_is_when_the_last_byte_left(anchored: Clock):
+    """A request larger than the socket's buffers is submitted only once the server has begun to read it."""
+    reading = 0
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal reading
+        await begun.wait()
+        reading = anchored.now_ns()
+        await reader.readexactly(len(request))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    request = REQUEST.replace(b"Content-Length: 2", b"Content-Length: 30000000")[:-2] + bytes(30_000_000)
+    begun = asyncio.Event()
+    listening = await asyncio.start_server(slow, "127.0.0.1", 0, limit=1 << 16)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with Pool(origin_of(url), anchored) as pool:
+        exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+        performing = asyncio.create_task(pool.perform(exchange, request, timeout_s=BOUND_S))
+        await _turn_until(lambda: exchange.connected_ns >= 0)
+        assert exchange.submit_ns == -1
+        begun.set()
+        await performing
+    listening.close()
+    assert ("", 200) == (exchange.error, exchange.status)
+    assert reading < exchange.submit_ns <= exchange.end_ns
+
+
+async def test_a_huge_body_comes_whole(serve: Serve, anchored: Clock):
+    """20 MB by length."""
+    got = await _once(serve, anchored, b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n", bytes(20_000_000))
+    assert ("", 20_000_000) == (got.error, len(got.body))
+    assert got.read_ends[-1] == 20_000_000
+
+
+async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]):
+    """A server that wants a certificate of us answers whoever shows one; its own is trusted by its authority, or by
+    anybody who does not care; whoever does neither is told why."""
+    key, cert = map(str, certificate)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = await serve(wire.answer(1), ssl=context)
+    url = server.url.replace("127.0.0.1", "localhost")
+    for spec in (TlsSpec(ca=cert, cert=cert, key=key), TlsSpec(insecure=True, cert=cert, key=key)):
+        there = url if spec.insecure else server.url
+        async with Pool(origin_of(there), anchored, tls=tls_context(spec)) as pool:
+            got = [await _exchange(pool, anchored) for _ in range(2)]
+        assert [("", 200, False), ("", 200, True)] == [(one.error, one.status, one.reused) for one in got]
+        assert all(one.submit_ns >= one.connected_ns > 0 for one in got)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        assert (await _exchange(pool, anchored)).error.startswith("connect: tls: ")
+    async with Pool(origin_of(server.url), anchored, tls=tls_context(TlsSpec(ca=cert))) as pool:
+        # TLS 1.3 refuses a client only after its handshake.
+        assert (await _exchange(pool, anchored)).error
+
+
+@pytest.mark.parametrize("spec", [TlsSpec(ca="/nowhere"), TlsSpec(cert="/nowhere")])
+def test_a_certificate_that_is_not_there(spec: TlsSpec):
+    """An OSError, told before anything is sent."""
+    with pytest.raises(OSError, match="No such file"):
+        tls_context(spec)
+
+
+async def test_a_read_bears_the_kernels_stamp(serve: Serve, anchored: Clock, wire: type[Wire]):
+    """A process that is held up reads late, but the stamp tells when the bytes came; the lateness is counted."""
+    held_ns = 60_000_000
+
+    async def script(peer: Peer) -> None:
+        await peer.say(wire.SSE_HEAD)
+        await head_read.wait()
+        peer.writer.write(wire.answer(1).removeprefix(wire.SSE_HEAD))
+        time.sleep(held_ns / 1e9)  # noqa: ASYNC251  # server and client share this loop: it is the client that is held up
+
+    head_read = asyncio.Event()
+    server = await serve(script)
+    stamps = ReceiveStamps(anchored)
+    async with Pool(origin_of(server.url), anchored, stamps=stamps) as pool:
+        exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+        performing = asyncio.create_task(pool.perform(exchange, REQUEST, timeout_s=BOUND_S))
+        await _turn_until(lambda: exchange.status)
+        head_read.set()
+        await performing
+        now_ns = anchored.now_ns()
+    if not stamps.seen:
+        pytest.skip("this kernel gives no receive stamps")
+    assert now_ns - exchange.reads_ns[-1] >= held_ns
+    assert stamps.max_ns >= held_ns
+    assert exchange.submit_ns <= exchange.reads_ns[0] <= exchange.reads_ns[-1] == exchange.end_ns
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("http://localhost:8000/v1", "localhost:8000"),
+        ("http://localhost", "localhost"),
+        ("https://h:443/", "h"),
+        ("https://h:80", "h:80"),
+        ("http://[::1]:80", "[::1]"),
+    ],
+)
+def test_the_host_header_of_a_url(url: str, authority: str):
+    """The scheme's own port is left out."""
+    assert authority == origin_of(url).authority
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h", "http://", ""])
+def test_what_is_no_origin(url: str):
+    """Neither scheme nor host may be missing."""
+    with pytest.raises(ValueError, match="is not an http"):
+        origin_of(url)

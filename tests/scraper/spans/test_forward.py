@@ -1,0 +1,184 @@
+"""Passing exports on: to a collector that is there, away, back again, or unwilling."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from rundir.access import Access, UnusableFile
+from scraper.spans.forward import Forwarder, http_url
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
+
+EXPORTS = [
+    ExportTraceServiceRequest(resource_spans=[{"schema_url": str(number)}]).SerializeToString()  # type: ignore[list-item]
+    for number in range(3)
+]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@asynccontextmanager
+async def collector(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Receiver, asyncio.Queue[bytes]]]:
+    """A collector, and what it was given."""
+    given: asyncio.Queue[bytes] = asyncio.Queue()
+    spec = ReceiverSpec(grpc=f"127.0.0.1:{grpc}", http=f"127.0.0.1:{http}")
+
+    def deliver(_: int, request: ExportTraceServiceRequest) -> None:
+        given.put_nowait(request.SerializeToString())
+
+    async with Receiver(spec, log=None, say=print, deliver=deliver) as receiver:
+        yield receiver, given
+
+
+@asynccontextmanager
+async def refusing(status: int) -> AsyncIterator[tuple[str, list[web.Request]]]:
+    """A server that answers every export with a status."""
+    asked: list[web.Request] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request)
+        await request.read()
+        return web.Response(status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
+    async with asyncio.timeout(20):
+        return [await given.get() for _ in range(count)]
+
+
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+async def test_what_came_is_passed_on(wire: str):
+    """Byte for byte and in order, over either wire; what is queued at the end is still sent, and all is counted."""
+    said: list[str] = []
+    async with collector() as (receiver, given):
+        port = receiver.grpc_port if wire == "grpc" else receiver.http_port
+        async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.append) as forwarder:
+            for body in EXPORTS:
+                forwarder.offer(body)
+        assert EXPORTS == await take(given, 3)
+    assert (3, 0, []) == (forwarder.sent, forwarder.dropped, said)
+
+
+async def test_a_receiver_passes_on_what_it_takes():
+    """It counts what the next collector took."""
+    async with collector() as (behind, given):
+        spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=f"http://127.0.0.1:{behind.http_port}/v1/traces")
+        async with Receiver(spec, log=None, say=print) as before:
+            feeding = Forwarder(f"grpc://127.0.0.1:{before.grpc_port}", Access(), say=print)
+            async with feeding:
+                feeding.offer(EXPORTS[1])
+            assert [EXPORTS[1]] == await take(given, 1)
+    counts = before.counts()
+    assert (1, 1, 0) == (counts.exports, counts.forwarded, counts.forward_dropped)
+
+
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
+    """It is said once that it is away and once that it is back; nothing that fits the queue is lost."""
+    said: asyncio.Queue[str] = asyncio.Queue()
+    port = free_port()
+    async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.put_nowait) as forwarder:
+        for body in EXPORTS:
+            forwarder.offer(body)
+        async with asyncio.timeout(20):
+            assert (await said.get()).startswith(f"spans cannot be forwarded to {wire}://127.0.0.1:{port}: ")
+        async with collector(**{wire: port}) as (_, given):
+            assert EXPORTS == await take(given, 3)
+            async with asyncio.timeout(20):
+                assert f"spans are forwarded to {wire}://127.0.0.1:{port} again" == await said.get()
+    assert (3, 0) == (forwarder.sent, forwarder.dropped)
+
+
+async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch):
+    """What no longer fits is dropped and counted at once, and the rest when the time to send it is over."""
+    monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.05)
+    said: list[str] = []
+    url = f"http://127.0.0.1:{free_port()}"
+    async with Forwarder(url, Access(), say=said.append, queue_bytes=1000) as forwarder:
+        for _ in range(5):
+            forwarder.offer(bytes(400))
+        assert 3 == forwarder.dropped
+    assert (0, 5) == (forwarder.sent, forwarder.dropped)
+    assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
+    assert [f"2 exports of spans did not reach {url}"] == said[1:]
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 307])
+async def test_what_the_collector_refuses_is_not_sent_again(status: int):
+    """It is dropped, counted, and said once; a password in the URL goes there, and is not shown."""
+    said: list[str] = []
+    async with refusing(status) as (url, asked):
+        with_password = url.replace("//", "//me:secret@")
+        async with Forwarder(with_password, Access(headers={"X-Key": "k"}), say=said.append) as forwarder:
+            for body in EXPORTS:
+                forwarder.offer(body)
+        sent = [(request.headers["X-Key"], request.headers["Authorization"]) for request in asked]
+        assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
+    assert (0, 3) == (forwarder.sent, forwarder.dropped)
+    assert [f"{url.replace('//', '//***@')} refuses spans: HTTP {status}"] == said
+
+
+@pytest.mark.parametrize(
+    ("url", "posted"),
+    [
+        ("http://h:4318", "http://h:4318/v1/traces"),
+        ("http://h:4318/", "http://h:4318/v1/traces"),
+        ("https://h/otlp/v1/traces", "https://h/otlp/v1/traces"),
+    ],
+)
+def test_a_path_is_taken_at_its_word(url: str, posted: str):
+    """And one that is missing is that of OTLP."""
+    assert posted == http_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("collector:4317", "collector:4317 is not a grpc(s) or http(s) URL"),
+        ("grpc://collector", "grpc://collector names no port"),
+        ("http://collector:x", "http://collector:x is not a grpc(s) or http(s) URL"),
+        ("grpc://a:b@:4317", "grpc://***@:4317 is not a grpc(s) or http(s) URL"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_at_once(url: str, reason: str):
+    """In one line, before anything runs; a password in it is not shown."""
+    with pytest.raises(ValueError, match=r".") as refused:
+        Forwarder(url, Access(), say=print)
+    assert reason == str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:4318", "grpcs://127.0.0.1:4317"])
+async def test_a_certificate_that_cannot_be_read_is_said_before_anything_runs(url: str):
+    """Over either wire."""
+    with pytest.raises(UnusableFile, match="ca: No such file"):
+        async with Forwarder(url, Access(ca="absent.pem"), say=print):
+            pass
+
+
+async def test_grpc_takes_no_certificate_unchecked():
+    """grpcio cannot, so it is not pretended."""
+    with pytest.raises(ValueError, match="gRPC takes no certificate unchecked"):
+        async with Forwarder("grpcs://127.0.0.1:4317", Access(insecure=True), say=print):
+            pass

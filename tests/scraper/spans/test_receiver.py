@@ -1,0 +1,381 @@
+"""The OTLP receiver over real sockets: what engines send is what is logged, and what is none disturbs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import lzma
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc import aio
+from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from rundir.frames import read_frames
+from scraper.spans.log import (
+    OFF_CLOCK,
+    Counts,
+    ExportRecord,
+    SpanLog,
+    SpanLogRecord,
+    StateRecord,
+    decode,
+    last_counts,
+    packed,
+)
+from scraper.spans.receiver import Receiver
+from scraper.spans.requests import engine_spans
+from scraper.spans.spec import CannotListen, ReceiverSpec
+
+MB = 1 << 20
+
+
+@dataclass(slots=True)
+class Listening:
+    """A receiver, its log, and what it said."""
+
+    path: Path
+    said: list[str] = field(default_factory=list)
+    receiver: Receiver = field(init=False)
+
+    async def over_http(self, body: bytes | AsyncIterator[bytes], **headers: str) -> tuple[int, bytes]:
+        return await over_http(self.receiver.http_port, body, **headers)
+
+    async def over_grpc(self, body: bytes, compression: grpc.Compression = grpc.Compression.NoCompression) -> bytes:
+        return await over_grpc(self.receiver.grpc_port, body, compression)
+
+    async def send(self, via: str, body: bytes) -> bytes:
+        """Send an export over grpc or http, plain or packed by gzip."""
+        wire, _, packing = via.partition(" ")
+        if wire == "grpc":
+            return await self.over_grpc(body, grpc.Compression.Gzip if packing else grpc.Compression.NoCompression)
+        headers = {"Content_Encoding": "gzip"} if packing else {}
+        status, reply = await self.over_http(gzip.compress(body) if packing else body, **headers)
+        assert 200 == status
+        return reply
+
+    def records(self) -> list[SpanLogRecord]:
+        return [decode(payload) for payload in read_frames(self.path)]
+
+    def bodies(self) -> list[bytes]:
+        return [record.body() for record in self.records() if isinstance(record, ExportRecord)]
+
+
+@asynccontextmanager
+async def listening(path: Path, now_ns: int = 10**18, **spec: object) -> AsyncIterator[Listening]:
+    log = SpanLog(path / "spans.log")
+    one = Listening(path / "spans.log")
+    offset_ns = now_ns - time.monotonic_ns()
+    whole = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": offset_ns, **spec}
+    try:
+        async with Receiver(ReceiverSpec(**whole), log=log, say=one.said.append) as one.receiver:  # type: ignore[arg-type]
+            yield one
+    finally:
+        log.close()
+
+
+@pytest.fixture(scope="session")
+def exports() -> list[bytes]:
+    """Every export of a real vLLM in the recording `edges`, as it came."""
+    with lzma.open(Path(__file__).parents[2] / "data/vllm_edges_spans.jsonl.xz", "rt") as file:
+        lines = [json.loads(line) for line in file]
+    return [base64.b64decode(line["export"]["body_b64"]) for line in lines if "export" in line]
+
+
+export = partial(odd_export, 10**18 + 1)
+
+
+@pytest.mark.parametrize("via", ["grpc", "grpc gzip", "http", "http gzip"])
+async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Sequence[bytes], via: str):
+    """Byte for byte, over either wire, packed or not; each export is acknowledged when it is logged, and counted."""
+    recorded_ns = max(span.end_time_unix_nano for body in exports for _, _, span in packed(0, via, body).spans())
+    async with listening(tmp_path, now_ns=recorded_ns) as one:
+        for number, body in enumerate(exports):
+            assert b"" == await one.send(via, body)
+            assert number + 1 == len(one.bodies())
+    assert list(exports) == one.bodies()
+    assert [] == one.said
+    counts = one.receiver.counts()
+    assert counts == Counts(exports=len(exports), spans=69)
+    assert {via.partition(" ")[0]} == {record.via for record in one.records() if isinstance(record, ExportRecord)}
+    assert 57 == len(engine_spans(one.records()))
+
+
+async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path):
+    """The stamp is that of the run's clock; who wants each export as it comes is given it, with the same stamp."""
+    given: list[tuple[int, int]] = []
+    log = SpanLog(tmp_path / "spans.log")
+    spec = ReceiverSpec(grpc="", http="127.0.0.1:0", clock_offset_ns=10**18)
+
+    def deliver(received_ns: int, request: ExportTraceServiceRequest) -> None:
+        given.append((received_ns, len(request.resource_spans)))
+
+    one = Listening(tmp_path / "spans.log")
+    async with Receiver(spec, log=log, say=one.said.append, deliver=deliver) as one.receiver:
+        assert 0 == one.receiver.grpc_port
+        await one.over_http(export())
+    log.close()
+    (record,) = (record for record in one.records() if isinstance(record, ExportRecord))
+    assert [(record.received_ns, 1)] == given
+    assert 10**18 < record.received_ns < 2 * 10**18
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        (b"\xff" * 100, {}, 400, "it is no ExportTraceServiceRequest"),
+        (export()[:-3], {}, 400, "it is no ExportTraceServiceRequest"),
+        (b"{}", {"Content_Type": "application/json"}, 415, "it is application/json, not application/x-protobuf"),
+        (export(), {"Content_Encoding": "br"}, 415, "encoded as 'br'"),
+        (b"\x0a\x00" * 600_000, {}, 413, "more than 1000000 bytes"),
+        (gzip.compress(bytes(64 * MB)), {"Content_Encoding": "gzip"}, 413, "more than 1000000 bytes"),
+        (b"\x0a\xa4\x96\x03\x12\xa0\x96\x03" + b"\x12\x00" * 26_000, {}, 413, "more than 20000 spans at once"),
+    ],
+    ids=["garbage", "cut off", "json", "br", "large", "bomb", "empty spans"],
+)
+async def test_what_is_no_export_is_refused_with_a_reason(
+    tmp_path: Path, body: bytes, headers: dict[str, str], status: int, reason: str
+):
+    """Over HTTP: its sender is told why, it is counted each time and said once, and the next export passes."""
+    async with listening(tmp_path, limit_bytes=1_000_000) as one:
+        for _ in range(2):
+            assert (status, b"\x12" + bytes([len(reason)]) + reason.encode()) == await one.over_http(body, **headers)
+        assert (200, b"") == await one.over_http(export())
+    counts = one.receiver.counts()
+    assert (2, 1) == (counts.malformed + counts.too_large, counts.exports)
+    assert [f"an export of spans over http is refused: {reason} (said once; the counts tell how often)"] == one.said
+    assert [export()] == one.bodies()
+
+
+@pytest.mark.parametrize(
+    ("body", "packing", "code", "count"),
+    [
+        (b"\xff" * 100, grpc.Compression.NoCompression, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
+        (bytes(8 * MB), grpc.Compression.NoCompression, grpc.StatusCode.RESOURCE_EXHAUSTED, "too_large"),
+        (bytes(64 * MB), grpc.Compression.Gzip, grpc.StatusCode.RESOURCE_EXHAUSTED, "too_large"),
+    ],
+    ids=["garbage", "large", "bomb"],
+)
+async def test_what_is_no_export_is_refused_over_grpc_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], body: bytes, packing: grpc.Compression, code: object, count: str
+):
+    """With the code that OTLP has for it, counted each time, said once, and with nothing on standard error."""
+    async with listening(tmp_path) as one:
+        for _ in range(2):
+            with pytest.raises(aio.AioRpcError) as refused:
+                await one.over_grpc(body, packing)
+            assert code == refused.value.code()
+        assert b"" == await one.over_grpc(export())
+    assert one.receiver.counts() == Counts(**{"exports": 1, "spans": 1, count: 2})
+    assert 1 == len(one.said)
+    assert ("", "") == capfd.readouterr()
+
+
+async def test_a_body_of_200_mb_is_not_read(tmp_path: Path):
+    """One that says no length is read up to the limit; the rest of it is nobody's memory."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield bytes(MB)
+
+    async with listening(tmp_path) as one:
+        status, _ = await one.over_http(body())
+    assert 413 == status
+    assert one.receiver.counts() == Counts(too_large=1)
+    assert [] == one.bodies()
+
+
+async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Noise on either port ends its own connection, and nothing else; it is said in one line, not in tracebacks."""
+    async with listening(tmp_path) as one:
+        for port in (one.receiver.grpc_port, one.receiver.http_port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01\x00\xffnoise\r\n\r\n" * 4)
+            await writer.drain()
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            await writer.wait_closed()
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.receiver.http_port)
+        writer.write(head.encode() + b"5\r\nabc")
+        writer.write(b"deXX\r\n")
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        await writer.wait_closed()
+        await one.send("grpc", export())
+        await one.send("http", export())
+    assert 2 == one.receiver.counts().exports
+    assert 1 <= one.receiver.counts().malformed
+    assert [] == caplog.records
+    assert 1 <= len(one.said) <= 2
+    assert all("\n" not in line for line in one.said)
+
+
+async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It holds its turn for a bounded time only, and may come again."""
+    monkeypatch.setattr("scraper.spans.receiver._READ_S", 0.05)
+    async with listening(tmp_path) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.receiver.http_port)
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b"half")
+        async with asyncio.timeout(20):
+            assert b"HTTP/1.1 503 Service Unavailable\r\n" == await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        monkeypatch.undo()
+        assert b"" == await one.send("http", export())
+    assert one.receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (export(trace_id=b"t"), "no valid trace id"),
+        (export(trace_id=bytes(16)), "no valid trace id"),
+        (export(span_id=b""), "no valid span id"),
+        (export(parent_span_id=b"p" * 9), "no valid parent span id"),
+        (export(start_time_unix_nano=2, end_time_unix_nano=1), "an end before its start"),
+        (export(end_time_unix_nano=2**64 - 1), "an end before its start"),
+        (export(attributes=10_000), "more than 1024 attributes"),
+    ],
+    ids=["short trace", "no trace", "no span", "parent", "backwards", "beyond time", "attributes"],
+)
+async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, reason: str):
+    """Its sender is told in the way OTLP has for it; it is counted, said once, and the spans around it are used."""
+    async with listening(tmp_path) as one:
+        for _ in range(2):
+            told = ExportTraceServiceResponse.FromString(await one.send("grpc", bad))
+            assert (1, reason) == (told.partial_success.rejected_spans, told.partial_success.error_message)
+        assert b"" == await one.send("http", export())
+    assert one.receiver.counts() == Counts(exports=3, spans=3, bad_spans=2)
+    assert [f"spans that came over grpc are not used: {reason} (said once; the counts tell how often)"] == one.said
+    spans = engine_spans(one.records())
+    assert (1, {reason: 2}) == (len(spans), spans.refused)
+
+
+@pytest.mark.parametrize(("off_s", "where"), [(3600, "ahead of"), (-3600, "behind"), (-610, "behind")])
+async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, off_s: int, where: str):
+    """Its sender is told; it is counted, and said once with whose it is and the cure. All that it tells is its ids."""
+    stamp_ns = 10**18 + off_s * 10**9
+    bad = export(service="vllm\n", start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1, trace_id=b"o" * 16)
+    async with listening(tmp_path) as one:
+        for _ in range(2):
+            told = ExportTraceServiceResponse.FromString(await one.send("grpc", bad))
+            assert (1, OFF_CLOCK) == (told.partial_success.rejected_spans, told.partial_success.error_message)
+        assert b"" == await one.send("http", export())
+    assert one.receiver.counts() == Counts(exports=3, spans=3, off_clock=2)
+    (said,) = one.said
+    assert (
+        f"spans of 'vllm\\n' that came over grpc are not used: their clock is SOME s {where} ours; set it right on "
+        "that machine (NTP) (said once; the counts tell how often)"
+    ) == re.sub(r"\d+ s", "SOME s", said)
+    assert pytest.approx(abs(off_s), abs=60) == int(re.findall(r"(\d+) s", said)[0])
+    spans = engine_spans(one.records())
+    assert ([(b"o" * 16).hex(), (b"t" * 16).hex()], {OFF_CLOCK: 2}) == (list(spans.trace_id), spans.refused)
+    assert (pytest.approx(off_s, abs=60), True) == (spans.off_clock_s[0], bool(np.isnan(spans.off_clock_s[1])))
+    assert (-1, -1, True) == (spans.arrival_ns[0], spans.end_ns[0], bool(np.isnan(spans.queue_s[0])))
+
+
+async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):
+    """Where stamps are compared its offset is estimated; what an exporter keeps back for minutes is no fault either."""
+    stamp_ns = 10**18 - 500 * 10**9
+    async with listening(tmp_path) as one:
+        assert b"" == await one.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
+    assert (one.receiver.counts(), one.said) == (Counts(exports=1, spans=1), [])
+    assert [stamp_ns] == engine_spans(one.records()).arrival_ns.tolist()
+
+
+async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
+    """Not before the last of them, and long before the bound; the log says that it settled."""
+    first, last = (b"1" * 16).hex(), (b"2" * 16).hex()
+    async with listening(tmp_path) as one:
+        await one.send("grpc", export(trace_id=b"1" * 16))
+        async with asyncio.timeout(20):
+            settling = asyncio.create_task(one.receiver.settle(60, [first, last]))
+            await one.send("grpc", export(trace_id=b"2" * 16))
+            assert 0 == await settling
+        assert ["started", "settled"] == [one.state for one in one.records() if isinstance(one, StateRecord)]
+
+
+async def test_a_request_told_by_stages_is_there_with_the_last_of_them(tmp_path: Path):
+    """SGLang's processes export by themselves: its request's span and that of the prefill, whichever comes first."""
+    root = export(name=" Req rid-1", module="sglang::request")
+    waiting, forward = (export(name=f"prefill_{name}", span_id=f"{name:8}".encode()) for name in ("waiting", "forward"))
+    for order in ((waiting, forward, root), (root, waiting, forward)):
+        async with listening(tmp_path) as one:
+            for body, expected in zip(order, (1, 1, 0), strict=True):
+                await one.send("grpc", body)
+                assert expected == await one.receiver.settle(0, [(b"t" * 16).hex()])
+
+
+async def test_settling_has_a_bound(tmp_path: Path):
+    """Beyond it nothing is awaited: it tells how many of the wanted never came. A stranger's span is none of them."""
+    async with listening(tmp_path) as one:
+        await one.send("grpc", export())
+        assert 1 == await one.receiver.settle(0.02, ["00" * 15 + "01"])
+        assert 0 == await one.receiver.settle(0.02)
+
+
+async def test_an_address_in_use_is_named(tmp_path: Path):
+    """Whichever of the two it is; and the log tells of no receiver that never was."""
+    async with listening(tmp_path) as one:
+        for wire, port in (("grpc", one.receiver.grpc_port), ("http", one.receiver.http_port)):
+            with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
+                async with listening(tmp_path, **{wire: f"127.0.0.1:{port}"}):
+                    pass
+    assert (Counts(), 0) == last_counts(one.records())
+    with pytest.raises(ValueError, match="'4317' is not HOST:PORT"):
+        Receiver(ReceiverSpec(grpc="4317"), log=None, say=print)
+
+
+async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
+    """So that their sender keeps them and comes again; it is counted and said once."""
+    path = tmp_path / "spans.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log, one = SpanLog(path), Listening(path)
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
+
+    async def run() -> None:
+        async with Receiver(spec, log=log, say=one.said.append) as one.receiver:
+            os.close(reader)
+            assert 503 == (await one.over_http(export()))[0]
+            with pytest.raises(aio.AioRpcError) as refused:
+                await one.over_grpc(export())
+            assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
+
+    with pytest.raises(BrokenPipeError):
+        await run()
+    log.close()
+    assert one.receiver.counts() == Counts(turned_away=2)
+    reason = "it cannot be logged: Broken pipe (said once; the counts tell how often)"
+    assert [f"an export of spans over http is refused: {reason}"] == one.said
+
+
+async def test_a_receiver_that_died_is_told_by_its_log(tmp_path: Path):
+    """One that began again without an end was killed; what both have counted adds up."""
+    async with listening(tmp_path) as one:
+        await one.send("http", export())
+        await one.receiver.settle(0)
+        killed = one.path.read_bytes()
+    one.path.write_bytes(killed)
+    async with listening(tmp_path) as again:
+        await again.send("http", export())
+    assert (Counts(exports=2, spans=2), 1) == last_counts(again.records())

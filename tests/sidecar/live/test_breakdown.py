@@ -1,0 +1,106 @@
+"""A run's requests in parts while it goes: by spans once those had time to come, else by estimates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import recordings
+from recordings import Case
+from sent_spans import S, engine, export
+
+from loadgen.requests.table import RequestLog, select
+from scraper.series.log import Row
+from sidecar.live.breakdown import LiveParts
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """The overload phase of a recording, each request with a trace of its own."""
+    found = recordings.overload()
+    log = found.requests
+    told = {
+        "phase": np.full(len(log), "measure", dtype=np.object_),
+        "trace_id": np.array([row.to_bytes(16).hex() for row in range(1, len(log) + 1)], dtype=np.object_),
+        "dispatch_ns": log.submit_ns,
+        "last_token_ns": log.end_ns,
+    }
+    return replace(found, requests=replace(log, **told))
+
+
+def pages_of(case: Case) -> list[Row]:
+    (one,) = case.scrapes
+    stamps = zip(one.tick_ns.tolist(), one.request_ns.tolist(), one.response_ns.tolist(), strict=True)
+    return [
+        Row(
+            url=one.url,
+            tick_ns=tick_ns,
+            request_ns=request_ns,
+            response_ns=response_ns,
+            series=one.series,
+            values=values,
+            changed=True,
+        )
+        for (tick_ns, request_ns, response_ns), values in zip(stamps, one.values, strict=True)
+    ]
+
+
+def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, bytes]) -> None:
+    """Let a run go by, a second at a time; spans come a second after their request's end."""
+    order = np.argsort(log.end_ns)
+    now_ns, last_ns = int(log.submit_ns.min()), int(log.end_ns.max()) + 40 * S
+    while now_ns < last_ns:
+        for row in [row for row in order.tolist() if now_ns - 2 * S <= log.end_ns[row] < now_ns - S and row in spans]:
+            parts.spans(spans[row])
+        ended = order[(log.end_ns[order] >= now_ns) & (log.end_ns[order] < now_ns + S)]
+        now_ns += S
+        if len(ended):
+            parts.ended(select(log, ended), now_ns)
+        while pages and pages[0].response_ns < now_ns:
+            parts.scraped(pages.pop(0))
+        parts.poll(now_ns)
+
+
+def sum_s(parts: LiveParts, source: str) -> float:
+    return sum(one.sum_s for (_, name), one in parts.counts.ttft.items() if name == source)
+
+
+def test_requests_are_estimated_as_they_end(case: Case):
+    """Each is counted once, the parts add up to what they waited, and the queue is near what the engine says it was."""
+    log, parts = case.requests, LiveParts()
+    passed(log, parts, pages_of(case), {})
+    assert {"trace": 0, "response": 0, "histogram": 161, "none": 0} == parts.counts.requests
+    assert float((log.first_token_ns - log.submit_ns).sum() / 1e9) == pytest.approx(sum_s(parts, "histogram"))
+    queue_s = parts.counts.ttft["queue", "histogram"].sum_s
+    assert float(case.queue_s.sum()) == pytest.approx(queue_s, rel=0.01)
+
+
+def test_spans_that_come_in_time_go_before_estimates(case: Case):
+    """To the number that the engine says; what has none is estimated all the same."""
+    log, parts = case.requests, LiveParts()
+    spans = {}
+    for row in range(100):
+        times = {"queue": case.queue_s[row], "prefill": case.prefill_s[row]}
+        one = engine(
+            trace=(row + 1).to_bytes(16),
+            queue_ms=1e3 * float(times["queue"]),
+            prefill_ms=1e3 * float(times["prefill"]),
+            ttft_ms=1e3 * float(times["queue"] + times["prefill"]),
+            clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
+        )
+        spans[row] = msgspec.msgpack.encode(export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9))
+    first = min(spans)
+    parts.spans(spans[first])
+    passed(log, parts, pages_of(case), spans)
+    assert {"trace": 100, "response": 0, "histogram": 61, "none": 0} == parts.counts.requests
+    assert float(case.queue_s[:100].sum()) == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s, abs=1e-6)
+
+
+def test_without_pages_and_spans_requests_are_counted_as_what_they_are(case: Case):
+    """Not broken down; none is forgotten, and none is kept for ever."""
+    log, parts = case.requests, LiveParts()
+    passed(log, parts, [], {})
+    parts.poll(int(log.end_ns.max()) + 200 * S)
+    assert 161 == parts.counts.requests["none"]

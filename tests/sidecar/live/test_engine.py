@@ -1,0 +1,105 @@
+"""An endpoint's live view keeps going whatever a page holds."""
+
+from __future__ import annotations
+
+import pytest
+from scraped import scraped
+
+from exporter.prometheus.snapshot import Cumulative, EngineCounts
+from scraper.series.log import rows
+from scraper.targets.fetch import Scrape
+from sidecar.live.engine import EngineView
+
+QUEUE = "vllm:request_queue_time_seconds"
+PREFILL = "vllm:request_prefill_time_seconds"
+
+
+def histogram(family: str, count: float, total: float, *, without: str = "", labels: str = "") -> str:
+    lines = [
+        f'{family}_bucket{{{labels}le="1.0"}} {count}',
+        f'{family}_bucket{{{labels}le="+Inf"}} {count}',
+        f"{family}_sum{{{labels}}} {total}",
+        f"{family}_count{{{labels}}} {count}",
+    ]
+    kept = [line for line in lines if not without or not line.startswith(family + without)]
+    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
+
+
+def scrape(second: int, page: str, *, error: str = "") -> Scrape:
+    """A page ended by a gauge, so that half a histogram is not taken for a cut page; or why there is none."""
+    return scraped(second * 10**9, f"{page}# TYPE end gauge\nend 7\n", error=error)
+
+
+def viewed(*pages: str) -> EngineView:
+    """Pages a second apart."""
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    for row in rows(scrape(second, page) for second, page in enumerate(pages)):
+        view.take(row)
+    return view
+
+
+def test_a_page_is_seen_in_canonical_quantities():
+    page = histogram(QUEUE, 2, 1, labels='e="0",') + histogram(QUEUE, 3, 2, labels='e="1",') + histogram(PREFILL, 5, 1)
+    view = viewed(page, page)
+    assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
+    assert {"ok": 2, "failed": 0} == view.outcomes
+
+
+@pytest.mark.parametrize("without", ["_bucket", '_bucket{le="+Inf"}', "_sum"])
+def test_a_histogram_that_lacks_a_part_is_left_out(without: str):
+    """No exception, which would freeze the view, and not the page's last column in place of the sum."""
+    view = viewed(histogram(QUEUE, 2, 1, without=without) + histogram(PREFILL, 5, 1))
+    assert {"prefill_time"} == set(view.counts.histograms)
+    assert {"ok": 1, "failed": 0} == view.outcomes
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_values_that_are_not_finite_are_left_out(value: str):
+    """A label set without a finite value counts for nothing, and a quantity without one is absent."""
+    page = (
+        f'# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{e="0"}} 2\n'
+        f'vllm:num_requests_waiting{{e="1"}} {value}\n'
+        f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc {value}\n" + histogram(QUEUE, 2, float(value))
+    )
+    counts = viewed(page).counts
+    assert {"requests_waiting": 2.0} == counts.gauges
+    assert {} == counts.histograms
+
+
+def test_a_ratio_of_two_gauges_is_shown_as_one():
+    """TGI's cache fill is the tokens reserved over the tokens there are, live as in the summary."""
+    gauges = {"tgi_queue_size": 0, "tgi_batch_current_max_tokens": 3, "tgi_batch_max_total_tokens": 12}
+    page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+    assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
+
+
+def test_what_a_layout_means_is_found_out_once():
+    """Pages of one layout share what is known of it; another layout is looked at anew, and shown as it is."""
+    pages = [histogram(QUEUE, n, n) for n in (1, 2, 3)] + [histogram(PREFILL, 4, 1)]
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    known = []
+    for row in rows(scrape(second, page) for second, page in enumerate(pages)):
+        view.take(row)
+        known.append(view.known)
+    assert known[0] is known[1] is known[2]
+    assert known[2] is not known[3]
+    assert {"prefill_time"} == set(view.counts.histograms)
+
+
+def test_series_twice_on_a_page_do_not_shift_what_is_read():
+    """Of duplicates the first counts; what a layout means is said of the columns that are left."""
+    twice = "# TYPE x gauge\nx 1\nx 2\n"
+    view = viewed(twice + histogram(QUEUE, 2, 1))
+    assert Cumulative(bounds_s=(1.0,), counts=(2.0, 0.0), sum_s=1.0) == view.counts.histograms["queue_time"]
+
+
+def test_a_page_is_silent_when_scrapes_have_failed_for_long():
+    """Not by a single failure; and it is back with its next page."""
+    view = EngineView(counts=EngineCounts(endpoint="u"))
+    said = []
+    for row in rows(
+        scrape(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
+    ):
+        view.take(row)
+        said.append(view.silence(5.0))
+    assert [""] * 6 + ["gone"] * 3 + [""] == said

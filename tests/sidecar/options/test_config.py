@@ -1,0 +1,271 @@
+"""One definition of the configuration: what it accepts, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.plan import workloads
+from sidecar.errors import ConfigurationError
+from sidecar.options.config import (
+    DEFAULT_DURATION_S,
+    DEFAULT_RATE_PER_S,
+    as_recorded,
+    check,
+    check_scrape,
+    listen_address,
+    load_yaml,
+)
+from sidecar.options.load import RunOptions
+from sidecar.options.scrape import ScrapeOptions
+
+URL = "http://127.0.0.1:8000"
+NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})
+
+
+def written(directory: Path, text: str) -> Path:
+    """Return a configuration file with this text."""
+    path = directory / "sidelight.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(options: RunOptions) -> str:
+    """Return what is said of options that cannot be used."""
+    with pytest.raises(ConfigurationError) as caught:
+        check(options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_may_be_written_with_dashes_and_underscores(tmp_path: Path, name: str):
+    """`scrape-interval` and `scrape_interval` are the same key, and so for every option of `run`."""
+    for key in (name, name.replace("_", "-")):
+        assert {name: 1} == load_yaml(written(tmp_path, f"{key}: 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rat: 1\n", ": unknown key 'rat'; did you mean 'rate'?"),
+        ("sede: 1\n", ": unknown key 'sede'; did you mean 'seed'?"),
+        ("scrape-intervall: 1\n", ": unknown key 'scrape-intervall'; did you mean 'scrape_interval'?"),
+        ("api-key-: 1\n", ": unknown key 'api-key-'; did you mean 'api_key'?"),
+        ("config: other.yaml\n", ": unknown key 'config'; did you mean '"),  # an option of the command line only
+        ("url: http://h\nrate: [1, 2\nseed: 3\n", ", line 3, column 5: not YAML: "),
+        ("url: http://h\n\trate: 2\n", ", line 2, column 1: not YAML: "),
+        ("rate: 'open\n", ", line 2, column 1: not YAML: "),
+        ("- url\n", ": must be a mapping of options, but is a list"),
+        ("42\n", ": must be a mapping of options, but is a int"),
+        ("http//h\n", ": must be a mapping of options, but is a str"),
+        (b"\xff\xfe\x00", ": not YAML: 'utf-8'"),
+        (None, ": No such file or directory; give the path of a YAML file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str | bytes | None, said: str):
+    """It says which file, where in it or which key, and what was probably meant or stands there instead."""
+    path = tmp_path / "sidelight.yaml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationError) as caught:
+        load_yaml(path)
+    assert str(caught.value).startswith(f"--config {path}{said}")
+    assert "\n" not in str(caught.value)
+
+
+@given(key=st.text(alphabet=st.characters(codec="utf-8", categories=("L", "N")), min_size=1))
+def test_any_unknown_key_is_named_with_an_option_that_exists(tmp_path_factory: pytest.TempPathFactory, key: str):
+    """Whatever stands there, the suggestion is a real option."""
+    if key in NAMES or key == "config":
+        return
+    path = written(tmp_path_factory.getbasetemp(), yaml.safe_dump({key: 1}, allow_unicode=True))
+    with pytest.raises(ConfigurationError) as caught:
+        load_yaml(path)
+    message = str(caught.value)
+    assert f"'{key}'" in message
+    assert message.rpartition("did you mean '")[2].rstrip("'?") in NAMES
+
+
+def test_an_option_of_run_only_is_a_typo_for_scrape(tmp_path: Path):
+    """Each command knows its own keys."""
+    path = written(tmp_path, "rate: 3\n")
+    assert {"rate": 3} == load_yaml(path, RunOptions)
+    with pytest.raises(ConfigurationError, match="unknown key 'rate'"):
+        load_yaml(path, ScrapeOptions)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_file_configures_nothing(tmp_path: Path, text: str):
+    """It is not an error to have said nothing."""
+    assert {} == load_yaml(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["rate", "duration", "request_timeout", "scrape_interval", "scrape_timeout"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_what_must_be_positive_is(name: str, value: float):
+    """Zero, negative and no number at all are refused by the option's name and value."""
+    message = refusal(dataclasses.replace(RunOptions(url=(URL,)), **{name: value}))
+    assert f"--{name.replace('_', '-')} {value:g}: must be greater than 0" == message
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 0}, "--concurrency 0: must be at least 1"),
+        ({"requests": 0}, "--requests 0: must be at least 1"),
+        ({"warmup": -1}, "--warmup -1: must be at least 0"),
+        ({"drain_timeout": -0.5}, "--drain-timeout -0.5: must be at least 0"),
+        ({"seed": -1}, "--seed -1: must be at least 0"),
+        ({"rate": float("inf")}, "--rate inf: must be at most 1e+06"),
+        ({"drain_timeout": float("inf")}, "--drain-timeout inf: must be at most 1e+07"),
+        ({"slice_duration": 1e-10}, "--slice-duration 1e-10: must be at least 0.01"),
+        ({"scrape_interval": 1e-3}, "--scrape-interval 0.001: must be at least 0.01"),
+        ({"concurrency": 10**9}, "--concurrency 1e+09: must be at most 100000"),
+        ({"rate": 1e6, "duration": 1e6}, "--rate 1e+06 --duration 1e+06: more than 10,000,000 requests; lower one"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_before_the_run(options: dict[str, float], said: str):
+    """An absurd value is an error of its option, not a traceback after the measurement."""
+    assert said == refusal(dataclasses.replace(RunOptions(url=(URL,)), **options))
+
+
+def test_an_unknown_workload_lists_the_names_and_the_nearest():
+    """All of them, so that one can be chosen without a second try."""
+    message = refusal(RunOptions(url=(URL,), workload="synthetic-unifrom"))
+    assert "did you mean 'synthetic-uniform'" in message
+    assert all(name in message for name in workloads.NAMES)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://["])
+def test_a_url_must_be_http_with_a_host(url: str):
+    """For the target and for every metrics page alike."""
+    assert f"--url {url}: must be an http:// or https:// URL" in refusal(RunOptions(url=(url,)))
+    assert f"--metrics {url}: must be" in refusal(RunOptions(url=(URL,), metrics=(f"{URL}/metrics", url)))
+
+
+def test_the_target_must_be_named():
+    """A run needs a URL, a scrape a URL or a page."""
+    assert refusal(RunOptions()).startswith("--url is missing")
+    with pytest.raises(ConfigurationError, match="--metrics is missing"):
+        check_scrape(ScrapeOptions())
+    assert ScrapeOptions(metrics=(URL,)) == check_scrape(ScrapeOptions(metrics=(URL,)))
+
+
+def test_defaults_depend_on_each_other():
+    """An open loop has a rate, a closed loop none; without a number of requests, a duration ends the load."""
+    assert (DEFAULT_RATE_PER_S, DEFAULT_DURATION_S) == _load(RunOptions(url=(URL,)))
+    assert (DEFAULT_RATE_PER_S, None) == _load(RunOptions(url=(URL,), requests=5))
+    assert (None, DEFAULT_DURATION_S) == _load(RunOptions(url=(URL,), concurrency=3))
+    assert (2.0, 7.0) == _load(RunOptions(url=(URL,), rate=2.0, requests=5, duration=7.0))
+
+
+def _load(options: RunOptions) -> tuple[float | None, float | None]:
+    checked = check(options)
+    return checked.rate, checked.duration
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("localhost:1", ("localhost", 1)),
+        ("off", None),
+    ],
+)
+def test_an_address_to_listen_on(listen: str, address: tuple[str, int] | None):
+    """HOST:PORT, with brackets around an IPv6 address; 'off' serves nothing."""
+    assert address == listen_address(listen)
+
+
+@pytest.mark.parametrize("listen", ["9464", ":9464", "host:", "host:http", "host:65536", "host:-1", ""])
+def test_no_address_to_listen_on(listen: str):
+    """Anything else is refused."""
+    with pytest.raises(ConfigurationError, match="must be HOST:PORT"):
+        listen_address(listen)
+
+
+def test_what_is_recorded_is_json_with_secrets_masked():
+    """Every option stands there under its name; of a secret only that there was one."""
+    options = RunOptions(url=(URL,), api_key="hush", metrics=(URL,), out=Path("here"))
+    recorded = as_recorded(options)
+    assert [field.name for field in dataclasses.fields(RunOptions)] == list(recorded)
+    assert ("***", [URL], "here") == (recorded["api_key"], recorded["metrics"], recorded["out"])
+    assert "hush" not in json.dumps(recorded)
+    assert None is as_recorded(RunOptions(url=(URL,)))["api_key"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metrics_ca": Path("none.pem")}, "--metrics-ca none.pem: No such file or directory; give the path of a PEM"),
+        ({"metrics_ca": Path(__file__)}, f"--metrics-ca {__file__}: holds no certificate in PEM format; give"),
+        ({"metrics_key": Path("k.pem")}, "--metrics-key k.pem: needs --metrics-cert"),
+        ({"metrics_cert": Path("c.pem")}, "--metrics-cert c.pem: No such file or directory; give"),
+        ({"metrics_header": ("hush",)}, "--metrics-header 'number 1': must be 'Name: value' in one line, e.g."),
+        ({"metrics_header": ("A: 1", ": hush")}, "--metrics-header '': must be 'Name: value'"),
+        ({"metrics_header": ("X Y: hush",)}, "--metrics-header 'X Y': must be 'Name: value'"),
+        ({"metrics_header": ("X: hush\nY: hush",)}, "--metrics-header 'X': must be 'Name: value'"),
+        ({"metrics_header": ("X: hush", "x: hush")}, "--metrics-header x: stands there twice; give it once"),
+        ({"metrics_token": "hush hush"}, "--metrics-token: a token is without spaces and line breaks"),
+        ({"metrics_token": "hush\n"}, "--metrics-token: a token is without spaces and line breaks"),
+        ({"metrics_user": "hush"}, "--metrics-user: must be USER:PASSWORD in one line"),
+        ({"metrics_user": "hush:\n"}, "--metrics-user: must be USER:PASSWORD in one line"),
+        (
+            {"metrics_user": "ann:hush", "metrics_token": "hush"},
+            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-user (or SIDELIGHT_METRICS_USER) exclude each",
+        ),
+        (
+            {"metrics_token": "hush", "metrics_header": ("authorization: hush",)},
+            "--metrics-token (or SIDELIGHT_METRICS_TOKEN) and --metrics-header Authorization exclude each other",
+        ),
+        (
+            {"metrics_insecure": True, "metrics_ca": Path("ca.pem")},
+            "--metrics-insecure and --metrics-ca ca.pem exclude each other",
+        ),
+        ({"scrape_timeout": 0.0}, "--scrape-timeout 0: must be greater than 0"),
+        ({"formats": ("json", "xml")}, "--formats xml: no such format; choose from json, csv, jsonl, parquet, text"),
+        ({"formats": ("JSON",)}, "--formats JSON: no such format; choose from json, csv, jsonl, parquet, text"),
+        ({"formats": ("",)}, "--formats : no such format; choose from"),
+        ({"formats": ("html",)}, "--formats html: is not written yet; choose from json, csv, jsonl, parquet, text"),
+        ({"metrics": ("http://ann:hush@",)}, "--metrics http://***@: must be an http:// or https:// URL"),
+        ({"metrics": ("ann:hush@h/metrics",)}, "--metrics ***@h/metrics: must be an http:// or https:// URL"),
+        ({"otlp_listen": "4317"}, "--otlp-listen 4317: must be HOST:PORT, e.g. 127.0.0.1:4317"),
+        ({"otlp_listen": ":4317"}, "--otlp-listen :4317: must be HOST:PORT"),
+        (
+            {"otlp_listen": "h:65535"},
+            "--otlp-listen h:65535: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below",
+        ),
+        ({"otlp_forward": "http://c:4317"}, "--otlp-forward: there is nothing to pass on; add --otlp-listen"),
+        (
+            {"otlp_listen": "127.0.0.1:4317", "otlp_forward": "c:4317"},
+            "--otlp-forward: c:4317 is not a grpc(s) or http(s) URL",
+        ),
+        (
+            {"otlp_listen": "127.0.0.1:4317", "otlp_forward": "grpc://c"},
+            "--otlp-forward: grpc://c names no port; e.g. grpc://",
+        ),
+        ({"otlp_header": ("hush",)}, "--otlp-header 'number 1': must be 'Name: value' in one line"),
+        ({"otlp_ca": Path("/nowhere")}, "--otlp-ca /nowhere: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[str, object], said: str):
+    """One line with the option and the cure, for `run` and `scrape` alike; no secret stands in it."""
+    for checked in (
+        lambda: check(dataclasses.replace(RunOptions(url=(URL,)), **options)),
+        lambda: check_scrape(dataclasses.replace(ScrapeOptions(url=URL), **options)),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            checked()
+        message = str(caught.value)
+        assert message.startswith(said)
+        assert "hush" not in message
+        assert "\n" not in message

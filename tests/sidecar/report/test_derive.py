@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recordings import request_log
+from scraped import scraped
+
+from exporter.report.breakdown import answer
+from scraper.series.log import rows
+from scraper.series.table import build
+from scraper.spans.requests import engine_spans
+from scraper.targets.fetch import Scrape
+from sidecar.report.correlation import correlated
+from sidecar.report.derive import summarise, window_of
+from sidecar.run import Event, Run
+
+SECOND = 10**9
+
+
+def request(*, sent_s: float, ended_s: float, status: str = "ok") -> dict[str, Any]:
+    """Return a whole reply, or one that hung until it was given up."""
+    sent_ns, ended_ns = int(sent_s * SECOND), int(ended_s * SECOND)
+    sent = dict.fromkeys(("scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns"), sent_ns)
+    heard = ("first_read_ns", "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns")
+    told = {**dict.fromkeys(heard, ended_ns), "http_status": 200} if status == "ok" else {}
+    return {"phase": "measure", "status": status, "endpoint_url": "u", "end_ns": ended_ns, **sent, **told}
+
+
+SGLANG = """\
+# TYPE sglang:queue_time_seconds histogram
+sglang:queue_time_seconds_bucket{le="+Inf"} 1
+sglang:queue_time_seconds_sum 0.1
+sglang:queue_time_seconds_count 1
+# TYPE sglang:per_stage_req_latency_seconds histogram
+sglang:per_stage_req_latency_seconds_bucket{stage="prefill_forward",le="+Inf"} 1
+sglang:per_stage_req_latency_seconds_sum{stage="prefill_forward"} 0.1
+sglang:per_stage_req_latency_seconds_count{stage="prefill_forward"} 1
+# TYPE sglang:token_usage gauge
+sglang:token_usage 0.5
+"""
+VLLM = "\n".join(
+    f"""\
+# TYPE vllm:request_{name}_time_seconds histogram
+vllm:request_{name}_time_seconds_bucket{{{{le="0.3"}}}} {{count}}
+vllm:request_{name}_time_seconds_bucket{{{{le="+Inf"}}}} {{count}}
+vllm:request_{name}_time_seconds_sum {{sum_s}}
+vllm:request_{name}_time_seconds_count {{count}}
+"""
+    for name in ("queue", "prefill")
+)
+OTHER_MOMENT = (
+    "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it speaks "
+    "of other requests than those that ended"
+)
+MANIFEST = {
+    "run_id": "r",
+    "tool": {"name": "sidelight", "version": "0"},
+    "status": "complete",
+    "started_ns": 0,
+    "started_at": "1970-01-01T00:00:00.000Z",
+    "config": {"slice_duration": 2.0, "concurrency": 1},
+}
+
+
+def scrape_at(second: int, page: str) -> Scrape:
+    return scraped(second * SECOND, page, error="" if page else "connect: Connection refused")
+
+
+def run_of(*requests: dict[str, Any], status: str = "complete", phase_end_s: float = 30) -> Run:
+    """Return a run measured from 1 s on."""
+    marks = (("phase_start", 1), ("phase_end", phase_end_s))
+    return Run(
+        path=Path(),
+        manifest=MANIFEST | {"status": status},
+        requests=request_log(requests),
+        worker_stats=(),
+        endpoints=(),
+        spans=engine_spans([]),
+        events=tuple(Event(at_ns=int(at * SECOND), name=name, data={"phase": "measure"}) for name, at in marks),
+    )
+
+
+def test_a_request_that_hung_does_not_stretch_the_window():
+    """Throughput is over the time in which the engine answered, not over the wait for what never came."""
+    run = run_of(
+        request(sent_s=1, ended_s=3),
+        request(sent_s=2, ended_s=4),
+        request(sent_s=2, ended_s=19, status="cancelled"),
+    )
+    assert (1 * SECOND, 4 * SECOND) == (window_of(run).start_ns, window_of(run).end_ns)
+
+
+def test_a_submission_is_within_the_window_whatever_became_of_it():
+    """An engine that died early does not make the load shorter."""
+    run = run_of(request(sent_s=1, ended_s=2), request(sent_s=9, ended_s=10, status="failed"))
+    assert 9 * SECOND == window_of(run).end_ns
+
+
+def test_a_run_that_the_user_stopped_was_measured_until_then():
+    run = run_of(request(sent_s=1, ended_s=2), status="interrupted", phase_end_s=7)
+    assert 7 * SECOND == window_of(run).end_ns
+
+
+def test_a_run_that_never_came_to_measuring_has_an_empty_window():
+    run = run_of()
+    unmeasured = Run(
+        path=run.path,
+        manifest={"started_ns": 5},
+        requests=run.requests,
+        worker_stats=(),
+        endpoints=(),
+        spans=engine_spans([]),
+        events=(),
+    )
+    assert (5, 5) == (window_of(unmeasured).start_ns, window_of(unmeasured).end_ns)
+
+
+@pytest.mark.parametrize(
+    ("page", "server_missing", "why"),
+    [
+        (SGLANG, None, OTHER_MOMENT),
+        ("", None, "no scrape succeeded"),
+        ("x 1\n", None, "the page shows no engine that is known"),
+        (None, "no page anywhere", "no page anywhere"),
+        (None, None, "no server offers queue and prefill times"),
+    ],
+)
+def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
+    page: str | None, server_missing: str | None, why: str
+):
+    """In the summary, of each of its requests, and in the report's sentence."""
+    bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=2, ended_s=4))
+    endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
+    run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
+    correlation = summarise(run, window_of(run), correlated(run))["correlation"]
+    assert why == correlation["missing"]
+    assert [2] == list(correlation["none_reasons"].values())
+    assert f"Where the TTFT went is not known: {why}." == answer(correlation)
+
+
+def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate():
+    """Two that ended between two scrapes, 40 and 60 ms in the queue by their replies: the buckets say up to 0.3 s."""
+    bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=1, ended_s=3))
+    times = {f"server_{name}_ms": np.array([40.0, 60.0]) for name in ("queue", "prefill")}
+    told = replace(bare.requests, timings_source=np.full(2, "vllm", dtype=np.object_), **times)
+    pages = [VLLM.format(count=0, sum_s=0.0), VLLM.format(count=2, sum_s=0.1)]
+    endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
+    run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
+    found = summarise(run, window_of(run), correlated(run))["correlation"]["server_percentiles"]["queue_ms"]
+    assert ("client spans", 1.0, 50.0) == (found["source"], found["covered_ratio"], pytest.approx(found["p50"]))
+    assert found["p50"] == pytest.approx(found["intervals"]["p50"]["low"])

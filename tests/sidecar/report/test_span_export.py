@@ -1,0 +1,134 @@
+"""`--otlp-export`: a run's spans reach the collector that is named; one that fails costs a warning and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import Ended
+from sent_requests import parts, planned
+
+from loadgen.records import append_record, plan_end, span_id, trace_id
+from rundir.frames import FrameLog
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
+from sidecar.errors import ConfigurationError
+from sidecar.options.config import as_recorded, check
+from sidecar.options.load import RunOptions
+from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
+
+S = 10**9
+RUN = "20261121-120000-abcdef"
+WRITTEN = {"manifest.json", "raw", "summary.json", "report.txt", "requests.parquet", "timeslices.parquet"}
+
+Sidelight = Callable[..., Ended]
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Receiver, list[ExportTraceServiceRequest]]]:
+    """A collector in a thread of its own, and what it was given."""
+    given: list[ExportTraceServiceRequest] = []
+    started: list[Receiver] = []
+    ready, ended = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        # By its clock the year is 1970, as it is by these runs.
+        spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
+        async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
+            started.append(receiver)
+            ready.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(20)
+    yield started[0], given
+    loop.call_soon_threadsafe(ended.set)
+    thread.join(20)
+    loop.close()
+
+
+def recorded(path: Path, requests: int) -> Path:
+    """Make the directory of a run of so many requests, each of a second."""
+    run = create(path)
+    config = as_recorded(RunOptions(url=("http://h:1",), model="m", concurrency=1))
+    manifest = {"run_id": RUN, "tool": {"name": "sidelight", "version": "0"}, "config": config, "started_ns": S}
+    ends = {"started_at": "1970-01-01T00:00:01.000Z", "status": "complete", "metrics_targets": []}
+    write_json(run / MANIFEST, {**manifest, **ends})
+    for name, at_ns in (("phase_start", S), ("phase_end", (requests + 2) * S)):
+        append_event(run, Event(at_ns, name, {"phase": "measure"}))
+    plan, log = FrameLog(run / RAW / "plan-measure.log"), FrameLog(run / RAW / "requests-0.log")
+    for index in range(requests):
+        append_record(plan, planned(index, 1))
+        for part in parts(index, 1):
+            append_record(log, part)
+    append_record(plan, plan_end("measure"))
+    plan.close()
+    log.close()
+    return run
+
+
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+def test_report_sends_a_span_of_every_request(
+    sidelight: Sidelight, collector: tuple[Receiver, list[ExportTraceServiceRequest]], tmp_path: Path, wire: str
+):
+    """With the ids that they were sent with, over either wire; the report is as without."""
+    run = recorded(tmp_path / "run", 3)
+    plain = sidelight("report", run)
+    receiver, given = collector
+    url = f"{wire}://127.0.0.1:{receiver.grpc_port if wire == 'grpc' else receiver.http_port}"
+    done = sidelight("report", run, "--otlp-export", url)
+    assert (0, plain.out) == (done.code, done.out)
+    assert [f"sending the spans of 3 requests to {url}", f"{url} took 6 spans"] == [
+        line.strip() for line in done.err.splitlines()
+    ]
+    spans = given[0].resource_spans[0].scope_spans[0].spans
+    assert [(trace_id(RUN, index), span_id(RUN, index)) for index in range(3)] == [
+        (span.trace_id.hex(), span.span_id.hex()) for span in spans if not span.parent_span_id
+    ]
+    assert {"chat m", "send"} == {span.name for span in spans}
+
+
+def test_a_collector_that_is_not_there_is_a_warning(
+    sidelight: Sidelight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One line that names the option, the URL and the cure; the results are written and the exit code is theirs."""
+    monkeypatch.setattr("exporter.otlp.send.PATIENCE_S", 0.0)
+    run = recorded(tmp_path / "run", 2)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        host = f"127.0.0.1:{reserved.getsockname()[1]}"
+        done = sidelight("report", run, "--otlp-export", f"http://me:secret@{host}")
+    assert 0 == done.code
+    first, last = (line.strip() for line in done.err.splitlines())
+    assert f"sending the spans of 2 requests to http://***@{host}" == first
+    assert last == (
+        f"! --otlp-export http://***@{host}: connect: Connection refused; no span was taken; "
+        f"`sidelight report {run} --otlp-export URL` sends all again"
+    )
+    assert {path.name for path in run.iterdir()} >= WRITTEN
+
+
+def test_a_run_without_requests_says_that_there_are_no_spans(sidelight: Sidelight, tmp_path: Path):
+    """A scrape, for instance."""
+    run = recorded(tmp_path / "run", 0)
+    done = sidelight("report", run, "--otlp-export", "http://127.0.0.1:9")
+    assert 0 == done.code
+    assert "! --otlp-export http://127.0.0.1:9: the run has no requests, so there are no spans to send\n" == done.err
+
+
+@pytest.mark.parametrize("url", ["collector:4317", "grpc://collector", "ftp://collector"])
+def test_a_url_that_is_none_is_refused_before_anything_is_done(sidelight: Sidelight, tmp_path: Path, url: str):
+    """By `run` and by `report`, naming the option."""
+    with pytest.raises(ConfigurationError, match="--otlp-export: "):
+        check(RunOptions(url=("http://h",), otlp_export=url))
+    done = sidelight("report", tmp_path, "--otlp-export", url)
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith("sidelight: --otlp-export: ")

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.requests.table import assemble
+from scraper.spans.requests import engine_spans
+from sidecar.report.derive import workload
+from sidecar.report.warnings import warnings
+from sidecar.run import Event, Run
+
+FINE: dict[str, Any] = {
+    "client": {
+        "requests": {"sent": 50, "ok": 50, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
+        "errors": {},
+        "ttft_ms": {"count": 50},
+    },
+    "server": {
+        "endpoints": [{"url": "http://e/metrics", "scrapes": {"ok": 80, "failed": 0, "failures": {}}}],
+        "prefix_cache_hits": {"stats": {"total": 0.0}},
+        "prefix_cache_queries": {"stats": {"total": 1000.0}},
+    },
+    "correlation": {
+        "client_requests": 50,
+        "server_requests": 50,
+        "comparable": True,
+        "breakdown": {"blank_output_ms": {"mean": 0.0, "share_of_ttft": 0.0}},
+        "perf_metrics": None,
+    },
+    "check": {"trusted": True, "verdict": "kept up", "reasons": []},
+}
+
+
+def said(change: dict[str, Any], **manifest: Any) -> list[str]:
+    """Return the warnings of a run that is fine but for these changes."""
+    sections = deepcopy(FINE)
+    for path, value in change.items():
+        *above, last = path.split(".")
+        place: Any = sections
+        for key in above:
+            place = place[int(key) if key.isdigit() else key]
+        place[last] = value
+    run = Run(
+        path=Path(),
+        manifest={"status": "complete", "config": {}, **manifest},
+        requests=assemble([], [], run_id="r"),
+        worker_stats=(),
+        endpoints=(),
+        spans=engine_spans([]),
+        events=(Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),),
+    )
+    return list(warnings(run, workload(run), **sections))
+
+
+def test_a_run_in_which_nothing_was_wrong_has_no_warning():
+    assert [] == said({})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"client.requests.failed": 3, "client.errors": {"http_500": 2, "reset": 1}},
+            "3 of 50 requests did not succeed: http_500 2, reset 1",
+        ),
+        (
+            {"client.requests.cancelled": 15, "client.requests.ok": 35, "client.ttft_ms.count": 35},
+            "15 of 50 requests did not end: latencies are those of the 35 that did, which waited least",
+        ),
+        (
+            {"server.endpoints.0.scrapes": {"ok": 60, "failed": 20, "failures": {"HTTP 503": 20}}},
+            "20 of 80 scrapes of http://e/metrics failed: HTTP 503 (20)",
+        ),
+        (
+            {"server.endpoints.0.requests_finished": {"resets": 1}},
+            "the engine at http://e/metrics restarted (1 x): what it counted just before is lost",
+        ),
+        (
+            {"server.prefix_cache_hits.stats.total": 760.0},
+            (
+                "76 % of the prompt tokens came from the engine's prefix cache: were the same requests sent before? "
+                "Another --seed sends others"
+            ),
+        ),
+        (
+            {"correlation.breakdown.blank_output_ms": {"mean": 33.0, "share_of_ttft": 0.3}},
+            "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
+        ),
+        ({"client.ttft_ms.count": 47}, "3 of 50 replies held nothing but blanks and so have no TTFT"),
+        (
+            {"correlation.comparable": False, "correlation.server_requests": 80},
+            (
+                "the engine finished 80 requests here and the client 50: somebody else used it too, or scrapes are "
+                "missing, and the engine's numbers speak of all of them"
+            ),
+        ),
+        (
+            {"check.trusted": False, "check.verdict": "was slow", "check.reasons": ["late"]},
+            "the load generator was slow: late",
+        ),
+    ],
+)
+def test_what_changes_the_reading_is_said(change: dict[str, Any], expected: str):
+    assert [expected] == said(change)
+
+
+def test_how_a_run_ended_comes_first():
+    first, *_ = said({"client.requests.failed": 1}, status=None, reason="a load worker died")
+    assert "this run was cut short (a load worker died); numbers cover what was recorded up to then" == first
+
+
+def test_clipped_lengths_are_said():
+    planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
+    assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
+        {}, planned=planned, target={"max_model_len": 512}
+    )
+
+
+def test_what_became_of_records_of_requests():
+    """One line of what is lost of them, and none where each request has its own."""
+    found = {
+        "records": 60,
+        "matched": 50,
+        "ambiguous_requests": 0,
+        "unmatched_requests": 0,
+        "refused": {},
+        "failed_readings": {},
+    }
+    at = "correlation.perf_metrics"
+    assert [] == said({at: found})
+    odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
+    (line,) = said({at: found | odd})
+    assert line == (
+        "of 60 records of /perf_metrics 50 are of our requests; 3 readings failed (HTTP 500); 2 records were refused "
+        "(odd); 4 requests have none, since the time fits several; 5 requests have none, since the time fits none"
+    )
+    assert ["of 0 records of /perf_metrics 0 are of our requests"] == said({at: found | {"records": 0, "matched": 0}})

@@ -1,0 +1,44 @@
+"""What a run says of the spans that it received."""
+
+from __future__ import annotations
+
+import pytest
+
+from scraper.spans.log import Counts
+from sidecar.run.phases import _told_of_spans
+
+LISTENING = "127.0.0.1:4317"
+
+
+def told(counts: Counts, found: set[str]) -> list[str]:
+    named = {name: getattr(counts, name) for name in Counts.__struct_fields__}
+    return list(_told_of_spans(named, LISTENING, found))
+
+
+@pytest.mark.parametrize(
+    ("found", "switch"),
+    [
+        ({"vllm"}, "vLLM: --otlp-traces-endpoint http://HOST:4317"),
+        ({"trtllm", "vllm"}, "TensorRT-LLM: --otlp_traces_endpoint URL and return_perf_metrics: true; vLLM: --otlp-"),
+        ({"llamacpp"}, "docs/engines.md tells how"),
+        (set(), "docs/engines.md tells how"),
+    ],
+    ids=["vllm", "two", "one without", "none"],
+)
+def test_the_switch_of_the_engines_found_is_named_where_no_span_came(found: set[str], switch: str):
+    """And the address to which they are to be sent."""
+    (text,) = told(Counts(), found)
+    assert text.startswith(
+        "no span came to 127.0.0.1:4317, so times are not joined by trace; switch tracing on in the "
+    )
+    assert switch in text
+
+
+def test_spans_that_were_refused_are_told():
+    """By kind; where all was well there is nothing to say."""
+    assert [] == told(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
+    assert [
+        "exports of spans were refused (3 malformed, 1 too large); raw/scraper.stderr says why",
+        "4 of 9 spans break the rules of OTLP and are not used; raw/scraper.stderr says which",
+        "2 of 9 spans were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose",
+    ] == told(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})

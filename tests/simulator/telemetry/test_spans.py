@@ -1,0 +1,204 @@
+"""The spans of the simulated engines: what a collector gets is what the engine knows, in the form of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from simulator.engine.history import RequestRecord
+from simulator.server import running
+from simulator.settings import EngineSettings, SettingsError, SimulatorSettings, speed_profile
+from simulator.telemetry.spans import EXPORT, SpanExporter, export
+from simulator.telemetry.truth import TruthLog
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+LATENCY = "gen_ai.latency."
+
+
+@dataclass(slots=True)
+class Collector:
+    """What a collector was sent, and the status with which it refuses."""
+
+    port: int = 0
+    refuse: grpc.StatusCode | None = None
+    tried: int = 0
+    spans: list[tuple[str, Span]] = field(default_factory=list)
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def take(self, body: bytes, context: Any) -> bytes:
+        async with self.news:
+            self.tried += 1
+            self.news.notify_all()
+        if self.refuse is not None:
+            await context.abort(self.refuse, "not now")
+        found = [
+            (scope.scope.name, span)
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        async with self.news:
+            self.spans += found
+            self.news.notify_all()
+        return b""
+
+    async def until(self, *, spans: int = 0, tried: int = 0) -> None:
+        async with asyncio.timeout(20), self.news:
+            await self.news.wait_for(lambda: len(self.spans) >= spans and self.tried >= tried)
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    one = Collector()
+    service, _, method = EXPORT[1:].partition("/")
+    server = aio.server()
+    rpc: Any = grpc.unary_unary_rpc_method_handler(one.take)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
+    one.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield one
+    await server.stop(0)
+
+
+def record(traceparent: str = SAMPLED, *, number: int = 1) -> RequestRecord:
+    return RequestRecord(
+        request_id=f"chatcmpl-{number}",
+        arrival_ns=10**18,
+        queued_ns=10**18 + 3,
+        scheduled_ns=10**18 + 1003,
+        first_token_ns=10**18 + 5_000_003,
+        finished_ns=10**18 + 9_000_007,
+        prompt_tokens=7,
+        cached_tokens=0,
+        output_tokens=5,
+        max_tokens=6,
+        finish_reason="stop",
+        preemptions=0,
+        traceparent=traceparent,
+    )
+
+
+def spans_of(records: Sequence[RequestRecord], engine: str = "vllm") -> list[Span]:
+    request = export(tuple(records), SimulatorSettings(engine=engine))
+    return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes}
+
+
+def test_a_span_of_vllm_has_the_differences_of_the_true_stamps():
+    """To the bit, in seconds; it stands under the client's span, from arrival to end."""
+    (span,) = spans_of([record()])
+    assert ("llm_request", TRACE, PARENT) == (span.name, span.trace_id.hex(), span.parent_span_id.hex())
+    assert (10**18, 10**18 + 9_000_007) == (span.start_time_unix_nano, span.end_time_unix_nano)
+    told = attributes(span)
+    expected = {
+        "time_in_queue": 1000 / 1e9,
+        "time_in_model_prefill": 4_999_000 / 1e9,
+        "time_in_model_decode": 4_000_004 / 1e9,
+        "time_in_model_inference": 8_999_004 / 1e9,
+        "time_to_first_token": 5_000_003 / 1e9,
+        "e2e": 9_000_007 / 1e9,
+    }
+    assert expected == {name.removeprefix(LATENCY): told[name] for name in told if name.startswith(LATENCY)}
+    assert ("chatcmpl-1", 7, 5, 6) == (
+        told["gen_ai.request.id"],
+        told["gen_ai.usage.prompt_tokens"],
+        told["gen_ai.usage.completion_tokens"],
+        told["gen_ai.request.max_tokens"],
+    )
+
+
+def test_sglangs_queue_is_a_stage_and_tensorrt_llms_begins_with_the_arrival():
+    """As each engine's source has it; SGLang's stages stand under its scheduler's span."""
+    root, thread, waiting, forward = spans_of([record()], "sglang")
+    assert [("prefill_waiting", 1000), ("prefill_forward", 4_999_000)] == [
+        (one.name, one.end_time_unix_nano - one.start_time_unix_nano) for one in (waiting, forward)
+    ]
+    assert (root.span_id, thread.span_id) == (thread.parent_span_id, waiting.parent_span_id)
+    assert 5_000_000 / 1e9 == attributes(root)[f"{LATENCY}time_in_model_prefill"]
+    (span,) = spans_of([record()], "trtllm")
+    assert 1003 / 1e9 == attributes(span)[f"{LATENCY}time_in_queue"]
+    assert f"{LATENCY}time_in_model_prefill" not in attributes(span)
+    assert isinstance(attributes(span)["gen_ai.request.id"], int)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_what_is_not_sampled_has_no_span(engine: str):
+    """What came without a traceparent, or with a broken one, begins a trace of its own."""
+    assert [] == spans_of([record(UNSAMPLED)], engine)
+    for broken in ("", "00-abc-def-01", f"00-{TRACE}-{PARENT}-01\n"):
+        spans = spans_of([record(broken, number=1), record(broken, number=2)], engine)
+        assert 2 == len({span.trace_id for span in spans})
+        assert TRACE not in {span.trace_id.hex() for span in spans}
+        assert {16} == {len(span.trace_id) for span in spans}
+        assert b"" == spans[0].parent_span_id
+    spans = spans_of([record(number=number) for number in range(9)], engine)
+    assert len(spans) == len({span.span_id for span in spans})
+
+
+async def test_what_a_client_sent_is_the_parent_of_what_a_collector_gets(collector: Collector, tmp_path: Path):
+    """The whole server: each request that finished, once, with its true times; those that were refused or not sampled
+    are not there.
+    """
+    settings = SimulatorSettings(
+        otlp_endpoint=f"http://127.0.0.1:{collector.port}", engine_settings=EngineSettings(speed=speed_profile("fast"))
+    )
+    truth = TruthLog(tmp_path / "truth")
+    async with running(settings, truth=truth) as url, aiohttp.ClientSession() as session:
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+        for path, traceparent, more in (
+            ("/v1/chat/completions", SAMPLED, {}),
+            ("/v1/completions", SAMPLED.replace(TRACE[:4], "ffff"), {"prompt": "a"}),
+            ("/v1/chat/completions", UNSAMPLED, {}),
+            ("/v1/chat/completions", SAMPLED, {"max_tokens": -1}),
+            ("/api/chat", SAMPLED.replace(TRACE[:4], "eeee"), {"stream": False, "model": settings.model}),
+        ):
+            async with session.post(url + path, json={**body, **more}, headers={"traceparent": traceparent}) as reply:
+                await reply.read()
+        await collector.until(spans=3)
+    assert {scope for scope, _ in collector.spans} == {"vllm.tracing.otel"}
+    told = {span.trace_id.hex(): attributes(span) for _, span in collector.spans}
+    assert {TRACE, f"ffff{TRACE[4:]}", f"eeee{TRACE[4:]}"} == told.keys()
+    true = {one.request_id: one for one in truth.records}
+    for one in told.values():
+        record = true[one["gen_ai.request.id"]]
+        assert (record.scheduled_ns - record.queued_ns) / 1e9 == one[f"{LATENCY}time_in_queue"]
+        assert (record.finished_ns - record.arrival_ns) / 1e9 == one[f"{LATENCY}e2e"]
+
+
+async def test_a_batch_that_was_not_taken_is_sent_again(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Said once; what is added meanwhile comes with it; what is left at the end is sent then."""
+    monkeypatch.setattr("simulator.telemetry.spans.EXPORT_EVERY_S", 0.01)
+    collector.refuse = grpc.StatusCode.UNAVAILABLE
+    async with SpanExporter(f"127.0.0.1:{collector.port}", SimulatorSettings()) as exporter:
+        exporter.add(record(number=1))
+        await collector.until(tried=2)
+        collector.refuse = None
+        exporter.add(record(number=2))
+        await collector.until(spans=2)
+        exporter.add(record(number=3))
+    ids = [attributes(span)["gen_ai.request.id"] for _, span in collector.spans]
+    assert ["chatcmpl-1", "chatcmpl-2", "chatcmpl-3"] == ids
+    assert 1 == capsys.readouterr().err.count("simulator: spans do not reach")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:4317", "http://h", "https://h:1", "http://h:1/v1/traces", "http://h:x"])
+def test_an_endpoint_that_is_none_is_refused(url: str):
+    """With what would be one."""
+    with pytest.raises(SettingsError, match=r"otlp_endpoint: must be http://HOST:PORT \(gRPC\), not "):
+        SimulatorSettings(otlp_endpoint=url)
