@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from attribution_simulated import Load, simulated
+from quantiles import linear
 from recordings import SHARED, Case, case_of
 
 from correlator.estimate import attribute
@@ -26,7 +27,6 @@ from correlator.estimate.intervals import END_TOKENS, Observed, observe
 from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
 from correlator.estimate.table import Attribution
 from rundir.stats import Missing
-from scraper.quantiles import linear
 from scraper.series.table import EndpointSeries, histograms
 
 Floats = npt.NDArray[np.float64]

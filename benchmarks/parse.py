@@ -8,7 +8,6 @@ with an engine's label stands once for each engine. So the engines' numbers chan
 
 - first parse: `parse`, which remembers nothing between pages. First read: a new `PageReader`'s first page.
 - next page: the reader has read the other of the two pages just before. Same page: the very same bytes again.
-- protobuf: the same families, encoded; of the next page, those that changed are decoded again.
 
 CPU time of the process, the least of `ROUNDS`; in each round every one of them is timed once, garbage collection on.
 """
@@ -23,27 +22,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from io import BytesIO
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
-from google.protobuf.proto import serialize_length_prefixed
 from prometheus_client.parser import text_string_to_metric_families
 
 from scraper.exposition import PageReader, parse
-from scraper.exposition.protobuf import message_class
 
 ROUNDS = 15
 SIZES = (100_000, 1_000_000)
-PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 RECORDING = Path(__file__).parents[1] / "tests/data/vllm_scrapes.jsonl.xz"
-TYPES = {"counter": 0, "gauge": 1, "summary": 2, "unknown": 3, "histogram": 4}
 
 
 def main() -> None:
     """Print a table for each size."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("prometheus-client", "protobuf", "msgspec", "numpy"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("prometheus-client", "msgspec", "numpy"))
     print(f"{packages}, Python {platform.python_version()}; CPU time, least of {ROUNDS} rounds")
     pair = _busiest_pair(list(pages(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDING)))
     for size in SIZES:
@@ -55,19 +48,13 @@ def main() -> None:
 def _report(engines: int, before: str, after: str) -> None:
     """Time every way of reading, and print a line for each."""
     texts = before.encode(), after.encode()
-    packed = _protobuf(before), _protobuf(after)
-    text, other, protobuf = PageReader(), PageReader(), PageReader()
+    text, other = PageReader(), PageReader()
     works: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "prometheus-client": (lambda: None, lambda: list(text_string_to_metric_families(after))),
         "first parse": (lambda: None, lambda: parse(texts[1])),
         "first read": (lambda: None, lambda: PageReader().read(texts[1])),
         "next page": (lambda: text.read(texts[0]), lambda: text.read(texts[1])),
         "same page": (lambda: other.read(texts[1]), lambda: other.read(texts[1])),
-        "protobuf, first read": (lambda: None, lambda: PageReader().read(packed[1], PROTOBUF)),
-        "protobuf, next page": (
-            lambda: protobuf.read(packed[0], PROTOBUF),
-            lambda: protobuf.read(packed[1], PROTOBUF),
-        ),
     }
     least = dict.fromkeys(works, float("inf"))
     for _ in range(ROUNDS):
@@ -77,10 +64,7 @@ def _report(engines: int, before: str, after: str) -> None:
     lines = before.split("\n"), after.split("\n")
     changed = sum(one != two for one, two in zip(*lines, strict=True))
     series = len(parse(texts[1]).series)
-    print(
-        f"\n{len(texts[1]) / 1e3:.0f} kB ({engines} engines, {series} series, {changed} lines differ); "
-        f"protobuf {len(packed[1]) / 1e3:.0f} kB"
-    )
+    print(f"\n{len(texts[1]) / 1e3:.0f} kB ({engines} engines, {series} series, {changed} lines differ)")
     for name, seconds in least.items():
         print(f"  {name:22}{1e3 * seconds:9.3f} ms {least['prometheus-client'] / seconds:9.1f} x")
 
@@ -118,40 +102,6 @@ def with_engines(page: str, engines: int) -> str:
         for engine in range(engines if of_engine else 1):
             lines += [line.replace('engine="0"', f'engine="{engine}"') for line in once] if of_engine else once
     return "\n".join(lines)
-
-
-def _protobuf(page: str) -> bytes:
-    """Encode a page as its server would if it spoke protobuf."""
-    body = BytesIO()
-    for metric in text_string_to_metric_families(page):
-        family = message_class("MetricFamily")(
-            name=metric.name, help=metric.documentation, type=TYPES.get(metric.type, 3)
-        )
-        by_labels: dict[frozenset[tuple[str, str]], Any] = {}
-        for sample in metric.samples:
-            labels = {name: value for name, value in sample.labels.items() if name != "le"}
-            one = by_labels.get(frozenset(labels.items()))
-            if one is None:
-                one = family.metric.add(label=[{"name": name, "value": value} for name, value in labels.items()])
-                by_labels[frozenset(labels.items())] = one
-            _put(one, metric.type, sample)
-        serialize_length_prefixed(family, body)
-    return body.getvalue()
-
-
-def _put(metric: Any, kind: str, sample: Any) -> None:
-    if kind not in ("histogram", "summary"):
-        one = getattr(metric, kind if kind in TYPES and kind != "unknown" else "untyped")
-        one.value = sample.value
-        one.SetInParent()
-    elif "le" in sample.labels:
-        metric.histogram.bucket.add(upper_bound=float(sample.labels["le"]), cumulative_count=int(sample.value))
-    else:
-        one = getattr(metric, kind)
-        if sample.name.endswith("_sum"):
-            one.sample_sum = sample.value
-        else:
-            one.sample_count = int(sample.value)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from scraper.quantiles import estimate, fit, linear, read, read_rows
+from scraper.quantiles import estimate, fit, read, read_rows
+from scraper.quantiles.intervals import sound
 
 Float64 = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int, float], Float64]
@@ -165,6 +166,49 @@ SHAPES: dict[str, Draw] = {
     "beyond": _gamma,
     "zero_mass": _zero_mass,
 }
+
+
+def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Float64:
+    """Interpolate linearly inside buckets, as Prometheus does: bounds[B], counts[T, B], qs[Q] -> [Q].
+
+    Source: Prometheus `promql/quantile.go`. Special cases:
+    - no observation, or a quantile outside 0..1: NaN;
+    - a row with a negative, NaN or infinite count is left out;
+    - the lowest bucket starts at 0, or, with a first bound at or below 0, holds that bound;
+    - beyond the last finite bound: that bound, which is then a lower bound of the truth; with no finite bound, NaN.
+    Never decreases in q.
+    """
+    edges = np.asarray(bounds, dtype=np.float64)
+    totals = sound(counts, len(edges))[0].sum(axis=0)
+    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
+    result = np.full(wanted.shape, np.nan)
+    total = float(totals.sum())
+    valid = (wanted >= 0) & (wanted <= 1)
+    if not total > 0 or not valid.any():
+        return result
+    cumulative = np.cumsum(totals)
+    ranks = wanted[valid] * total
+    occupied = np.flatnonzero(totals > 0)
+    found = occupied[np.minimum(np.searchsorted(cumulative[occupied], ranks, side="left"), len(occupied) - 1)]
+    finite = edges[np.isfinite(edges)]
+    result[valid] = np.where(
+        np.isfinite(edges[found]),
+        _inside(edges, cumulative, totals, found, ranks),
+        finite[-1] if len(finite) else np.nan,
+    )
+    return result
+
+
+def _inside(edges: Float64, cumulative: Float64, totals: Float64, found: NDArray[np.intp], ranks: Float64) -> Float64:
+    low = np.concatenate(([min(edges[0], 0.0)], edges[:-1]))[found]
+    if edges[0] <= 0:
+        low = np.where(found == 0, edges[0], low)
+    before = cumulative[found] - totals[found]
+    share = np.clip((ranks - before) / totals[found], 0.0, 1.0)
+    high = np.where(np.isfinite(edges[found]), edges[found], low)
+    with np.errstate(over="ignore"):
+        # Halves, for the distance of two edges may be more than a number can hold.
+        return np.asarray(np.minimum(low + (high / 2 - low / 2) * share * 2, high), dtype=np.float64)
 
 
 def _linear(case: Case) -> Float64:

@@ -263,7 +263,6 @@ def _format(content_type: str) -> str:
     )
     names = {
         "application/openmetrics-text": "OpenMetrics",
-        "application/vnd.google.protobuf": "protobuf",
         "text/plain": "text",
     }
     return f"{names.get(kind.strip().lower(), kind.strip() or 'no stated type')} {version}".strip()

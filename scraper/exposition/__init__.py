@@ -3,11 +3,11 @@
 `parse` reads one text page; a `PageReader` reads the pages of one target one after another, in the format that their
 content type names, at little more than the cost of their numbers. The parts, each of which knows only those before it:
 
-    page         the records, and the limits
-    grammar      one line of text
-    page_text    one page of text
-    protobuf     one page of protobuf
-    page_reader  the pages of a target
+    page                the records, and the limits
+    grammar             one line of text
+    text                one page of text
+    trtllm_iterations   the JSON that TensorRT-LLM serves instead of a page
+    reader              the pages of a target
 
 What the names mean is left to `engines`; which pages belong together, to `series`.
 """

@@ -1,7 +1,7 @@
 """The grammar of one line: a sample's name, labels and number, a HELP or TYPE line, and how names find their family.
 
 Prometheus text 0.0.4 and 1.0.0 and OpenMetrics text, which differ in what they allow here but never contradict each
-other. Pages are left to `exposition`.
+other. Whole pages are left to `text`.
 Every expression is possessive (`*+`, `++`): it looks at a character once, however hostile the line.
 """
 

@@ -20,7 +20,7 @@ class Series(msgspec.Struct, frozen=True, gc=False):
 
     `name` is the sample's name as exposed (`x_bucket`, `x_total`); `labels` are sorted by name; `family` is the name
     without `_bucket`, `_sum`, `_count` for histograms and summaries, else the name; `type` is what the page declares,
-    `unknown` if nothing. `native` is the schema of the native histogram whose bucket this is, None for all else.
+    `unknown` if nothing.
     """
 
     name: str
@@ -28,7 +28,6 @@ class Series(msgspec.Struct, frozen=True, gc=False):
     family: str
     type: str
     help: str
-    native: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +39,7 @@ class Page:
 
 
 class MalformedPage(ValueError):
-    """A page that is broken or cut off, at a line (from 1) and a byte (from 0: where it starts, or the page ends).
-
-    Of a protobuf page, `line` is the number of the metric family's message.
-    """
+    """A page that is broken or cut off, at a line (from 1) and a byte (from 0: where it starts, or the page ends)."""
 
     def __init__(self, reason: str, *, line: int, byte: int) -> None:
         super().__init__(f"{reason} (line {line}, byte {byte})")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress
 from operator import ne
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,9 +19,6 @@ from scraper.exposition import grammar
 from scraper.exposition import trtllm_iterations as trtllm_json
 from scraper.exposition.page import KEPT_LAYOUTS, MAX_LINES, MalformedPage, Page, Series
 from scraper.exposition.text import Lines, decode, plain_numbers, read_lines
-
-if TYPE_CHECKING:
-    from scraper.exposition.protobuf import FamilyReader
 
 KEPT_CHARACTERS = 4_000_000  # of the pages of layouts, the current one aside
 _NO_HEAD = "\n"  # no line begins with it
@@ -49,19 +45,17 @@ class PageReader:
 
     def __init__(self) -> None:
         self._layouts: list[_Layout] = []  # the latest first
-        self._families: FamilyReader | None = None
         self._last: tuple[bytes, str, Page] | None = None
 
     def read(self, body: bytes, content_type: str = "") -> Page:
-        """Read one page: text 0.0.4 or 1.0.0, OpenMetrics text or delimited protobuf, as the content type says.
+        """Read one page: text 0.0.4 or 1.0.0, OpenMetrics text or JSON, as the content type says.
 
         - Without a content type it is read as text.
         - One JSON string, of whatever content type, is the text in it (llama.cpp, issue 17384); lines and bytes then
           count in what was quoted.
         - Other JSON is read as the iteration statistics of TensorRT-LLM.
 
-        Raises `MalformedPage` as `parse` does, and for protobuf in another encoding; what was remembered stays then as
-        it was.
+        Raises `MalformedPage` as `parse` does; what was remembered stays then as it was.
         """
         if self._last is not None and self._last[0] == body and self._last[1] == content_type:
             page = self._last[2]
@@ -72,14 +66,6 @@ class PageReader:
 
     def _read(self, body: bytes, content_type: str) -> Page:
         kind = content_type.lower()
-        if "application/vnd.google.protobuf" in kind:
-            if "encoding=" in kind and "delimited" not in kind:
-                raise MalformedPage(f"protobuf that is not delimited ({content_type})", line=1, byte=0)
-            if self._families is None:
-                from scraper.exposition.protobuf import FamilyReader  # noqa: PLC0415  40 ms, and few pages are in this format
-
-                self._families = FamilyReader()
-            return self._families.read(body)
         quoted = body[:64].lstrip()[:1] == b'"'  # begins no line of any format
         if kind.partition(";")[0].strip().endswith("json") and not quoted:
             return trtllm_json.page(body)

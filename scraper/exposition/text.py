@@ -1,6 +1,6 @@
 """A page of Prometheus text (0.0.4, 1.0.0) or OpenMetrics text, read into a tuple of series and an array of values.
 
-What one line may look like is left to `grammar`; pages of one target that follow each other, to `page_reader`.
+What one line may look like is left to `grammar`; pages of one target that follow each other, to `reader`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Percentiles of what a scraped histogram observed, from its buckets and sums, and how far they can be known.
 
 `estimate` answers in one step. `fit` keeps what one run of one target says, so that `read` can put several together,
-tell how sure it is, and `read_rows` look at timeslices. `linear` is what Prometheus would say. The steps are in
-`histogram_rows` (cleaning), `histogram_prior` and `histogram_fit` (bucket means and variances), `histogram_read`
-(stand-ins for the observations) and `histogram_range` (what cannot be otherwise).
+tell how sure it is, and `read_rows` look at timeslices. The steps are in
+`intervals` (cleaning), `prior` and `fit` (bucket means and variances), `points` (representative points for the
+observations) and `bounds` (between which values a quantile must lie).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from rundir.columns import Bools, Floats, Indices
 from scraper.quantiles.bounds import bucket_edges, order_bounds
 from scraper.quantiles.fit import Fit, fit_rows
-from scraper.quantiles.intervals import clean, sound
+from scraper.quantiles.intervals import clean
 from scraper.quantiles.points import StandIns, stand_ins, union
 from scraper.quantiles.points import read as read_ranks
 
-__all__ = ["Estimates", "Fit", "estimate", "fit", "linear", "read", "read_rows"]
+__all__ = ["Estimates", "Fit", "estimate", "fit", "read", "read_rows"]
 
 # The 90 % interval: the 5th and 95th percentile of a normal error.
 NORMAL_95 = 1.64
@@ -114,37 +114,6 @@ def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], 
     return result
 
 
-def linear(bounds: ArrayLike, counts: ArrayLike, qs: ArrayLike) -> Floats:
-    """Interpolate linearly inside buckets, as Prometheus does: bounds[B], counts[T, B], qs[Q] -> [Q].
-
-    Source: Prometheus `promql/quantile.go`. Special cases:
-    - no observation, or a quantile outside 0..1: NaN;
-    - a row with a negative, NaN or infinite count is left out;
-    - the lowest bucket starts at 0, or, with a first bound at or below 0, holds that bound;
-    - beyond the last finite bound: that bound, which is then a lower bound of the truth; with no finite bound, NaN.
-    Never decreases in q.
-    """
-    edges = np.asarray(bounds, dtype=np.float64)
-    totals = sound(counts, len(edges))[0].sum(axis=0)
-    wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
-    result = np.full(wanted.shape, np.nan)
-    total = float(totals.sum())
-    valid = (wanted >= 0) & (wanted <= 1)
-    if not total > 0 or not valid.any():
-        return result
-    cumulative = np.cumsum(totals)
-    ranks = wanted[valid] * total
-    occupied = np.flatnonzero(totals > 0)
-    found = occupied[np.minimum(np.searchsorted(cumulative[occupied], ranks, side="left"), len(occupied) - 1)]
-    finite = edges[np.isfinite(edges)]
-    result[valid] = np.where(
-        np.isfinite(edges[found]),
-        _inside(edges, cumulative, totals, found, ranks),
-        finite[-1] if len(finite) else np.nan,
-    )
-    return result
-
-
 def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Floats) -> Floats:
     """Return values, low, high, lowest, highest: [5, Q]."""
     total = float(stand_in.weight.sum())
@@ -184,15 +153,3 @@ def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
     chosen = np.zeros(one.intervals, dtype=np.bool_)
     chosen[rows] = True
     return np.flatnonzero(chosen[one.last])
-
-
-def _inside(edges: Floats, cumulative: Floats, totals: Floats, found: Indices, ranks: Floats) -> Floats:
-    low = np.concatenate(([min(edges[0], 0.0)], edges[:-1]))[found]
-    if edges[0] <= 0:
-        low = np.where(found == 0, edges[0], low)
-    before = cumulative[found] - totals[found]
-    share = np.clip((ranks - before) / totals[found], 0.0, 1.0)
-    high = np.where(np.isfinite(edges[found]), edges[found], low)
-    with np.errstate(over="ignore"):
-        # Halves, for the distance of two edges may be more than a number can hold.
-        return np.asarray(np.minimum(low + (high / 2 - low / 2) * share * 2, high), dtype=np.float64)

@@ -1,6 +1,6 @@
 """Scrapes by series: one matrix of (scrape x series) for each endpoint.
 
-Deltas, rates and percentiles are left to `normalise`; how scrapes come from and go to disk, to `log`.
+Increases, rates and percentiles are left to `window`; how scrapes come from and go to disk, to `log`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class SeriesTable:
         """Return the scrapes as one matrix; its columns are the union of the series of all layouts.
 
         Series with equal name and labels share a column whatever the page's layout; a histogram's `le` is compared as a
-        number. Of duplicates on one page the first counts. A native histogram's bucket that a page leaves out has what
-        the bucket below it has.
+        number. Of duplicates on one page the first counts.
         """
         series, places = _columns([chunk.series for chunk in self._chunks])
         rows = sum(len(chunk.response_ns) for chunk in self._chunks)
@@ -101,7 +100,6 @@ class SeriesTable:
             # From the back, so that the first of two equal series is written last and stands.
             values[at : at + len(taken), places[id(chunk.series)][::-1]] = taken[:, ::-1]
             at += len(taken)
-        _fill_native(series, values)
         response_ns = self._stamps("response_ns")
         order = np.argsort(response_ns, kind="stable")
         if (order[1:] < order[:-1]).any():
@@ -215,19 +213,3 @@ def _key(series: Series) -> _Key:
         if not math.isnan(edge):
             return series.name, without_le(series.labels), edge
     return series.name, series.labels, 0.0
-
-
-def _fill_native(series: tuple[Series, ...], values: Floats) -> None:
-    """Give native histograms the buckets that pages leave out; where the resolution changed they stay absent."""
-    if all(one.native is None for one in series):
-        return
-    for group in histograms(series):
-        schemas = {series[column].native for column in group.buckets}
-        if len(schemas) != 1 or None in schemas or group.count < 0:
-            continue
-        picked = values[:, group.buckets]
-        known = np.where(np.isfinite(picked), np.arange(picked.shape[1]), -1)
-        np.maximum.accumulate(known, axis=1, out=known)
-        filled = np.where(known >= 0, np.take_along_axis(picked, np.maximum(known, 0), axis=1), 0.0)
-        shown = np.isfinite(values[:, [group.count]])
-        values[:, group.buckets] = np.where(shown, filled, np.nan)

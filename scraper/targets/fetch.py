@@ -190,7 +190,9 @@ def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool
         return ""
     if kind.endswith("json") or (start[:1] in (b"{", b"[") and _is_json(body)):  # text 1.0.0 may begin with {"name"}
         return f"speaks something else: {_JSON}"
-    if kind != _PROTOBUF and b"\0" in body[:4096]:
+    if kind == _PROTOBUF:
+        return "speaks something else: protobuf, though text was asked for"
+    if b"\0" in body[:4096]:
         return "speaks something else: binary data"
     return ""
 

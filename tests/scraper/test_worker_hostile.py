@@ -30,7 +30,7 @@ REASONS = {
     "/prose": "malformed page: ",
     "/cut": "malformed page: ",
     "/torn": "cut off: the connection ended before the page did",
-    "/protobuf": "malformed page: ",
+    "/protobuf": "speaks something else: protobuf, though text was asked for",
     "/away": "redirect: to another host (elsewhere.test)",
     "/silent": "timeout: no complete page within 3 s",
     "/slow": "timeout: no complete page within 3 s",
