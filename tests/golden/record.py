@@ -1,0 +1,31 @@
+"""Derive the recorded runs again and keep what comes: `python tests/golden/record.py [NAME...]`, all without names.
+
+For a commit that changes derived files on purpose. Prints each field that differs, since a diff of compressed files
+does not show it, and leaves files alone in which none does.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from golden_files import compare, derive, derived, expected, keep, names
+
+
+def main(wanted: list[str]) -> None:
+    """Keep the derived files of runs by their names."""
+    for name in wanted or names():
+        with tempfile.TemporaryDirectory() as place:
+            new = derived(derive(name, Path(place)))
+        different = list(compare(expected(name), new))
+        for one in different:
+            print(f"{name}/{one}")
+        for file in sorted({one.file for one in different}):
+            keep(name, file, new.get(file))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
