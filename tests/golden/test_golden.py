@@ -33,7 +33,7 @@ def test_a_run_derives_to_the_same_bytes_wherever_it_lies(tmp_path: Path):
 
 def test_every_kind_of_run_is_there():
     """None was lost: a missing directory would be a test that never fails."""
-    assert names() == ["sglang_trtllm", "torn", "two_engines"]
+    assert names() == ["sglang_trtllm", "torn", "two_engines", "vllm_plain", "vllm_spans"]
     assert "status" not in json.loads((GOLDEN / "torn" / "manifest.json").read_text(encoding="utf-8"))
 
 
