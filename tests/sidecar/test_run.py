@@ -93,7 +93,7 @@ def write(path: Path, what: Recorded) -> dict[str, list[int]]:
         frame_log = FrameLog(raw / name)
         for record in records:
             append_record(frame_log, record)
-            sizes.setdefault(name, []).append(os.fstat(frame_log).st_size)
+            sizes.setdefault(name, []).append((raw / name).stat().st_size)
         frame_log.close()
     log = ScrapeLog(raw / "scrapes-0.log")
     for number, waiting in enumerate(what.waiting):
