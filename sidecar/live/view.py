@@ -20,10 +20,10 @@ from loadgen.requests.table import RequestLog, assemble
 from rundir.clock import Clock
 from rundir.frames import LogTails
 from scraper.series.log import LogReader
+from sidecar.directory import RAW
 from sidecar.live.engine import EngineView
 from sidecar.live.tally import Tally
 from sidecar.progress import View
-from sidecar.run import RAW
 from sidecar.version import VERSION
 
 if TYPE_CHECKING:

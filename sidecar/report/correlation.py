@@ -33,7 +33,7 @@ from rundir.columns import Floats
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import Window, slice_edges
-from sidecar.run import Run
+from sidecar.directory import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

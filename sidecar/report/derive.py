@@ -24,10 +24,10 @@ from rundir.clock import iso_ms
 from scraper.hardware.summary import hardware_summary
 from scraper.window.increase import Window
 from scraper.window.summary import server_summary
+from sidecar.directory import Run, open_run, write_json, write_whole
 from sidecar.options.scrape import DEFAULT_FORMATS
 from sidecar.report.correlation import Correlated, correlated, correlation_of
 from sidecar.report.warnings import warnings
-from sidecar.run import Run, open_run, write_json, write_whole
 from sidecar.run import manifest as manifests
 
 SUMMARY = "summary.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scraper.series.resets import alternates
-from sidecar.run import Run
+from sidecar.directory import Run
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.02

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from loadgen.plan.fitting import PlanOrder
+from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.processes import START_TIMEOUT_S
-from sidecar.run import RAW
 from sidecar.run.phases import Session, record, run_phase, settle, tell, unless_stopped, unless_stopped_for, watching
 from sidecar.run.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan
 from sidecar.run.prepare import Prepared

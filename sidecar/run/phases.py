@@ -16,10 +16,10 @@ from loadgen.host.cpu_steal import read_ticks, steal_json
 from loadgen.records import trace_id
 from rundir.clock import Clock
 from scraper.spans.spec import SETTLE_S
+from sidecar.directory import Event, append_event, last_answered
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.processes import Child
 from sidecar.progress import Progress
-from sidecar.run import Event, append_event, last_answered
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage

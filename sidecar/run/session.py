@@ -19,7 +19,7 @@ import msgspec
 from loadgen.protocols import PROTOCOLS
 from rundir.access import Access
 from rundir.clock import Clock, anchor
-from sidecar import run as run_directory
+from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import metrics_access
 from sidecar.options.config import listen_address

@@ -10,8 +10,8 @@ from loadgen.plan.fitting import PlanOrder
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog, select
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
+from sidecar.directory import RAW, read_requests
 from sidecar.options.load import RunOptions
-from sidecar.run import RAW, read_requests
 from sidecar.run.phases import Session, record, run_phase, tell, unless_stopped
 from sidecar.run.planning import DRAFT_ROOM, preliminary_plan, write_plan
 from sidecar.run.prepare import Prepared

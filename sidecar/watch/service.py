@@ -21,7 +21,7 @@ from exporter.prometheus.server import serving
 from rundir.access import masked
 from rundir.clock import Clock, anchor
 from rundir.frames import next_number
-from sidecar import run as run_directory
+from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
 from sidecar.options.config import listen_address

@@ -11,8 +11,8 @@ from processes import Ended
 
 from scraper.series.log import ScrapeLog
 from scraper.targets.fetch import Scrape
+from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
 from sidecar.report.derive import derive
-from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
 URL = "http://127.0.0.1:9/metrics"

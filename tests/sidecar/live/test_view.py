@@ -8,8 +8,8 @@ from scraped import scraped
 
 from rundir.clock import anchor
 from scraper.series.log import ScrapeLog
+from sidecar.directory import RAW
 from sidecar.live.view import LiveRun
-from sidecar.run import RAW
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"

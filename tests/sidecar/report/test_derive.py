@@ -14,9 +14,9 @@ from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
 from scraper.targets.fetch import Scrape
+from sidecar.directory import Event, Run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import summarise, window_of
-from sidecar.run import Event, Run
 
 SECOND = 10**9
 

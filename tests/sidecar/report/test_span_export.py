@@ -18,10 +18,10 @@ from loadgen.records import append_record, plan_end, span_id, trace_id
 from rundir.frames import FrameLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
+from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
 from sidecar.errors import ConfigurationError
 from sidecar.options.config import as_recorded, check
 from sidecar.options.load import RunOptions
-from sidecar.run import MANIFEST, RAW, Event, append_event, create, write_json
 
 S = 10**9
 RUN = "20261121-120000-abcdef"

@@ -8,9 +8,9 @@ import pytest
 
 from loadgen.requests.table import assemble
 from scraper.spans.requests import engine_spans
+from sidecar.directory import Event, Run
 from sidecar.report.derive import workload
 from sidecar.report.warnings import warnings
-from sidecar.run import Event, Run
 
 FINE: dict[str, Any] = {
     "client": {

@@ -24,8 +24,7 @@ from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, SpanLog, StateRecord
 from scraper.targets.fetch import Scrape
 from scraper.timing_log import TimingLog
-from sidecar.errors import CannotWrite, ConfigurationError
-from sidecar.run import (
+from sidecar.directory import (
     Event,
     Phase,
     append_event,
@@ -36,6 +35,7 @@ from sidecar.run import (
     write_json,
     write_whole,
 )
+from sidecar.errors import CannotWrite, ConfigurationError
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 
