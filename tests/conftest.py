@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from skips import in_ci, is_expected
 
 # A busy machine is no failure of a law.
 settings.register_profile("sidelight", deadline=None)
@@ -16,6 +18,18 @@ settings.load_profile("sidelight")
 # looptime asks the policy for "the" loop around synchronous tests too, and a policy that was never told otherwise makes
 # one that nobody closes: a ResourceWarning, hence an error. Told that there is none, it makes none.
 asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report a skip as a failure where nothing may go untested, but for those that need another machine."""
+    report = yield
+    if report.skipped and in_ci() and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not is_expected(reason):
+            report.outcome = "failed"
+            report.longrepr = f"skipped where nothing may be (tests/skips.py): {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -287,5 +287,11 @@ def test_the_readmes_commands_are_targets():
 
 
 def test_the_continuous_integration_runs_the_readmes_test():
-    """The decision whether something lands is `make test`, no other command."""
-    assert "exec make test" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    """The decision whether something lands is `make test`, no other command, with everything installed that tests use.
+
+    A failure to install is a failure, and so is a test that is skipped for want of it (`tests/skips.py`).
+    """
+    lines = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "exec make test" == lines[-1]
+    assert {"set -euo pipefail", "export CI=true"} <= set(lines)
+    assert [] == [line for line in lines if "||" in line]
