@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from correlator.breakdown import Parts
+from exporter.summary.result import Summary
 from loadgen.requests.summary import request_metrics
 from loadgen.requests.table import RequestLog
 
@@ -106,13 +107,13 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
     return pa.table(columns)
 
 
-def timeslices_table(summary: Mapping[str, Any]) -> pa.Table:
+def timeslices_table(summary: Summary) -> pa.Table:
     """Return one row a slice, quantity and statistic of a summary: the engine's quantities and the breakdown of TTFT.
 
     `slice` counts from 0. The engine's statistics are of what it counted in the slice, the breakdown is of the requests
     submitted in it.
     """
-    rows = [*_server_rows(summary["server"]), *_breakdown_rows(summary["correlation"])]
+    rows = [*_server_rows(summary.server), *_breakdown_rows(summary.correlation)]
     return pa.Table.from_pylist(rows, schema=pa.schema(SLICE_COLUMNS))
 
 

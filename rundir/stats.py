@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rundir import fields
 from rundir.columns import Floats
+from rundir.fields import UNSET, Count, doc
 
 QUANTILES = {
     "p1": 0.01,
@@ -22,6 +25,7 @@ QUANTILES = {
     "p99": 0.99,
     "p99_9": 0.999,
 }
+OF_VALUES = "unit of the values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +35,48 @@ class Missing:
     reason: str
 
 
-def describe(values: npt.ArrayLike, why_empty: str) -> dict[str, float] | Missing:
-    """Return statistics of the values that are not NaN; Missing, and `why_empty`, when there is none.
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of single values; null where missing, and `missing` says why."""
 
-    Quantiles by linear interpolation, std of the sample (NaN for one value).
+    count: Annotated[Count, doc("Number of values.", "values")]
+    mean: Annotated[float | None, doc("Arithmetic mean.", OF_VALUES)]
+    std: Annotated[float | None, doc("Standard deviation of the sample (ddof 1).", OF_VALUES)]
+    min: Annotated[float | None, doc("Smallest value.", OF_VALUES)]
+    max: Annotated[float | None, doc("Largest value.", OF_VALUES)]
+    p1: Annotated[float | None, doc("1st percentile, by linear interpolation as all percentiles.", OF_VALUES)]
+    p5: Annotated[float | None, doc("5th percentile.", OF_VALUES)]
+    p10: Annotated[float | None, doc("10th percentile.", OF_VALUES)]
+    p25: Annotated[float | None, doc("25th percentile.", OF_VALUES)]
+    p50: Annotated[float | None, doc("Median.", OF_VALUES)]
+    p75: Annotated[float | None, doc("75th percentile.", OF_VALUES)]
+    p90: Annotated[float | None, doc("90th percentile.", OF_VALUES)]
+    p95: Annotated[float | None, doc("95th percentile.", OF_VALUES)]
+    p99: Annotated[float | None, doc("99th percentile.", OF_VALUES)]
+    p99_9: Annotated[float | None, doc("99.9th percentile.", OF_VALUES)]
+    missing: fields.Missing = UNSET
+
+
+# Those that are null together where there is no value.
+STATISTICS = ("mean", "std", "min", "max", *QUANTILES)
+
+
+def describe(values: npt.ArrayLike, why_empty: str) -> Statistics:
+    """Return statistics of the values that are not NaN; all null, with `why_empty`, when there is none.
+
+    Quantiles by linear interpolation, std of the sample (null for one value).
     """
     flat = known(values)
     if not len(flat):
-        return Missing(why_empty)
-    return {
-        "count": len(flat),
-        "mean": float(flat.mean()),
-        "std": float(flat.std(ddof=1)) if len(flat) > 1 else float("nan"),
-        "min": float(flat.min()),
-        "max": float(flat.max()),
+        return Statistics(count=0, **dict.fromkeys(STATISTICS), missing=why_empty)
+    return Statistics(
+        count=len(flat),
+        mean=float(flat.mean()),
+        std=float(flat.std(ddof=1)) if len(flat) > 1 else None,
+        min=float(flat.min()),
+        max=float(flat.max()),
         **dict(zip(QUANTILES, np.quantile(flat, list(QUANTILES.values())).tolist(), strict=True)),
-    }
-
-
-def stats_json(stats: dict[str, float] | Missing) -> dict[str, Any]:
-    """Return statistics for strict JSON: null where missing, and `missing` says why."""
-    if isinstance(stats, Missing):
-        names = ["mean", "std", "min", "max", *QUANTILES]
-        return {"count": 0, **dict.fromkeys(names), "missing": stats.reason}
-    return stats if stats["count"] > 1 else {**stats, "std": None, "missing": "std: one value has no spread"}
+        missing=UNSET if len(flat) > 1 else "std: one value has no spread",
+    )
 
 
 def known(values: npt.ArrayLike) -> Floats:
@@ -64,5 +86,5 @@ def known(values: npt.ArrayLike) -> Floats:
 
 
 def finite(value: float) -> float | None:
-    """Return a number for strict JSON: null for what is none."""
+    """Return a number for strict JSON: null for one that is not finite."""
     return float(value) if np.isfinite(value) else None

@@ -214,16 +214,16 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
 
         derived = derive.derive(path)
         summary = derived.summary
-        progress.done(str(path), summary["status"])
+        progress.done(str(path), summary.status)
     derive.print_report(summary, path)
     if isinstance(options, RunOptions):
         _export(derived, options.otlp_export, options, progress)
-    if summary["status"] == "interrupted":
+    if summary.status == "interrupted":
         return Interrupted.exit_code
-    requests = summary["client"]["requests"]
-    if summary["workload"]["name"] and not requests["ok"]:
+    requests = summary.client["requests"]
+    if summary.workload["name"] and not requests["ok"]:
         raise TargetNotMeasured(f"none of {requests['sent']} requests succeeded; {path} says what came instead")
-    slo = summary["client"]["slo"]
+    slo = summary.client["slo"]
     # An objective that cannot be told was not shown to be met.
     return 0 if slo is None or slo["met"] else MISSED
 

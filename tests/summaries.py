@@ -16,9 +16,13 @@ from correlator.statistics.decompose import Breakdown
 from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
+from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tool
 from rundir.stats import Missing
+from scraper.hardware.summary import hardware_summary
+from scraper.window.increase import Window
 
 SECOND = 10**9
+WINDOW = Window(start_ns=1_795_256_419_150_000_000, end_ns=1_795_256_429_150_000_000)
 SIZE = 100
 BLOCK = {"count": 100, "mean": 200.0, "p50": 180.0, "p90": 350.5, "p95": 400.0, "p99": 1234.5, "max": 2000.25}
 ASSOCIATION = Association(
@@ -158,15 +162,23 @@ def server() -> dict[str, Any]:
     }
 
 
-def summary(correlated_as: dict[str, Any], server_as: dict[str, Any] | None = None) -> dict[str, Any]:
+def summary(correlated_as: dict[str, Any], server_as: dict[str, Any] | None = None) -> Summary:
     """A finished run at 10 requests/s."""
-    return {
-        "run_id": "20261121-101012-d968f0",
-        "tool": {"name": "sidelight", "version": "0.1.0"},
-        "status": "complete",
-        "window": {"start": "2026-11-21T10:10:19.150Z", "end": "2026-11-21T10:10:29.150Z", "duration_s": 10.0},
-        "warnings": ["the load generator was slow, and its own delays may show in the results: submissions were late"],
-        "config": {
+    return Summary(
+        run_id="20261121-101012-d968f0",
+        tool=Tool(name="sidelight", version="0.1.0"),
+        status="complete",
+        started_at="2026-11-21T10:10:12.150Z",
+        ended_at="2026-11-21T10:10:30.150Z",
+        window=MeasuredWindow(
+            start_ns=WINDOW.start_ns,
+            end_ns=WINDOW.end_ns,
+            start="2026-11-21T10:10:19.150Z",
+            end="2026-11-21T10:10:29.150Z",
+            duration_s=10.0,
+        ),
+        warnings=["the load generator was slow, and its own delays may show in the results: submissions were late"],
+        config={
             "url": "http://127.0.0.1:8000",
             "model": "tiny-llama",
             "rate": 10.0,
@@ -177,26 +189,27 @@ def summary(correlated_as: dict[str, Any], server_as: dict[str, Any] | None = No
             "warmup": 10,
             "metrics": [],
         },
-        "workload": {
+        workload={
             "name": "synthetic-uniform",
             "seed": 1,
             "tokenizer": {"name": "tiny-llama (the server's)"},
             "warmup_requests": 10,
         },
-        "client": {
+        client={
             "requests": {"sent": 100, "ok": 100, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
             "ttft_ms": BLOCK,
             "tpot_ms": {"count": 0, "mean": None, "missing": "no reply had two tokens"},
             "throughput": {"requests_per_s": 10.0, "input_tokens_per_s": 3333.3, "output_tokens_per_s": None},
         },
-        "server": server_as if server_as is not None else server(),
-        "correlation": correlated_as,
-        "self_check": {
+        server=server_as if server_as is not None else server(),
+        correlation=correlated_as,
+        hardware=hardware_summary([], window=WINDOW, output_tokens=None),
+        self_check={
             "verdict": "kept up",
             "trusted": True,
             "reasons": [],
             "schedule_lateness_ms": {"count": 100, "p50": 0.1, "p99": 0.5, "max": 1.0},
             "cpu_ratio": {"by_worker": [0.02], "max": 0.02},
         },
-        "methodology": {"draft": "draft-gaikwad-00", "tests": {}, "missing": "none of the draft's tests"},
-    }
+        methodology=Methodology(draft="draft-gaikwad-00", tests={}, missing="none of the draft's tests", warmup=None),
+    )

@@ -163,7 +163,7 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     assert "(10 by trace, 1 not); 31 spans in 21 exports, 0 refused; receiver restarted 0 times" in result
     run = open_run(tmp_path / "watch")
     assert ("complete", 10, 0) == (run.status, int((~run.spans.is_gateway).sum()), run.receiver_deaths)
-    assert "complete" == derive(tmp_path / "watch").summary["status"]
+    assert "complete" == derive(tmp_path / "watch").summary.status
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
@@ -186,7 +186,7 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
     assert any("code -9" in text for text in run.notes)
     # The oldest logs are deleted as time goes on: what is kept is a run all the same.
     min((tmp_path / "watch/raw").glob("spans-*.log")).unlink()
-    assert "complete" == derive(tmp_path / "watch").summary["status"]
+    assert "complete" == derive(tmp_path / "watch").summary.status
 
 
 async def test_a_reload_changes_what_is_scraped(tmp_path: Path):

@@ -19,6 +19,7 @@ from exporter.report.association import association_rows, blame_rows
 from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
 from exporter.report.energy import energy_section
 from exporter.report.format import cell, ms, percent, table
+from exporter.summary.result import Summary
 
 WIDTH = 100
 WIDE = 0.2
@@ -57,7 +58,7 @@ COUNTER_ROWS = (
 )
 
 
-def as_text(summary: Mapping[str, Any]) -> str:
+def as_text(summary: Summary) -> str:
     """Return the report as plain text, 100 columns wide, ending in a newline."""
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
     console.print(render(summary))
@@ -65,24 +66,24 @@ def as_text(summary: Mapping[str, Any]) -> str:
     return "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
 
 
-def render(summary: Mapping[str, Any]) -> Group:
+def render(summary: Summary) -> Group:
     return Group(*_sections(summary))
 
 
-def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
-    if first_line := summary["self_check"].get("first_line"):
+def _sections(summary: Summary) -> Iterator[RenderableType]:
+    if first_line := summary.self_check.get("first_line"):
         yield Text(f"! {first_line}", style="bold red")
     yield _heading(summary)
-    yield from (Text(f"! {warning}", style="yellow") for warning in summary.get("warnings", ()))
+    yield from (Text(f"! {warning}", style="yellow") for warning in summary.warnings)
     yield Text("")
-    if summary["client"]["requests"]["sent"]:
-        yield _client(summary["client"])
-        yield _throughput(summary["client"])
-        yield from _first_tokens(summary["client"].get("delivery"))
-        yield from _objectives(summary["client"].get("slo"))
+    if summary.client["requests"]["sent"]:
+        yield _client(summary.client)
+        yield _throughput(summary.client)
+        yield from _first_tokens(summary.client.get("delivery"))
+        yield from _objectives(summary.client.get("slo"))
         yield Text("")
-        yield from _classes(summary["client"].get("classes", {}))
-        correlation = summary["correlation"]
+        yield from _classes(summary.client.get("classes", {}))
+        correlation = summary.correlation
         if correlation.get("missing") is None:
             yield breakdown_table(correlation)
             yield from group_tables(correlation)
@@ -93,28 +94,27 @@ def _sections(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
             yield from (Text(row, style="dim") for row in (*blame_rows(correlation), *basis(correlation)))
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
-    yield from _server(summary["server"], summary["correlation"].get("server_percentiles", {}))
-    yield from energy_section(summary.get("hardware"))
-    if summary["client"]["requests"]["sent"]:
-        yield Text(_generator(summary["self_check"]), style="dim")
-        warm_up = (summary["methodology"].get("warmup") or {}).get("sentence", "")
-        yield Text(
-            f"{summary['methodology']['draft']}: {summary['methodology']['missing']}. {warm_up}".rstrip(), style="dim"
-        )
+    yield from _server(summary.server, summary.correlation.get("server_percentiles", {}))
+    yield from energy_section(summary.hardware)
+    if summary.client["requests"]["sent"]:
+        yield Text(_generator(summary.self_check), style="dim")
+        compliance = summary.methodology
+        warm_up = (compliance.warmup or {}).get("sentence", "")
+        yield Text(f"{compliance.draft}: {compliance.missing}. {warm_up}".rstrip(), style="dim")
 
 
-def _heading(summary: Mapping[str, Any]) -> Text:
-    requests, window = summary["client"]["requests"], summary["window"]
-    target = summary["config"].get("model") or "server metrics only"
-    style = "green" if summary["status"] == "complete" else "red"
+def _heading(summary: Summary) -> Text:
+    requests, window = summary.client["requests"], summary.window
+    target = summary.config.get("model") or "server metrics only"
+    style = "green" if summary.status == "complete" else "red"
     counts = ", ".join(f"{requests[key]} {key}" for key in ("sent", "ok", "failed", "refused", "cancelled"))
     return Text.assemble(
-        (f"sidelight {summary['tool']['version']}", "bold"),
-        f"  run {summary['run_id']}  ",
-        (summary["status"], style),
-        f"\n{target} at {', '.join(urls_of(summary['config']) or summary['config'].get('metrics') or ())}",
-        f"\nmeasured {window['start']} to {window['end']}, {window['duration_s']:.1f} s",
-        f"\n{_load(summary['config'], summary['workload'])}\nrequests: {counts}" if requests["sent"] else "",
+        (f"sidelight {summary.tool.version}", "bold"),
+        f"  run {summary.run_id}  ",
+        (summary.status, style),
+        f"\n{target} at {', '.join(urls_of(summary.config) or summary.config.get('metrics') or ())}",
+        f"\nmeasured {window.start} to {window.end}, {window.duration_s:.1f} s",
+        f"\n{_load(summary.config, summary.workload)}\nrequests: {counts}" if requests["sent"] else "",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from correlator.breakdown import SOURCES, Parts
 from correlator.estimate.percentiles import ServerPercentiles
@@ -21,9 +22,9 @@ from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.accuracy import agreement
 from correlator.statistics.decompose import Breakdown
-from loadgen.requests.summary import QUANTILES, describe, stats_json
+from loadgen.requests.summary import QUANTILES
 from rundir.columns import Ints, Texts
-from rundir.stats import Missing, finite
+from rundir.stats import Missing, describe, finite
 
 Bools = npt.NDArray[np.bool_]
 
@@ -135,12 +136,12 @@ def _breakdown(found: Findings, rows: Bools) -> dict[str, Any]:
     e2e = {name.removeprefix("e2e_"): _part(found, name, ended, "e2e", why) for name in E2E_PARTS}
     return {
         "ttft_ms": {
-            **stats_json(describe(parts.ttft_ms[covered if covered.any() else timed], why)),
+            **to_builtins(describe(parts.ttft_ms[covered if covered.any() else timed], why)),
             "source": "client",
         },
         **{name: _part(found, name, covered, "ttft", why) for name in (*TTFT_PARTS, *WITHIN)},
         "merged": _counted(parts.merged[covered & (parts.merged != "")]),
-        "e2e": {"e2e_ms": {**stats_json(describe(parts.e2e_ms[ended], why)), "source": "client"}, **e2e},
+        "e2e": {"e2e_ms": {**to_builtins(describe(parts.e2e_ms[ended], why)), "source": "client"}, **e2e},
     }
 
 
@@ -152,7 +153,7 @@ def _part(found: Findings, name: str, rows: Bools, whole: str, why: str) -> dict
     sources = sorted(set(found.parts.source[known].tolist()))
     source = ("client" if name in CLIENTS_OWN else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {
-        **stats_json(describe(values[known], _why_unknown(found, name) if rows.any() else why)),
+        **to_builtins(describe(values[known], _why_unknown(found, name) if rows.any() else why)),
         f"share_of_{whole}": float(values[known].sum()) / total_ms if sources and total_ms > 0 else None,
         "source": source,
         "error_ms": _error_ms(found, name, known) if sources else None,

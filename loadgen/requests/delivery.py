@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from loadgen.requests.metrics import RequestMetrics, counts
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
-from rundir.stats import describe, stats_json
+from rundir.stats import describe
 
 # Above this share of chunks that hold one token, chunk gaps are inter-token latencies.
 SINGLE_TOKEN_RATIO = 0.9
@@ -122,7 +123,7 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
             "most": single.most / single.chunks if single.chunks else None,
         },
         "same_read_ratio": float((gaps == 0).mean()) if len(gaps) else None,
-        "tokens_per_chunk": stats_json(describe(per_chunk, "no reply in chunks told its usage")),
-        "characters_per_chunk": stats_json(describe(counts(log.chunk_chars), "no reply came in chunks")),
-        "server_itl_ms": stats_json(describe(server_itl_ms(log), "the server told no decode times")),
+        "tokens_per_chunk": to_builtins(describe(per_chunk, "no reply in chunks told its usage")),
+        "characters_per_chunk": to_builtins(describe(counts(log.chunk_chars), "no reply came in chunks")),
+        "server_itl_ms": to_builtins(describe(server_itl_ms(log), "the server told no decode times")),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from loadgen.requests.delivery import delivery
 from loadgen.requests.metrics import RequestMetrics, request_metrics
@@ -17,7 +18,7 @@ from loadgen.requests.slo import Slo, slo_json
 from loadgen.requests.summary import client_summary, window_of
 from loadgen.requests.table import RequestLog, select
 from rundir.columns import Floats
-from rundir.stats import Missing, describe, finite, known, stats_json
+from rundir.stats import Missing, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
 INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
@@ -44,8 +45,8 @@ def client_details(
     window = window_of(log, start_ns, end_ns)
     tailed = {"ttft_ms": metrics.ttft_ms, "e2e_ms": metrics.e2e_ms, "itl_ms": metrics.itl_ms}
     return {
-        "jitter_ms": stats_json(describe(metrics.jitter_ms, "no reply came in three chunks or more")),
-        "max_pause_ms": stats_json(describe(metrics.max_pause_ms, "no reply came in two chunks or more")),
+        "jitter_ms": to_builtins(describe(metrics.jitter_ms, "no reply came in three chunks or more")),
+        "max_pause_ms": to_builtins(describe(metrics.max_pause_ms, "no reply came in two chunks or more")),
         "tail_p99_over_p50": {name: _tail(values) for name, values in tailed.items()},
         "delivery": delivery(ok, metrics),
         "by_input_tokens": by_input_tokens(ok, metrics),
@@ -82,7 +83,7 @@ def by_input_tokens(ok: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
             "from_tokens": first,
             "below_tokens": below,
             "requests": int((place == at).sum()),
-            "ttft_ms": stats_json(describe(metrics.ttft_ms[place == at], "no request of this length")),
+            "ttft_ms": to_builtins(describe(metrics.ttft_ms[place == at], "no request of this length")),
         }
         for at, (first, below) in enumerate(ranges)
     ]

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from loadgen.requests.delivery import itl_option, single_token_ratio
 from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
 from loadgen.requests.slo import Slo, goodput
 from loadgen.requests.table import STATUSES, RequestLog, select
-from rundir.stats import QUANTILES, Missing, describe, finite, stats_json
+from rundir.stats import QUANTILES, Missing, describe, finite
 
-__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "stats_json", "window_of"]
+__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "window_of"]
 
 
 def client_summary(
@@ -46,7 +47,7 @@ def client_summary(
         "window": {"start_ns": start_ns, "end_ns": end_ns},
         "requests": {"sent": len(log), **{name: int((log.status == name).sum()) for name in STATUSES}},
         "errors": _errors_by_kind(log),
-        **{name: stats_json(describe(values, why)) for name, values in blocks.items()},
+        **{name: to_builtins(describe(values, why)) for name, values in blocks.items()},
         "chunks": {
             "single_token_ratio": finite(single_token_ratio(ok)),
             # Non-content events before the first token, which the draft wants noted.

@@ -1,6 +1,4 @@
-"""JSON Schemas, generated from what they describe: the configuration from its dataclass; `summary.json` is described by
-hand beside it.
-"""
+"""JSON Schemas, generated from what they describe: the configuration and `summary.json` from their types."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter
 
+from exporter.summary import result
 from sidecar.options.config import ALIASES
 from sidecar.options.load import RunOptions
 
@@ -47,15 +46,14 @@ def configuration() -> dict[str, Any]:
 
 
 def summary() -> dict[str, Any]:
-    return _described("sidecar", "summary.schema.json")
+    """Return the schema of `summary.json`, generated from its types."""
+    return result.schema()
 
 
 def server_metrics() -> dict[str, Any]:
-    return _described("exporter", "server_metrics.schema.json")
-
-
-def _described(package: str, name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(resources.files(package).joinpath(name).read_text("utf-8"))
+    """Return the schema of `server_metrics_export.json`, a format of AIPerf's."""
+    text = resources.files("exporter").joinpath("server_metrics.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
     return loaded
 
 

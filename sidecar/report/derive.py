@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from rich.console import Console
 
 from exporter import report as text
 from exporter import tables
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
+from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tool
 from loadgen.requests.details import NO_POWER, client_details
 from loadgen.requests.self_check import self_check
 from loadgen.requests.slo import parse_slo
@@ -40,7 +42,7 @@ class Derived:
 
     run: Run
     found: Correlated
-    summary: dict[str, Any]
+    summary: Summary
 
 
 def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
@@ -52,7 +54,7 @@ def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
     window = window_of(run)
     found = correlated(run)
     summary = summarise(run, window, found)
-    write_json(path / SUMMARY, summary)
+    write_json(path / SUMMARY, msgspec.to_builtins(summary))
     wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
@@ -92,7 +94,7 @@ def window_of(run: Run) -> Window:
     return Window(start_ns=start_ns, end_ns=max(start_ns, *last))
 
 
-def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
+def summarise(run: Run, window: Window, found: Correlated) -> Summary:
     """Return `summary.json` of a run whose requests' times were found."""
     manifest = run.manifest
     measured = select(run.requests, run.requests.phase == "measure")
@@ -125,33 +127,32 @@ def summarise(run: Run, window: Window, found: Correlated) -> dict[str, Any]:
     sent = workload(run)
     warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended
     check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
-    return {
-        "schema_version": manifests.SCHEMA_VERSION,
-        "run_id": manifest["run_id"],
-        "tool": manifest["tool"],
-        "status": run.status,
-        "started_at": manifest["started_at"],
-        "ended_at": manifest.get("ended_at"),
-        "window": {
-            "start_ns": window.start_ns,
-            "end_ns": window.end_ns,
-            "start": iso_ms(window.start_ns),
-            "end": iso_ms(window.end_ns),
-            "duration_s": window.duration_s,
-        },
-        "warnings": list(warnings(run, sent, client, server, correlation, check)),
-        "config": manifest["config"],
-        "workload": sent,
-        "client": client,
-        "server": server,
-        "correlation": correlation,
-        "hardware": hardware,
-        "self_check": check,
-        "methodology": {"draft": manifests.DRAFT, "tests": {}, "missing": UNTESTED, "warmup": warm_up},
-    }
+    return Summary(
+        run_id=manifest["run_id"],
+        tool=Tool(**manifest["tool"]),
+        status=msgspec.convert(run.status, Status),
+        started_at=manifest["started_at"],
+        ended_at=manifest.get("ended_at"),
+        window=MeasuredWindow(
+            start_ns=window.start_ns,
+            end_ns=window.end_ns,
+            start=iso_ms(window.start_ns),
+            end=iso_ms(window.end_ns),
+            duration_s=window.duration_s,
+        ),
+        warnings=list(warnings(run, sent, client, server, correlation, check)),
+        config=manifest["config"],
+        workload=sent,
+        client=client,
+        server=server,
+        correlation=correlation,
+        hardware=hardware,
+        self_check=check,
+        methodology=Methodology(draft=manifests.DRAFT, tests={}, missing=UNTESTED, warmup=warm_up),
+    )
 
 
-def print_report(summary: Mapping[str, Any], path: Path) -> None:
+def print_report(summary: Summary, path: Path) -> None:
     """Print the report, and under it what was written where."""
     console = Console(highlight=False)
     if console.is_terminal:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import summaries
@@ -161,9 +162,9 @@ def test_the_report_fits_its_width_and_holds_the_answer(correlation: dict[str, A
 def test_metrics_alone_give_the_servers_part_alone():
     """Without requests there are neither the client's tables nor an answer."""
     summary = summaries.summary(summaries.uncorrelated("no request with a first token ended here"))
-    summary["client"] = {"requests": dict.fromkeys(summary["client"]["requests"], 0)}
-    summary["config"] |= {"url": None, "model": None, "metrics": ["http://127.0.0.1:8000/metrics"]}
-    text = as_text(summary)
+    client = {"requests": dict.fromkeys(summary.client["requests"], 0)}
+    config = summary.config | {"url": None, "model": None, "metrics": ["http://127.0.0.1:8000/metrics"]}
+    text = as_text(msgspec.structs.replace(summary, client=client, config=config))
     assert "server metrics only at http://127.0.0.1:8000/metrics" in text.splitlines()
     assert "Where the TTFT went" not in text
     assert "requests waiting" in text

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from loadgen.requests.metrics import counts, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
-from rundir.stats import Missing, describe, finite, known, stats_json
+from rundir.stats import Missing, describe, finite, known
 
 SHORTEST_GENERATION_MS = 10.0
 STABLE_CV_PERCENT, VARIABLE_CV_PERCENT = 5.0, 10.0
@@ -91,11 +92,11 @@ def asiai(ok: RequestLog, *, power_watts: float | Missing) -> dict[str, Any]:
     short = columns.generation_duration_ms < SHORTEST_GENERATION_MS
     why_slow = "no reply generated for 10 ms or more and told its tokens"
     return {
-        "tok_per_sec": stats_json(describe(columns.tok_per_sec, why_slow)),
-        "ttft_ms": stats_json(describe(columns.ttft_ms, "no reply told when its first token came")),
-        "total_duration_ms": stats_json(describe(columns.total_duration_ms, "no request succeeded")),
-        "tokens_generated": stats_json(describe(columns.tokens_generated, "no reply told its tokens")),
-        "generation_duration_ms": stats_json(describe(columns.generation_duration_ms, "no reply came in chunks")),
+        "tok_per_sec": to_builtins(describe(columns.tok_per_sec, why_slow)),
+        "ttft_ms": to_builtins(describe(columns.ttft_ms, "no reply told when its first token came")),
+        "total_duration_ms": to_builtins(describe(columns.total_duration_ms, "no request succeeded")),
+        "tokens_generated": to_builtins(describe(columns.tokens_generated, "no reply told its tokens")),
+        "generation_duration_ms": to_builtins(describe(columns.generation_duration_ms, "no reply came in chunks")),
         **_spread_and_power(columns, ok, power_watts),
         "below_10_ms": int(short.sum()),
         "sources": {

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from loadgen.requests.metrics import counts, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
-from rundir.stats import describe, stats_json
+from rundir.stats import describe
 
 SOURCES = ("server_rate", "server_duration", "client_clock")
 
@@ -48,8 +49,8 @@ def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> dict[str,
     prefill, prefill_source = prefill_tps(log)
     generation, generation_source = generation_tps(log)
     return {
-        "prefill_tps": stats_json(describe(prefill[ok], "no reply told its prompt's tokens and time")),
-        "generation_tps": stats_json(describe(generation[ok], "no reply told two tokens and the time between them")),
+        "prefill_tps": to_builtins(describe(prefill[ok], "no reply told its prompt's tokens and time")),
+        "generation_tps": to_builtins(describe(generation[ok], "no reply told two tokens and the time between them")),
         "sources": {
             "prefill_tps": _count_sources(prefill_source[ok]),
             "generation_tps": _count_sources(generation_source[ok]),
@@ -66,7 +67,7 @@ def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, 
     empty = {"concurrency": concurrency, "batches": 0, "incomplete_batches": 0}
     if concurrency is None or (concurrency > 1 and not barrier):
         reason = "needs N requests released at one instant: a closed loop with a barrier"
-        missing = stats_json(describe([], reason))
+        missing = to_builtins(describe([], reason))
         return {**empty, "agg_gen_tps": missing, "batch_wall_s": missing}
     batches = len(log) // concurrency
     shape = (batches, concurrency)
@@ -79,8 +80,8 @@ def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, 
         "concurrency": concurrency,
         "batches": int(whole.sum()),
         "incomplete_batches": batches - int(whole.sum()) + bool(len(log) % concurrency),
-        "agg_gen_tps": stats_json(describe(fastest * concurrency, "no batch has a generation rate of every request")),
-        "batch_wall_s": stats_json(describe(wall_s, "no batch succeeded as a whole")),
+        "agg_gen_tps": to_builtins(describe(fastest * concurrency, "no batch has a generation rate of every request")),
+        "batch_wall_s": to_builtins(describe(wall_s, "no batch succeeded as a whole")),
     }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from logs import request_log as _log
 from loadgen.requests import summary as metrics
 from loadgen.requests.metrics import schedule_lateness_ms
 from loadgen.requests.slo import parse_slo
+from rundir.stats import describe
 
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7, "chunks": (120, 130, 140)}
 
@@ -62,7 +64,7 @@ def test_gaps_do_not_cross_requests():
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
 def test_statistics_are_numpys(values: list[float]):
     """Ascending quantiles between minimum and maximum, mean and sample deviation; NaN is not a value."""
-    block = metrics.stats_json(metrics.describe([*values, float("nan")], "none"))
+    block = msgspec.to_builtins(describe([*values, float("nan")], "none"))
     assert len(values) == block["count"]
     quantiles = [block[name] for name in metrics.QUANTILES]
     assert [min(values), *np.quantile(values, list(metrics.QUANTILES.values())), max(values)] == [
@@ -75,7 +77,7 @@ def test_statistics_are_numpys(values: list[float]):
 
 def test_no_values_are_missing_for_a_reason():
     """Nulls, and why."""
-    block = metrics.stats_json(metrics.describe([float("nan")], "no samples"))
+    block = msgspec.to_builtins(describe([float("nan")], "no samples"))
     assert (0, None, None, "no samples") == (block["count"], block["mean"], block["p99_9"], block["missing"])
 
 

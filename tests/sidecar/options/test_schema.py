@@ -11,6 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from exporter.summary import result
 from scraper.engines import QUANTITIES
 from sidecar.options import schema
 from sidecar.options.config import ALIASES, load_yaml
@@ -125,6 +126,27 @@ def properties(node: object, where: str = "") -> Iterator[tuple[str, dict[str, A
 def test_every_property_of_a_summary_is_described():
     """At every depth, so that a number can be looked up."""
     assert [] == [where for where, found in properties(schema.summary()) if not found.get("description")]
+
+
+def types(node: dict[str, Any]) -> set[str]:
+    """Return the JSON types that a property may have, those of its elements and alternatives among them."""
+    named = node.get("type", [])
+    inner = [*node.get("anyOf", ()), *node.get("prefixItems", ())]
+    inner += [found for key in ("items", "additionalProperties") if isinstance(found := node.get(key), dict)]
+    return {named} if isinstance(named, str) else set(named).union(*map(types, inner))
+
+
+def test_every_number_of_a_summary_has_a_unit():
+    """That a Struct describes: `1` where it is a pure number, and of statistics the unit of their values."""
+    typed = schema.summary()
+    untyped = result.untyped()
+    for name in untyped["properties"]:
+        owner, _, leaf = name.rpartition(".")
+        (typed["$defs"][owner.capitalize()] if owner else typed)["properties"].pop(leaf)
+    for name in untyped["$defs"]:
+        typed["$defs"].pop(name)
+    numbers = {where: found for where, found in properties(typed) if types(found) & {"integer", "number"}}
+    assert [] == [where for where, found in numbers.items() if not found.get("unit")]
 
 
 def test_objects_of_a_summary_are_closed():

@@ -1,0 +1,119 @@
+"""`summary.json` as types: what each part of a run's results is called, means and is measured in.
+
+The parts live with what makes them; this puts them together and generates the schema of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rundir.fields import UNSET, Missing, StampNs, doc
+from rundir.stats import STATISTICS
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Status = Literal["complete", "interrupted", "crashed"]
+Moment = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$")]
+
+# What is promised of a recorded configuration, whatever the command.
+CONFIG = {
+    "api_key": {"enum": [None, "***"], "description": "Masked."},
+    "slice_duration": {"type": "number", "exclusiveMinimum": 0, "description": "Length of a slice.", "unit": "s"},
+    "scrape_interval": {"type": "number", "exclusiveMinimum": 0, "description": "Between two scrapes.", "unit": "s"},
+}
+
+# Only a run that was killed has no end.
+ENDED = {
+    "if": {"properties": {"status": {"enum": ["complete", "interrupted"]}}},
+    "then": {"properties": {"ended_at": {"type": "string"}}},
+}
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """What wrote the summary."""
+
+    name: Annotated[Literal["sidelight"], doc("Its name.")]
+    version: Annotated[str, doc("Its version.")]
+
+
+class MeasuredWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured window, which client, server and correlation are about."""
+
+    start_ns: Annotated[StampNs, doc("Start of the measured phase.", "ns")]
+    end_ns: Annotated[StampNs, doc("End of its last response.", "ns")]
+    start: Annotated[Moment, doc("The start, in UTC: ISO 8601 to the millisecond.")]
+    end: Annotated[Moment, doc("The end, likewise.")]
+    duration_s: Annotated[float, msgspec.Meta(ge=0), doc("Its length.", "s")]
+
+
+class Methodology(msgspec.Struct, frozen=True, kw_only=True):
+    """Compliance with the benchmarking draft."""
+
+    draft: Annotated[str, doc("The draft that tests follow.")]
+    tests: Annotated[dict[str, dict[str, Any]], doc("Compliance by test that was run.")]
+    missing: Missing = UNSET
+    warmup: Annotated[dict[str, Any] | None, doc("The warm-up; null where the run ended before it did.")]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The summary of a run directory."""
+
+    schema_version: Annotated[Literal["1.0"], doc("Version of this schema.")] = "1.0"
+    run_id: Annotated[str, msgspec.Meta(min_length=1), doc("Names the run; sorts by time.")]
+    tool: Annotated[Tool, doc("What wrote this.")]
+    status: Annotated[Status, doc("How the run ended; crashed: killed, or stopped by an error.")]
+    started_at: Annotated[Moment, doc("When the run began.")]
+    ended_at: Annotated[Moment | None, doc("When it ended; null where it was killed.")]
+    window: Annotated[MeasuredWindow, doc("The measured window, which client, server and correlation are about.")]
+    warnings: Annotated[list[str], doc("What a reader must know before any number, worst first.")]
+    config: Annotated[
+        dict[str, Any],
+        msgspec.Meta(extra_json_schema={"properties": CONFIG, "required": ["slice_duration", "scrape_interval"]}),
+        doc("The configuration as resolved, secrets masked; `sidelight schema config` describes its names."),
+    ]
+    workload: Annotated[dict[str, Any], doc("What was sent.")]
+    client: Annotated[dict[str, Any], doc("What the client saw; statistics are over requests that ended ok.")]
+    server: Annotated[dict[str, Any], doc("What the engine said of itself in the measured window.")]
+    correlation: Annotated[dict[str, Any], doc("Where the time to first token went, by client and server together.")]
+    hardware: Annotated[dict[str, Any], doc("Power, energy and what a token cost, over the measured window.")]
+    self_check: Annotated[dict[str, Any], doc("The load generator's own error.")]
+    methodology: Annotated[Methodology, doc("Compliance with the benchmarking draft.")]
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of `summary.json`, with a description and, of each number, a unit."""
+    generated = msgspec.json.schema(Summary)
+    definitions = generated.pop("$defs")
+    for definition in definitions.values():
+        if "properties" in definition:
+            definition.update(additionalProperties=False, **_reasons(definition["properties"]))
+    whole = definitions.pop("Summary")
+    _describe_untyped(whole, definitions)
+    return {"$schema": DIALECT, **whole, "title": "Sidelight summary", **ENDED, "$defs": definitions}
+
+
+def _describe_untyped(whole: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """Put in the schemas of the parts that are not typed yet."""
+    definitions |= untyped()["$defs"]
+    for name, part in untyped()["properties"].items():
+        owner, _, leaf = name.rpartition(".")
+        place = definitions[owner.capitalize()]["properties"] if owner else whole["properties"]
+        place[leaf] = part
+
+
+def untyped() -> dict[str, Any]:
+    """Return the schemas of the parts that are not typed yet."""
+    text = resources.files("exporter.summary").joinpath("untyped.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def _reasons(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the rule that statistics are null only where `missing` says why; nothing of what has none."""
+    if not {"missing", *STATISTICS} <= set(properties):
+        return {}
+    whole = {"properties": {name: {"type": "number"} for name in STATISTICS}}
+    return {"anyOf": [{"required": ["missing"]}, whole]}

@@ -1,0 +1,28 @@
+"""How a field of a result is described: a sentence, and a unit where it is a number.
+
+The schema of `summary.json` and the tables of docs/metrics.md are generated from these descriptions:
+
+    ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+
+__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "StampNs", "doc"]
+
+NO_UNIT = "1"
+
+
+def doc(description: str, unit: str = "", *, source: str = "") -> Meta:
+    """Return the description of a field: its unit (`NO_UNIT` of a pure number), and where its definition is from."""
+    extra = {name: text for name, text in (("unit", unit), ("source", source)) if text}
+    return Meta(description=description, extra_json_schema=extra or None)
+
+
+Count = Annotated[int, Meta(ge=0)]
+StampNs = Annotated[int, Meta(ge=0, description="Nanoseconds since the Unix epoch by the run's clock.")]
+# Stands last in a Struct, with UNSET as its default: it is written only where a number is missing.
+Missing = Annotated[str | UnsetType, doc("Why a number is null.")]
