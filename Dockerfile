@@ -18,6 +18,7 @@ COPY loadgen ./loadgen
 COPY rundir ./rundir
 COPY scraper ./scraper
 COPY sidecar ./sidecar
+COPY sidelight ./sidelight
 COPY simulator ./simulator
 RUN pip wheel --no-deps --wheel-dir /dist . \
     && /opt/sidelight/bin/pip install --no-deps /dist/*.whl

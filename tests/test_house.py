@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "correlator": {"rundir", "loadgen", "scraper"},
     "exporter": {"rundir", "loadgen", "scraper", "correlator"},
     "sidecar": {"rundir", "loadgen", "scraper", "simulator", "correlator", "exporter"},
+    "sidelight": {"rundir", "loadgen", "scraper", "correlator", "exporter", "sidecar"},
 }
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
 ROOMS, VARIANTS, ROOT_ROOMS = 9, 12, 12

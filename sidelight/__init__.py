@@ -1,0 +1,21 @@
+"""Sidelight as a library, for notebooks and scripts: read a run, and call the estimators behind its report.
+
+    import sidelight
+
+    run = sidelight.open_run("runs/today")
+    run.arrow("requests").to_pandas()               # one row a request, as in requests.parquet
+    sidelight.summary("runs/today")["client"]["ttft_ms"]["p99"]
+    sidelight.attribute(run.requests, run.scrapes)  # queue and prefill time of each request, from scrapes alone
+    sidelight.estimate_quantiles(bounds, counts, sums, [0.5, 0.99])
+
+These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `exporter`, `sidecar`, `rundir`,
+`simulator`) are private: they change without notice. See docs/library.md.
+"""
+
+from __future__ import annotations
+
+from correlator.estimate import attribute
+from scraper.quantiles import estimate as estimate_quantiles
+from sidelight.run import Run, TableName, open_run, summary
+
+__all__ = ["Run", "TableName", "attribute", "estimate_quantiles", "open_run", "summary"]

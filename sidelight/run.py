@@ -1,0 +1,139 @@
+"""A run directory in memory: what was recorded, and the tables derived from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from exporter import tables
+from loadgen.requests.table import RequestLog
+from scraper.series.table import EndpointSeries
+from sidecar.report.correlation import Correlated, correlated
+from sidecar.report.derive import summarise, window_of
+from sidecar.run import Run as Recorded
+from sidecar.run import open_run as _open_run
+
+TableName = Literal["requests", "chunks", "scrapes", "timeslices"]
+SCRAPE_COLUMNS: dict[str, pa.DataType] = {
+    "url": pa.string(),
+    "at_ns": pa.int64(),
+    "name": pa.string(),
+    "labels": pa.map_(pa.string(), pa.string()),
+    "value": pa.float64(),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its manifest, its requests and scrapes in columns, and its tables. Made by `open_run`.
+
+    path       the run directory
+    manifest   what was asked for, with what and when, secrets masked
+    status     `complete`, `interrupted`, or `crashed` where its process was killed
+    requests   one numpy column per property of a request, the warm-up's too; stamps are Unix ns, -1 where missing
+    scrapes    per scraped URL one matrix of scrapes by series
+    """
+
+    path: Path
+    _recorded: Recorded
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Return what was asked for, with what and when; secrets are masked."""
+        return self._recorded.manifest
+
+    @property
+    def status(self) -> str:
+        """Return how the run ended."""
+        return self._recorded.status
+
+    @property
+    def requests(self) -> RequestLog:
+        """Return the requests in columns, as `attribute` takes them."""
+        return self._recorded.requests
+
+    @property
+    def scrapes(self) -> tuple[EndpointSeries, ...]:
+        """Return the scrapes of each URL, as `attribute` takes them."""
+        return self._recorded.endpoints
+
+    def arrow(self, name: TableName) -> pa.Table:
+        """Return a table: stamps are int64 ns, durations float64 ms, null where missing.
+
+        requests    one row a request, its breakdown of TTFT included: the columns of requests.parquet
+        chunks      one row a content chunk of a request: request_id, at_ns, characters
+        scrapes     one row a scrape and series: url, at_ns, name, labels, value
+        timeslices  one row a slice, quantity and statistic: the columns of timeslices.parquet
+
+        Raises ValueError for another name.
+        """
+        if name == "requests":
+            return tables.requests_table(self.requests, self._correlated.parts)
+        if name == "timeslices":
+            return tables.timeslices_table(self._summary)
+        if name == "chunks":
+            return _chunks(self.requests)
+        if name == "scrapes":
+            return pa.concat_tables([*map(_samples, self.scrapes), pa.schema(SCRAPE_COLUMNS).empty_table()])
+        raise ValueError(f"{name!r}: no such table; choose from {', '.join(get_args(TableName))}")
+
+    @cached_property
+    def _correlated(self) -> Correlated:
+        return correlated(self._recorded)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        return summarise(self._recorded, window_of(self._recorded), self._correlated)
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Read the run directory at `path`, whole or cut short; nothing is written to it.
+
+    Raises SidelightError (`sidecar.errors.ConfigurationError`) where there is no run.
+    """
+    return Run(path=Path(path), _recorded=_open_run(Path(path)))
+
+
+def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Derive the summary of the run at `path`: what `summary.json` says, whether or not it was written.
+
+    Raises SidelightError (`sidecar.errors.ConfigurationError`) where there is no run.
+    """
+    return open_run(path)._summary  # noqa: SLF001  one module
+
+
+def _chunks(requests: RequestLog) -> pa.Table:
+    per_request = np.diff(requests.chunk_start)
+    return pa.table(
+        {
+            "request_id": pa.array(np.repeat(requests.request_id, per_request), pa.string()),
+            "at_ns": pa.array(requests.chunk_ns, pa.int64()),
+            "characters": pa.array(requests.chunk_chars, pa.int64()),
+        }
+    )
+
+
+def _samples(endpoint: EndpointSeries) -> pa.Table:
+    """Return the samples of one endpoint that were on a page, series by series."""
+    values, series = endpoint.values, endpoint.series
+    column, at = np.nonzero(~np.isnan(values.T))
+
+    def of_series(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
+        return pa.array(values, kind).take(pa.array(column, pa.int64()))
+
+    return pa.table(
+        {
+            "url": pa.array([endpoint.url] * len(at), pa.string()),
+            "at_ns": pa.array(endpoint.at_ns[at], pa.int64()),
+            "name": of_series([one.name for one in series], SCRAPE_COLUMNS["name"]),
+            "labels": of_series([list(one.labels) for one in series], SCRAPE_COLUMNS["labels"]),
+            "value": pa.array(values[at, column], pa.float64()),
+        }
+    )

@@ -1,0 +1,83 @@
+"""The library surface: what `import sidelight` offers, on recorded runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import sidelight
+from correlator.attribute import attribute
+from scraper.quantiles import estimate
+from sidecar.errors import ConfigurationError
+from sidecar.report.derive import derive
+from sidecar.run import open_run
+
+REPOSITORY = Path(__file__).parents[2]
+GOLDEN = REPOSITORY / "tests/golden"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Return a copy of a recorded run without its derived files."""
+    path = tmp_path / "run"
+    path.mkdir()
+    shutil.copy(GOLDEN / "vllm_spans/manifest.json", path)
+    shutil.copytree(GOLDEN / "vllm_spans/raw", path / "raw")
+    return path
+
+
+def test_what_is_offered_is_what_is_documented():
+    """`__all__` lists every public name, and docs/library.md has a heading for each function."""
+    public = {name for name in vars(sidelight) if not name.startswith("_")} - {"annotations", "run"}
+    assert public == set(sidelight.__all__)
+    document = (REPOSITORY / "docs/library.md").read_text(encoding="utf-8")
+    headings = set(re.findall(r"^## `(\w+)", document, flags=re.MULTILINE))
+    assert headings == {name for name in sidelight.__all__ if name.islower()} | {"Run"}
+
+
+def test_the_tables_are_the_derived_files(recorded: Path):
+    """`requests` and `timeslices` hold the rows that `sidelight report` writes, and reading writes nothing."""
+    before = sorted(recorded.rglob("*"))
+    run = sidelight.open_run(recorded)
+    tables = {name: run.arrow(name) for name in ("requests", "timeslices")}
+    summary = sidelight.summary(recorded)
+    assert before == sorted(recorded.rglob("*"))
+    derive(recorded)
+    for name, table in tables.items():
+        assert table.equals(pq.read_table(recorded / f"{name}.parquet"))
+    assert summary == json.loads((recorded / "summary.json").read_text(encoding="utf-8"))
+
+
+def test_chunks_and_scrapes_are_whole(recorded: Path):
+    """As many chunks as the log has, in a request's order; each value that a page showed, with its labels."""
+    run = sidelight.open_run(recorded)
+    chunks, scrapes = run.arrow("chunks"), run.arrow("scrapes")
+    assert len(run.requests.chunk_ns) == chunks.num_rows > 0
+    assert set(chunks["request_id"].to_pylist()) <= set(run.requests.request_id)
+    assert sum(int((~np.isnan(one.values)).sum()) for one in run.scrapes) == scrapes.num_rows > 0
+    running = [row for row in scrapes.to_pylist() if row["name"] == "vllm:num_requests_running"]
+    assert len(run.scrapes[0].at_ns) == len(running)
+    assert {"engine", "model_name"} <= {name for name, _ in running[0]["labels"]}
+
+
+def test_estimates_are_those_of_the_contract(recorded: Path):
+    """The stable names are the functions that checks call."""
+    assert (sidelight.attribute, sidelight.estimate_quantiles) == (attribute, estimate)
+    run, log = sidelight.open_run(recorded), open_run(recorded)
+    table = sidelight.attribute(run.requests, run.scrapes)
+    np.testing.assert_array_equal(attribute(log.requests, log.endpoints).queue_s, table.queue_s)
+    assert np.isfinite(table.queue_s).any()
+
+
+def test_what_is_not_there_is_refused_by_name(recorded: Path, tmp_path: Path):
+    """A directory that holds no run, and a table that does not exist."""
+    with pytest.raises(ConfigurationError, match=r"no manifest\.json"):
+        sidelight.open_run(tmp_path)
+    with pytest.raises(ValueError, match="'spans': no such table; choose from requests, chunks, scrapes, timeslices"):
+        sidelight.open_run(recorded).arrow("spans")  # type: ignore[arg-type]  # what a user may type
