@@ -4,7 +4,7 @@
 
     run = sidelight.open_run("runs/today")
     run.arrow("requests").to_pandas()               # one row a request, as in requests.parquet
-    sidelight.summary("runs/today")["client"]["ttft_ms"]["p99"]
+    sidelight.summary("runs/today").status
     sidelight.attribute(run.requests, run.scrapes)  # queue and prefill time of each request, from scrapes alone
     sidelight.estimate_quantiles(bounds, counts, sums, [0.5, 0.99])
 
@@ -15,7 +15,8 @@ These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, 
 from __future__ import annotations
 
 from correlator.estimate import attribute
+from exporter.summary.result import Summary
 from scraper.quantiles import estimate as estimate_quantiles
 from sidelight.run import Run, TableName, open_run, summary
 
-__all__ = ["Run", "TableName", "attribute", "estimate_quantiles", "open_run", "summary"]
+__all__ = ["Run", "Summary", "TableName", "attribute", "estimate_quantiles", "open_run", "summary"]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from exporter import tables
+from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from scraper.series.table import EndpointSeries
 from sidecar.report.correlation import Correlated, correlated
@@ -89,7 +90,7 @@ class Run:
         return correlated(self._recorded)
 
     @cached_property
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> Summary:
         return summarise(self._recorded, window_of(self._recorded), self._correlated)
 
 
@@ -101,8 +102,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path=Path(path), _recorded=_open_run(Path(path)))
 
 
-def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Derive the summary of the run at `path`: what `summary.json` says, whether or not it was written.
+def summary(path: str | os.PathLike[str]) -> Summary:
+    """Derive the summary of the run at `path`, typed: what `summary.json` says, whether or not it was written.
 
     Raises SidelightError (`sidecar.errors.ConfigurationError`) where there is no run.
     """

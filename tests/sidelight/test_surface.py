@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -51,7 +52,7 @@ def test_the_tables_are_the_derived_files(recorded: Path):
     derive(recorded)
     for name, table in tables.items():
         assert table.equals(pq.read_table(recorded / f"{name}.parquet"))
-    assert summary == json.loads((recorded / "summary.json").read_text(encoding="utf-8"))
+    assert msgspec.to_builtins(summary) == json.loads((recorded / "summary.json").read_text(encoding="utf-8"))
 
 
 def test_chunks_and_scrapes_are_whole(recorded: Path):
