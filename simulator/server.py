@@ -67,7 +67,7 @@ async def running(
 ) -> AsyncIterator[str]:
     """Run a simulator in this event loop for as long as the context lasts, and give its URL (no slash at the end).
 
-    Whoever wants to read the true records in this process passes a TruthLog; it then stands for `settings.truth`.
+    A caller that reads the true records in this process passes a TruthLog, which replaces `settings.truth`.
     `on_grpc` gets the URL of gRPC where the settings want one. Requests in flight at the end are aborted. Raises
     OSError as `serve`.
     """
@@ -184,9 +184,9 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     generation = read_generation(body, chat=chat, model=settings.model, max_model_len=max_model_len)
     response_id = f"{'chatcmpl' if chat else 'cmpl'}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
     traceparent = request.headers.get("traceparent", "")
-    async with submitted(service, generation, response_id, arrival_ns, traceparent) as (stream, told):
+    async with submitted(service, generation, response_id, arrival_ns, traceparent) as (stream, info):
         if generation.stream:
-            template = event_template(told, chat=chat, continuous_usage=generation.continuous_usage)
+            template = event_template(info, chat=chat, continuous_usage=generation.continuous_usage)
 
             def events(outputs: list[TokenOutput]) -> bytes:
                 parts = [token_event(template, output) for output in outputs]
@@ -201,7 +201,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
             return await streamed(request, stream, kind, events=events, failed=_stream_failed)
         outputs, record = await whole(stream)
     timed = record if settings.per_request_metrics else None
-    return said(msgspec.Raw(whole_reply(told, outputs, chat=chat, record=timed)))
+    return said(msgspec.Raw(whole_reply(info, outputs, chat=chat, record=timed)))
 
 
 def _stream_failed(message: str) -> bytes:

@@ -17,8 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from simulator.api.dialects import Told, generation, text_of
+from simulator.api.dialects import generation, text_of
 from simulator.api.requests import Generation, RefusedError
+from simulator.api.responses import ReplyInfo
 from simulator.api.service import Service, submitted
 from simulator.engine.driver import EngineStoppedError, TokenStream
 from simulator.engine.history import TokenOutput
@@ -31,7 +32,7 @@ _FINAL = "triton_final_response"
 
 @cache
 def _messages() -> Mapping[str, Any]:
-    """The message classes by name, from loadgen/protocols/kserve.proto as it was compiled."""
+    """Return the message classes by name, from the compiled loadgen/protocols/kserve.proto."""
     compiled = resources.files("simulator").joinpath("kserve.desc").read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
     return message_factory.GetMessages(files, pool=descriptor_pool.DescriptorPool())
@@ -73,8 +74,8 @@ async def _infer(requests: AsyncIterator[bytes], context: Any, *, service: Servi
             continue
         response_id = f"grpc-{request.id or uuid.uuid4().hex}"
         try:
-            async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, told):
-                async for response in _responses(request, stream, told):
+            async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, info):
+                async for response in _responses(request, stream, info):
                     yield response
         except EngineStoppedError as error:
             yield _wrong(f"{error}")
@@ -114,7 +115,7 @@ def _raw(datatype: str, data: bytes) -> object:
     return bool(data[:1].strip(b"\0")) if datatype == "BOOL" else int.from_bytes(data[:4], "little", signed=True)
 
 
-async def _responses(request: Any, stream: TokenStream, told: Told) -> AsyncIterator[bytes]:
+async def _responses(request: Any, stream: TokenStream, info: ReplyInfo) -> AsyncIterator[bytes]:
     """Give a response a token, or one of all when no stream is wanted. Raises EngineStoppedError."""
     inputs = _inputs(request)
     said: list[TokenOutput] = []
@@ -123,25 +124,25 @@ async def _responses(request: Any, stream: TokenStream, told: Told) -> AsyncIter
         said += outputs
         if inputs.get("stream"):
             for output in outputs:
-                yield _response(told, inputs, [output], final=False)
+                yield _response(info, inputs, [output], final=False)
     if not inputs.get("stream"):
-        yield _response(told, inputs, said, final=False)
+        yield _response(info, inputs, said, final=False)
     parameter = "triton_enable_empty_final_response"
     if parameter in request.parameters and request.parameters[parameter].bool_param:
-        yield _response(told, inputs, [], final=True)
+        yield _response(info, inputs, [], final=True)
 
 
-def _response(told: Told, inputs: Mapping[str, object], outputs: list[TokenOutput], *, final: bool) -> bytes:
+def _response(info: ReplyInfo, inputs: Mapping[str, object], outputs: list[TokenOutput], *, final: bool) -> bytes:
     message = _messages()["inference.ModelStreamInferResponse"]()
     response = message.infer_response
-    response.model_name, response.id = told.model, told.response_id
+    response.model_name, response.id = info.model, info.response_id
     response.parameters[_FINAL].bool_param = final
     if outputs:
         text = text_of(outputs).encode()
         response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
         # Triton puts contents there, each text behind its length.
         response.raw_output_contents.append(len(text).to_bytes(4, "little") + text)
-        counts = {"num_input_tokens": told.prompt_tokens, "num_output_tokens": len(outputs)}
+        counts = {"num_input_tokens": info.prompt_tokens, "num_output_tokens": len(outputs)}
         for name, count in counts.items():
             if inputs.get(f"return_{name}"):
                 response.outputs.add(name=name, datatype="INT32", shape=[1])

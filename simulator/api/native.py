@@ -24,20 +24,20 @@ async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
         return web.Response(body=refusal, status=status, content_type="application/json")
     response_id = f"{dialect.prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
     traceparent = request.headers.get("traceparent", "")
-    async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, told):
+    async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, info):
         if asked.stream and dialect.event is not None:
             event, so_far = dialect.event, list[TokenOutput]()
 
             def events(outputs: list[TokenOutput]) -> bytes:
-                parts = [] if so_far else [dialect.opening(told)]
+                parts = [] if so_far else [dialect.opening(info)]
                 for output in outputs:
                     so_far.append(output)
-                    parts.append(event(told, so_far, None if output.finish_reason is None else stream.record))
+                    parts.append(event(info, so_far, None if output.finish_reason is None else stream.record))
                 return b"".join(parts)
 
             return await streamed(request, stream, dialect.content_type, events=events, failed=dialect.failed)
         outputs, record = await whole(stream)
-        return web.Response(body=dialect.whole(told, outputs, record), content_type="application/json")
+        return web.Response(body=dialect.whole(info, outputs, record), content_type="application/json")
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from simulator.api.dialects import Told
 from simulator.api.requests import RefusedError
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.engine.replies import TOKEN_IDS, WORDS
@@ -21,6 +20,16 @@ DONE = b"data: [DONE]\n\n"
 
 #: The text of a token inside a JSON string: the words need no escapes.
 _TEXT = {END_OF_SEQUENCE: b""} | {token_id: word.encode() for token_id, word in zip(TOKEN_IDS, WORDS, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyInfo:
+    """What is the same in every event of a reply: its id, the model, when it was created, the length of its prompt."""
+
+    response_id: str
+    model: str
+    created_s: int
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +48,16 @@ class EventTemplate:
     continuous_usage: bool
 
 
-def event_template(told: Told, *, chat: bool, continuous_usage: bool) -> EventTemplate:
+def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool) -> EventTemplate:
     kind = "chat.completion.chunk" if chat else "text_completion"
-    fields = {"id": told.response_id, "object": kind, "created": told.created_s, "model": told.model}
+    fields = {"id": info.response_id, "object": kind, "created": info.created_s, "model": info.model}
     head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
     text = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
     closing = b'"},"logprobs":null,"finish_reason":%b%b}]' if chat else b'","logprobs":null,"finish_reason":%b%b}]'
     opening = b""
     if chat:
         opening = head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        opening += (b',"usage":' + usage(told.prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
+        opening += (b',"usage":' + usage(info.prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
     return EventTemplate(
         opening=opening,
         before_text=head + text,
@@ -58,7 +67,7 @@ def event_template(told: Told, *, chat: bool, continuous_usage: bool) -> EventTe
             reason: closing % (b'"%b"' % reason.encode(), b',"stop_reason":null') for reason in ("stop", "length")
         },
         head=head,
-        prompt_tokens=told.prompt_tokens,
+        prompt_tokens=info.prompt_tokens,
         continuous_usage=continuous_usage,
     )
 
@@ -111,7 +120,7 @@ def _metrics(record: RequestRecord | None) -> bytes:
 
 
 def whole_reply(
-    told: Told, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
+    info: ReplyInfo, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
 ) -> bytes:
     """Return the body of a reply that is not streamed, with a record's times where they are wanted."""
     text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
@@ -120,17 +129,17 @@ def whole_reply(
     choice |= {"logprobs": None, "finish_reason": outputs[-1].finish_reason, "stop_reason": None}
     reply = msgspec.json.encode(
         {
-            "id": told.response_id,
+            "id": info.response_id,
             "object": "chat.completion" if chat else "text_completion",
-            "created": told.created_s,
-            "model": told.model,
+            "created": info.created_s,
+            "model": info.model,
             "choices": [choice],
-            "usage": msgspec.Raw(usage(told.prompt_tokens, len(outputs), record)),
+            "usage": msgspec.Raw(usage(info.prompt_tokens, len(outputs), record)),
         }
     )
     return reply[:-1] + _metrics(record) + b"}"
 
 
 def refused(error: RefusedError) -> tuple[int, bytes]:
-    told = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
-    return error.status, msgspec.json.encode({"error": told})
+    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+    return error.status, msgspec.json.encode({"error": fields})

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from simulator.api.dialects import Told
 from simulator.api.requests import Generation
+from simulator.api.responses import ReplyInfo
 from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
 from simulator.engine.history import EngineRequest, RequestRecord, TokenOutput
 from simulator.settings import SimulatorSettings
@@ -49,7 +49,7 @@ def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Aw
 @asynccontextmanager
 async def submitted(
     service: Service, generation: Generation, response_id: str, arrival_ns: int, traceparent: str = ""
-) -> AsyncIterator[tuple[TokenStream, Told]]:
+) -> AsyncIterator[tuple[TokenStream, ReplyInfo]]:
     """Hand a request to the engine; it is abandoned at the end of the block unless it has finished.
 
     Raises EngineStoppedError when the engine does not run any more.
@@ -62,7 +62,7 @@ async def submitted(
         streamed=generation.stream,
         traceparent=traceparent,
     )
-    told = Told(
+    info = ReplyInfo(
         response_id=response_id,
         model=service.settings.model,
         created_s=arrival_ns // 1_000_000_000,
@@ -70,7 +70,7 @@ async def submitted(
     )
     stream = service.driver.submit(request, arrival_ns)
     try:
-        yield stream, told
+        yield stream, info
     finally:
         service.driver.abandon(stream)
 
@@ -93,7 +93,7 @@ async def streamed(
 ) -> web.StreamResponse:
     """Answer with what `events` makes of the tokens as they come; those that came together go out in one write.
 
-    When the engine stops, `failed` says so. A client that leaves is no error of the server's.
+    When the engine stops, `failed` says so. A client that disconnects is not a server error.
     """
     response = web.StreamResponse(headers={"Content-Type": content_type})
     with suppress(ConnectionResetError):

@@ -7,8 +7,9 @@ import uuid
 import msgspec
 from aiohttp import WSMsgType, web
 
-from simulator.api.dialects import Positive, Told, generation, text_of
+from simulator.api.dialects import Positive, generation, text_of
 from simulator.api.requests import ChatMessage, RefusedError, chat_token_ids, check_model, read
+from simulator.api.responses import ReplyInfo
 from simulator.api.service import SERVICE, Service, submitted
 from simulator.engine.driver import EngineStoppedError, TokenStream
 from simulator.engine.history import RequestRecord
@@ -36,7 +37,7 @@ async def stream(request: web.Request) -> web.WebSocketResponse:
             data = message.data if isinstance(message.data, bytes) else message.data.encode()
             await _answer(socket, request.app[SERVICE], data)
     except ConnectionResetError:
-        pass  # a client that leaves is no error of the server's
+        pass  # a client that disconnects is not a server error
     return socket
 
 
@@ -53,29 +54,29 @@ async def _answer(socket: web.WebSocketResponse, service: Service, data: bytes) 
         return
     response_id = f"ws-{asked.id or uuid.uuid4().hex}"
     try:
-        async with submitted(service, wanted, response_id, arrival_ns, asked.traceparent) as (tokens, told):
-            await _deltas(socket, tokens, told)
+        async with submitted(service, wanted, response_id, arrival_ns, asked.traceparent) as (tokens, info):
+            await _deltas(socket, tokens, info)
     except EngineStoppedError as error:
         await _say(socket, {"type": "error", "code": 500, "message": f"{error}"})
 
 
-async def _deltas(socket: web.WebSocketResponse, tokens: TokenStream, told: Told) -> None:
+async def _deltas(socket: web.WebSocketResponse, tokens: TokenStream, info: ReplyInfo) -> None:
     """Send a message a token, and the last one. Raises EngineStoppedError."""
     number = 0
     while tokens.record is None or number < tokens.record.output_tokens:
         for output in await tokens.take():
             number += 1
             await _say(socket, {"type": "delta", "text": text_of([output])})
-    await _say(socket, _done(told, tokens.record))
+    await _say(socket, _done(info, tokens.record))
 
 
-def _done(told: Told, record: RequestRecord) -> dict[str, object]:
+def _done(info: ReplyInfo, record: RequestRecord) -> dict[str, object]:
     return {
         "type": "done",
-        "response_id": told.response_id,
+        "response_id": info.response_id,
         "finish_reason": record.finish_reason,
         "usage": {
-            "prompt_tokens": told.prompt_tokens,
+            "prompt_tokens": info.prompt_tokens,
             "completion_tokens": record.output_tokens,
             "cached_tokens": record.cached_tokens,
         },

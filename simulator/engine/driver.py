@@ -1,4 +1,4 @@
-"""The engine in real time: one task that runs its steps and hands each token to whoever waits for it."""
+"""The engine in real time: one task that runs its steps and hands each token to its reader."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class EngineDriver:
         return stream
 
     def abandon(self, stream: TokenStream) -> None:
-        """Abort the request of a stream that nobody reads any more; nothing happens when it has finished."""
+        """Abort the request of a stream that has lost its reader; do nothing when it has finished."""
         self._streams.pop(stream.number, None)
         record = self._engine.abort(stream.number, self._clock())
         if record is not None:
@@ -103,7 +103,7 @@ class EngineDriver:
         """Run steps until cancelled; then, or if the engine fails, every stream is closed.
 
         A step ends when the event loop wakes up, which is up to a millisecond late (the resolution of epoll): the
-        engine is told the actual time, so that what it reports is what happened.
+        engine gets the actual time, so that its reports match what happened.
         """
         try:
             while True:

@@ -102,7 +102,7 @@ class Engine:
     def submit(self, request: EngineRequest, arrival_ns: int) -> int:
         """Hand a request over and return its number; the engine takes it in before its next step.
 
-        Prompt and output together are at most max_model_len, which whoever reads requests sees to.
+        Prompt and output together are at most max_model_len, which the reader of requests ensures.
         """
         number = self._submitted
         self._submitted += 1

@@ -17,7 +17,7 @@ _END_MARK = "<|/>"
 
 
 class UnknownTokenError(ValueError):
-    """A number is no token id of this tokenizer."""
+    """A number is not a token id of this tokenizer."""
 
 
 def encode(text: str) -> list[int]:
@@ -61,5 +61,5 @@ def _header(role: str) -> str:
 def _token_bytes(token_id: int) -> bytes:
     length = (token_id.bit_length() - 1) // 8 if token_id > 0 else -1
     if not 0 <= length <= BYTES_PER_TOKEN or token_id >> (8 * length) != 1:
-        raise UnknownTokenError(f"{token_id} is no token id of this tokenizer")
+        raise UnknownTokenError(f"{token_id} is not a token id of this tokenizer")
     return token_id.to_bytes(length + 1, "big")[1:]

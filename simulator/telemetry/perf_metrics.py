@@ -8,14 +8,14 @@ from itertools import count
 
 from simulator.engine.history import RequestRecord
 
-# A machine's uptime: the clock's zero is nobody's business.
+# A machine's uptime: the clock's zero means nothing to a reader.
 _UPTIME_NS = 86_400_123_456_789
 
 
 class PerfMetrics:
     """The newest records of requests, `kept` of them at most, until somebody takes them; none are kept at 0.
 
-    `clock` is that of the records, int64 ns Unix; what is told is seconds of a clock that began some other time.
+    `clock` is that of the records, int64 ns Unix; the page's stamps are seconds of a clock with another zero.
     """
 
     def __init__(self, kept: int, clock: Callable[[], int]) -> None:

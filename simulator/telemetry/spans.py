@@ -117,7 +117,7 @@ def _context(record: RequestRecord) -> tuple[bytes, bytes] | None:
 
 
 def _vllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
-    """One span. Its queue begins where the engine core takes the request in, its TTFT with the arrival."""
+    """Give one span. Its queue begins where the engine core takes the request in, its TTFT with the arrival."""
     attributes: dict[str, Value] = {
         "gen_ai.request.id": record.request_id,
         "gen_ai.request.max_tokens": record.max_tokens,
@@ -131,7 +131,7 @@ def _vllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[
 
 
 def _trtllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
-    """One span, without prefill and decode; its queue begins with the arrival, its id is a number of its own."""
+    """Give one span, without prefill and decode; its queue begins with the arrival, its id is a number of its own."""
     attributes: dict[str, Value] = {
         "gen_ai.request.id": int.from_bytes(_id(record, "number", 4)),
         "gen_ai.request.max_tokens": record.max_tokens,
@@ -141,8 +141,9 @@ def _trtllm(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterato
 
 
 def _sglang(record: RequestRecord, trace_id: bytes, parent_id: bytes) -> Iterator[Span]:
-    """The request's span, the scheduler's under it, and under that its stages; the prefill attribute has the queue in
-    it, the stages tell it apart.
+    """Give the request's span, the scheduler's under it, and under that its stages.
+
+    The prefill attribute includes the queue; the stages separate the two.
     """
     attributes: dict[str, Value] = {
         "module": "sglang::request",

@@ -29,7 +29,7 @@ class TruthLog:
     def __init__(self, path: Path | None) -> None:
         """Open the file to append to it. Raises OSError."""
         self.records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
-        # Line-buffered: a killed simulator has still told all it knew.
+        # Line-buffered: a killed simulator leaves every finished record on disk.
         self._file: TextIO | None = None if path is None else path.open("a", buffering=1, encoding="utf-8")
 
     def __enter__(self) -> Self:

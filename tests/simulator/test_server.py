@@ -151,13 +151,13 @@ async def test_a_reply_may_stop_before_its_limit(client: aiohttp.ClientSession):
         ("/v1/completions", {"prompt": "x", "n": 2}, 400, "n must be 1"),
         ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo"),
         ("/v1/completions", {"prompt": ["x", "y"]}, 400, "one text or one list of token ids"),
-        ("/v1/completions", {"prompt": [2]}, 400, "2 is no token id"),
+        ("/v1/completions", {"prompt": [2]}, 400, "2 is not a token id"),
         ("/v1/completions", {"prompt": ""}, 400, "prompt must not be empty"),
         ("/v1/completions", {}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages must not be empty"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 7}]}, 400, "$.messages[0].content"),
         ("/tokenize", {}, 400, "either prompt or messages"),
-        ("/detokenize", {"tokens": [0]}, 400, "0 is no token id"),
+        ("/detokenize", {"tokens": [0]}, 400, "0 is not a token id"),
     ],
 )
 async def test_what_cannot_be_answered_is_refused(

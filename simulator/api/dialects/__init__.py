@@ -9,22 +9,13 @@ from typing import Annotated
 import msgspec
 
 from simulator.api.requests import Generation, RefusedError, fitting_max_tokens
+from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.engine.tokenizer import decode
 from simulator.settings import SimulatorSettings
 
 SSE = "text/event-stream"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What is the same in all of a reply."""
-
-    response_id: str
-    model: str
-    created_s: int
-    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +35,9 @@ class Dialect:
     prefix: str
     content_type: str = SSE
     read: Callable[[bytes, SimulatorSettings], Generation]
-    opening: Callable[[Told], bytes] = lambda _: b""
-    whole: Callable[[Told, Sequence[TokenOutput], RequestRecord], bytes]
-    event: Callable[[Told, Sequence[TokenOutput], RequestRecord | None], bytes] | None = None
+    opening: Callable[[ReplyInfo], bytes] = lambda _: b""
+    whole: Callable[[ReplyInfo, Sequence[TokenOutput], RequestRecord], bytes]
+    event: Callable[[ReplyInfo, Sequence[TokenOutput], RequestRecord | None], bytes] | None = None
     failed: Callable[[str], bytes] = lambda _: b""
     refused: Callable[[RefusedError], tuple[int, bytes]]
 

@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Told
+from simulator.api.dialects import Dialect
 from simulator.api.requests import Generation, read_generation
-from simulator.api.responses import refused, whole_reply
+from simulator.api.responses import ReplyInfo, refused, whole_reply
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.settings import SimulatorSettings
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
     limit = settings.engine_settings.max_model_len
-    asked = read_generation(body, chat=True, model=settings.model, max_model_len=limit)
-    return replace(asked, stream=False, ignore_eos=True)
+    wanted = read_generation(body, chat=True, model=settings.model, max_model_len=limit)
+    return replace(wanted, stream=False, ignore_eos=True)
 
 
-def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    reply = whole_reply(told, outputs, chat=True)
+def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    reply = whole_reply(info, outputs, chat=True)
     stats = {
-        "prompt_tps": told.prompt_tokens / record.prefill_s,
+        "prompt_tps": info.prompt_tokens / record.prefill_s,
         "generation_tps": (len(outputs) - 1) / record.decode_s if record.decode_s > 0 else 0.0,
-        "prompt_tokens": told.prompt_tokens,
+        "prompt_tokens": info.prompt_tokens,
         "generation_tokens": len(outputs),
         # There is no memory here to measure: exo's field, with a gibibyte in it.
         "peak_memory_usage": {"inBytes": 1 << 30},

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, Told, generation, text_of
+from simulator.api.dialects import Dialect, Positive, generation, text_of
 from simulator.api.requests import ChatMessage, Generation, RefusedError, chat_token_ids, read
+from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.settings import SimulatorSettings
 
@@ -25,42 +26,42 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    asked = read(body, _Request)
-    if asked.model != settings.model:
-        raise RefusedError(404, f"model '{asked.model}' not found")
+    wanted = read(body, _Request)
+    if wanted.model != settings.model:
+        raise RefusedError(404, f"model '{wanted.model}' not found")
     # Ollama always stops at the end of a sequence.
     return generation(
-        chat_token_ids(asked.messages), asked.options.num_predict, settings, ignore_eos=False, stream=asked.stream
+        chat_token_ids(wanted.messages), wanted.options.num_predict, settings, ignore_eos=False, stream=wanted.stream
     )
 
 
-def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
-    line = _line(told, text_of(outputs[-1:]), done=False)
+def _event(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
+    line = _line(info, text_of(outputs[-1:]), done=False)
     if record is not None:
-        line += _line(told, "", done=True, **_measured(told, outputs, record))
+        line += _line(info, "", done=True, **_measured(info, outputs, record))
     return line
 
 
-def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    return _line(told, text_of(outputs), done=True, **_measured(told, outputs, record))
+def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    return _line(info, text_of(outputs), done=True, **_measured(info, outputs, record))
 
 
-def _measured(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
+def _measured(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
     """Return the counts and durations; the queue is in none of them, the load is nothing and so left out."""
     return {
         "done_reason": record.finish_reason,
         "total_duration": record.finished_ns - record.arrival_ns,
-        "prompt_eval_count": told.prompt_tokens,
+        "prompt_eval_count": info.prompt_tokens,
         "prompt_eval_duration": record.first_token_ns - record.scheduled_ns,
         "eval_count": len(outputs),
         "eval_duration": record.finished_ns - record.first_token_ns,
     }
 
 
-def _line(told: Told, text: str, *, done: bool, **measured: object) -> bytes:
-    created_at = datetime.fromtimestamp(told.created_s, UTC).isoformat()
+def _line(info: ReplyInfo, text: str, *, done: bool, **measured: object) -> bytes:
+    created_at = datetime.fromtimestamp(info.created_s, UTC).isoformat()
     message = {"role": "assistant", "content": text}
-    line = {"model": told.model, "created_at": created_at, "message": message, "done": done, **measured}
+    line = {"model": info.model, "created_at": created_at, "message": message, "done": done, **measured}
     return msgspec.json.encode(line) + b"\n"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, Told, generation, sse, text_of
+from simulator.api.dialects import Dialect, Positive, generation, sse, text_of
 from simulator.api.requests import ChatMessage, Generation, chat_token_ids, check_model, read
-from simulator.api.responses import refused
+from simulator.api.responses import ReplyInfo, refused
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.settings import SimulatorSettings
 
@@ -23,64 +23,64 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    asked = read(body, _Request)
-    check_model(asked.model, settings.model)
-    messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
-    if asked.instructions is not None:
-        messages = [ChatMessage(role="system", content=asked.instructions), *messages]
+    wanted = read(body, _Request)
+    check_model(wanted.model, settings.model)
+    messages = [ChatMessage(role="user", content=wanted.input)] if isinstance(wanted.input, str) else wanted.input
+    if wanted.instructions is not None:
+        messages = [ChatMessage(role="system", content=wanted.instructions), *messages]
     return generation(
         chat_token_ids(messages),
-        asked.max_output_tokens,
+        wanted.max_output_tokens,
         settings,
-        ignore_eos=bool(asked.ignore_eos),
-        stream=bool(asked.stream),
+        ignore_eos=bool(wanted.ignore_eos),
+        stream=bool(wanted.stream),
     )
 
 
-def _opening(told: Told) -> bytes:
+def _opening(info: ReplyInfo) -> bytes:
     kinds = ("response.created", "response.in_progress")
-    opened = b"".join(_typed(kind, response=_response(told, "in_progress")) for kind in kinds)
-    item = {"id": f"msg-{told.response_id}", "type": "message", "role": "assistant", "content": []}
+    opened = b"".join(_typed(kind, response=_response(info, "in_progress")) for kind in kinds)
+    item = {"id": f"msg-{info.response_id}", "type": "message", "role": "assistant", "content": []}
     return opened + _typed("response.output_item.added", output_index=0, item=item)
 
 
-def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
-    item = {"item_id": f"msg-{told.response_id}", "output_index": 0, "content_index": 0}
+def _event(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
+    item = {"item_id": f"msg-{info.response_id}", "output_index": 0, "content_index": 0}
     delta = _typed("response.output_text.delta", **item, delta=text_of(outputs[-1:]))
     if record is None:
         return delta
     done = _typed("response.output_text.done", **item, text=text_of(outputs))
     kind = "response.completed" if record.finish_reason == "stop" else "response.incomplete"
-    return delta + done + _typed(kind, response=_finished(told, outputs, record))
+    return delta + done + _typed(kind, response=_finished(info, outputs, record))
 
 
-def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    return msgspec.json.encode(_finished(told, outputs, record))
+def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    return msgspec.json.encode(_finished(info, outputs, record))
 
 
-def _finished(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
+def _finished(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
     stopped = record.finish_reason == "stop"
     text = {"type": "output_text", "text": text_of(outputs), "annotations": []}
     return {
-        **_response(told, "completed" if stopped else "incomplete"),
+        **_response(info, "completed" if stopped else "incomplete"),
         "incomplete_details": None if stopped else {"reason": "max_output_tokens"},
         "output": [{"type": "message", "role": "assistant", "status": "completed", "content": [text]}],
         "usage": {
-            "input_tokens": told.prompt_tokens,
+            "input_tokens": info.prompt_tokens,
             "input_tokens_details": {"cached_tokens": record.cached_tokens},
             "output_tokens": len(outputs),
-            "total_tokens": told.prompt_tokens + len(outputs),
+            "total_tokens": info.prompt_tokens + len(outputs),
         },
     }
 
 
-def _response(told: Told, status: str) -> dict[str, object]:
+def _response(info: ReplyInfo, status: str) -> dict[str, object]:
     return {
-        "id": told.response_id,
+        "id": info.response_id,
         "object": "response",
-        "created_at": told.created_s,
+        "created_at": info.created_s,
         "status": status,
-        "model": told.model,
+        "model": info.model,
         "error": None,
     }
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, Told, generation, sse, text_of
+from simulator.api.dialects import Dialect, Positive, generation, sse, text_of
 from simulator.api.requests import Generation, RefusedError, read
-from simulator.api.responses import DONE
+from simulator.api.responses import DONE, ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.engine.tokenizer import encode
 from simulator.settings import SimulatorSettings
@@ -28,26 +28,26 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    asked = read(body, _Request)
-    sampling = asked.sampling_params
+    wanted = read(body, _Request)
+    sampling = wanted.sampling_params
     return generation(
-        encode(asked.text), sampling.max_new_tokens, settings, ignore_eos=sampling.ignore_eos, stream=asked.stream
+        encode(wanted.text), sampling.max_new_tokens, settings, ignore_eos=sampling.ignore_eos, stream=wanted.stream
     )
 
 
-def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
-    return sse(_chunk(told, outputs, record)) + (b"" if record is None else DONE)
+def _event(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
+    return sse(_chunk(info, outputs, record)) + (b"" if record is None else DONE)
 
 
-def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    return msgspec.json.encode(_chunk(told, outputs, record))
+def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    return msgspec.json.encode(_chunk(info, outputs, record))
 
 
-def _chunk(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> dict[str, object]:
+def _chunk(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> dict[str, object]:
     meta: dict[str, object] = {
-        "id": told.response_id,
+        "id": info.response_id,
         "finish_reason": None,
-        "prompt_tokens": told.prompt_tokens,
+        "prompt_tokens": info.prompt_tokens,
         "completion_tokens": len(outputs),
     }
     if record is not None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, Told, generation, sse, text_of
+from simulator.api.dialects import Dialect, Positive, generation, sse, text_of
 from simulator.api.requests import Generation, RefusedError, read
+from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.engine.tokenizer import END_OF_SEQUENCE, encode
 from simulator.settings import SimulatorSettings
@@ -28,16 +29,16 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    asked = read(body, _Request)
-    limit = asked.parameters.max_new_tokens
-    return generation(encode(asked.inputs), limit, settings, ignore_eos=False, stream=False)
+    wanted = read(body, _Request)
+    limit = wanted.parameters.max_new_tokens
+    return generation(encode(wanted.inputs), limit, settings, ignore_eos=False, stream=False)
 
 
 def _read_streamed(body: bytes, settings: SimulatorSettings) -> Generation:
     return replace(_read(body, settings), stream=True)
 
 
-def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
+def _event(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord | None) -> bytes:
     last = outputs[-1]
     special = last.token_id == END_OF_SEQUENCE
     text = "</s>" if special else text_of([last])
@@ -48,20 +49,20 @@ def _event(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord | N
         "details": None,
     }
     if record is not None:
-        chunk |= {"generated_text": text_of(outputs), "details": _details(told, outputs, record)}
+        chunk |= {"generated_text": text_of(outputs), "details": _details(info, outputs, record)}
     return sse(chunk)
 
 
-def _whole(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
-    return msgspec.json.encode({"generated_text": text_of(outputs), "details": _details(told, outputs, record)})
+def _whole(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> bytes:
+    return msgspec.json.encode({"generated_text": text_of(outputs), "details": _details(info, outputs, record)})
 
 
-def _details(told: Told, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
+def _details(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecord) -> dict[str, object]:
     reason = "eos_token" if record.finish_reason == "stop" else record.finish_reason
     return {
         "finish_reason": reason,
         "generated_tokens": len(outputs),
-        "input_length": told.prompt_tokens,
+        "input_length": info.prompt_tokens,
         "seed": None,
     }
 

@@ -59,7 +59,7 @@ _GAUGES = {
     "num_pages": "The number of KV cache pages.",
     "context_len": "The maximum context length.",
 }
-#: Gauges that multiprocess mode shows once a process, told apart by the label pid.
+#: Gauges that have a series per process in multiprocess mode, distinguished by the label pid.
 _GAUGES_BY_PROCESS = {
     "num_retracted_reqs": "The number of retracted requests.",
     "num_paused_reqs": "The number of paused requests by async weight sync.",

@@ -1,6 +1,6 @@
 """The pages of TensorRT-LLM's `trtllm-serve` (2026 main): `/prometheus/metrics`, and the JSON of `/metrics`.
 
-Moments: everything about a request when it finishes, all together. What is told of iterations waits in a queue: a
+Moments: everything about a request when it finishes, all together. Records of iterations wait in a queue: a
 collector sleeps until a request finishes, then takes record after record, and sleeps again once none came for 0.5 s.
 So gauges are as old as that, and an idle engine keeps its last values. `/metrics` hands the collected records out
 as JSON and forgets them. Nothing is shown of aborted requests, nor of what has not happened yet.
@@ -80,14 +80,14 @@ _LABELS = ("model_name", "engine_type")
 
 
 class TrtllmPage:
-    """Own the metrics of one engine, and the records of its iterations that nobody has read yet."""
+    """Own the metrics of one engine, and the records of its iterations that no request has fetched yet."""
 
     def __init__(self, model: str, settings: EngineSettings) -> None:
         """Show what a server shows before its first request."""
         self.registry = CollectorRegistry()
         self._settings = settings
         self._labels = {"model_name": model, "engine_type": "trtllm"}
-        # In multiprocess mode a gauge shows once a process, told apart by the label pid.
+        # In multiprocess mode a gauge has a series per process, distinguished by the label pid.
         self._gauge_labels = self._labels | {"pid": str(os.getpid())}
         self._counters = {
             name: Counter(f"trtllm_{name}", text, _LABELS, registry=self.registry) for name, text in _COUNTERS.items()
