@@ -42,8 +42,8 @@ from exporter.server_metrics.source import Source
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
 from scraper.targets.fetch import Scrape
-from scraper.window.increase import Window
 from scraper.window.statistics import gauge_stats
+from scraper.window.window import Window
 from sidecar.run import open_run
 
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", Path(__file__).parents[2] / "shared"))

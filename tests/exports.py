@@ -9,7 +9,7 @@ from scraped import scraped
 from exporter.server_metrics.source import Source
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 S = 10**9
 URL = "http://127.0.0.1:8000/metrics"

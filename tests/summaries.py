@@ -19,7 +19,7 @@ from exporter.summary.breakdown import Findings, correlation, server_percentiles
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tool
 from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 SECOND = 10**9
 WINDOW = Window(start_ns=1_795_256_419_150_000_000, end_ns=1_795_256_429_150_000_000)

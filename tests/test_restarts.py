@@ -19,8 +19,8 @@ from rundir.frames import read_frames
 from scraper.series.log import LogReader, ScrapeLog
 from scraper.series.table import build
 from scraper.targets.fetch import Limits, open_session, scrape
-from scraper.window.increase import Window
 from scraper.window.summary import server_summary
+from scraper.window.window import Window
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 

@@ -11,9 +11,8 @@ from rundir.columns import Floats
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource
-from scraper.series.resets import falls, restarted, unrolled
+from scraper.series.resets import Restarts, restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries
-from scraper.window.increase import rising_sum
 
 Sources = Mapping[str, CanonicalSource | Missing]
 
@@ -26,7 +25,7 @@ def finish_sums(endpoint: EndpointSeries) -> FinishSums | Missing:
     than the client's that ended).
     """
     told = told_by(endpoint)
-    return told if isinstance(told, Missing) else sums_of(endpoint, told[1])
+    return told if isinstance(told, Missing) else sums_of(endpoint, told[1], restarts_of(endpoint))
 
 
 def told_by(endpoint: EndpointSeries) -> tuple[str, Sources] | Missing:
@@ -40,7 +39,7 @@ def told_by(endpoint: EndpointSeries) -> tuple[str, Sources] | Missing:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
-def sums_of(endpoint: EndpointSeries, sources: Sources) -> FinishSums | Missing:
+def sums_of(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> FinishSums | Missing:
     """Return the sums of `finish_sums` for an endpoint with scrapes, whose canonical sources are known already."""
     queue, prefill = sources["queue_time"], sources["prefill_time"]
     if isinstance(queue, Missing):
@@ -57,18 +56,17 @@ def sums_of(endpoint: EndpointSeries, sources: Sources) -> FinishSums | Missing:
         for part in ("count", "sum"):
             if any(getattr(columns, part) < 0 for columns in source.histograms):
                 return Missing(f"{source.metric} has no _{part}")
-    (count, queue_s), (_, prefill_s) = _rising(endpoint, queue), _rising(endpoint, prefill)
+    (count, queue_s), (_, prefill_s) = _rising(endpoint, queue, restarts), _rising(endpoint, prefill, restarts)
     if not np.isfinite([count, queue_s, prefill_s]).all():
         return Missing("the server's sums are too large to add up")
     return FinishSums(at_ns=endpoint.at_ns, count=count, queue_s=queue_s, prefill_s=prefill_s)
 
 
-def _rising(endpoint: EndpointSeries, source: CanonicalSource) -> tuple[Floats, Floats]:
-    """Return count and sum [T] of a histogram over all its label sets, never falling."""
+def _rising(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> tuple[Floats, Floats]:
+    """Return count and sum [T] of a histogram over all its label sets, across resets."""
     count, total = np.zeros((2, len(endpoint.at_ns)))
     for columns in source.histograms:
-        counts = endpoint.values[:, [columns.count]]
-        fell = falls(counts, restarted(endpoint))
-        count += unrolled(counts, fell)[0][:, 0]
-        total += rising_sum(endpoint, columns, fell)
+        histogram = rising_histogram(endpoint, columns, restarts)
+        count += histogram.count
+        total += histogram.sum
     return count, total

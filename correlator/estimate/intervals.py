@@ -17,9 +17,8 @@ from correlator.estimate.engine import Sources, sums_of, told_by
 from rundir.columns import Bools, Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper.engines import CanonicalSource, catalogue
-from scraper.series.resets import falls, restarted, unrolled
+from scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
 from scraper.series.table import EndpointSeries, HistogramColumns, histograms
-from scraper.window.increase import rising_sum
 
 # Histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the prompt but not cached.
 END_TOKENS = {
@@ -83,12 +82,13 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
     if isinstance(told, Missing):
         return told
     engine, sources = told
-    ends = _ends(endpoint, engine, sources)
+    restarts = restarts_of(endpoint)
+    ends = _ends(endpoint, engine, sources, restarts)
     if isinstance(ends, Missing):
         return ends
     return Observed(
         ends=ends,
-        firsts=_firsts(endpoint, sources),
+        firsts=_firsts(endpoint, sources, restarts),
         never_waiting=_never_waiting(endpoint, sources),
         stamp_error_s=float(np.median(endpoint.response_ns - endpoint.request_ns)) / 2e9,
     )
@@ -139,47 +139,47 @@ def _folded(parts: Sequence[Cells], fold: Callable[[list[Any]], Any]) -> Cells:
     )
 
 
-def _ends(endpoint: EndpointSeries, engine: str, sources: Sources) -> Cells | Missing:
-    totals = sums_of(endpoint, sources)
+def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Restarts) -> Cells | Missing:
+    totals = sums_of(endpoint, sources, restarts)
     if isinstance(totals, Missing):
         return totals
     times = {name: groups for name in ("queue", "prefill") if (groups := _histograms(sources[f"{name}_time"]))}
-    fell = restarted(endpoint)
-    for groups in times.values():
-        fell = falls(endpoint.values[:, [columns.count for columns in groups]], fell)
-    tokens = _end_tokens(endpoint, engine)
-    counts = [_rising(endpoint, groups, "count", fell) for groups in (*times.values(), *tokens.values())]
+    risen = {
+        name: [rising_histogram(endpoint, columns, restarts) for columns in groups]
+        for name, groups in (times | _end_tokens(endpoint, engine)).items()
+    }
+    counts = [_count(parts) for parts in risen.values()]
     rows = np.flatnonzero(np.all([np.abs(one - counts[0]) < 0.5 for one in counts], axis=0))
     if len(rows) < 2:
         return Missing("fewer than two scrapes are usable")
-    sums = {name: _rising(endpoint, groups, "sum", fell)[rows] for name, groups in (times | tokens).items()}
-    found = {name: _buckets(endpoint, groups, fell, rows) for name, groups in times.items()}
+    buckets = {name: _buckets(groups, risen[name], rows) for name, groups in times.items()}
     return Cells(
         start_ns=endpoint.at_ns[rows[:-1]],
         end_ns=endpoint.at_ns[rows[1:]],
-        lost=np.diff(np.cumsum(fell)[rows]) > 0,
+        lost=np.diff(np.cumsum(_resets([one for parts in risen.values() for one in parts]))[rows]) > 0,
         count=np.rint(np.diff(counts[0][rows])).astype(np.int64),
-        sums={name: np.diff(values) for name, values in sums.items()},
-        buckets={name: one for name, one in found.items() if one is not None},
+        sums={name: np.diff(_sum(parts)[rows]) for name, parts in risen.items()},
+        buckets={name: one for name, one in buckets.items() if one is not None},
     )
 
 
-def _firsts(endpoint: EndpointSeries, sources: Sources) -> Cells | None:
+def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> Cells | None:
     ttft, prompt = sources["ttft"], sources["prompt_tokens"]
     groups = _histograms(ttft)
     if isinstance(ttft, Missing) or ttft.quantity.observed != "first_token":
         return None
     if len(endpoint.at_ns) < 2 or any(columns.count < 0 or columns.sum < 0 for columns in groups):
         return None
-    fell = falls(endpoint.values[:, [columns.count for columns in groups]], restarted(endpoint))
-    sums = {"ttft": np.diff(_rising(endpoint, groups, "sum", fell))}
+    risen = [rising_histogram(endpoint, columns, restarts) for columns in groups]
+    sums = {"ttft": np.diff(_sum(risen))}
     if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
-        sums["prompt_tokens"] = np.diff(unrolled(endpoint.values[:, prompt.columns], fell)[0].sum(axis=1))
+        tokens = [rising(endpoint, column, restarts).values for column in prompt.columns]
+        sums["prompt_tokens"] = np.diff(np.sum(tokens, axis=0))
     return Cells(
         start_ns=endpoint.at_ns[:-1],
         end_ns=endpoint.at_ns[1:],
-        lost=fell[1:],
-        count=np.rint(np.diff(_rising(endpoint, groups, "count", fell))).astype(np.int64),
+        lost=_resets(risen)[1:],
+        count=np.rint(np.diff(_count(risen))).astype(np.int64),
         sums=sums,
         buckets={},
     )
@@ -189,15 +189,16 @@ def _histograms(source: CanonicalSource | Missing) -> tuple[HistogramColumns, ..
     return () if isinstance(source, Missing) else source.histograms
 
 
-def _rising(endpoint: EndpointSeries, groups: Sequence[HistogramColumns], part: str, fell: Bools) -> Floats:
-    """Return count or sum [T] over the label sets of a histogram, going on across restarts."""
-    total = np.zeros(len(endpoint.at_ns))
-    for columns in groups:
-        if part == "sum":
-            total += rising_sum(endpoint, columns, fell)
-        else:
-            total += unrolled(endpoint.values[:, [columns.count]], fell)[0][:, 0]
-    return total
+def _count(label_sets: Sequence[RisingHistogram]) -> Floats:
+    return np.asarray(np.sum([one.count for one in label_sets], axis=0))
+
+
+def _sum(label_sets: Sequence[RisingHistogram]) -> Floats:
+    return np.asarray(np.sum([one.sum for one in label_sets], axis=0))
+
+
+def _resets(histograms: Sequence[RisingHistogram]) -> Bools:
+    return np.asarray(np.logical_or.reduce([one.resets for one in histograms]))
 
 
 def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[HistogramColumns]]:
@@ -210,12 +211,12 @@ def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[Histogr
 
 
 def _buckets(
-    endpoint: EndpointSeries, groups: Sequence[HistogramColumns], fell: Bools, rows: Indices
+    groups: Sequence[HistogramColumns], label_sets: Sequence[RisingHistogram], rows: Indices
 ) -> Buckets | None:
     bounds = groups[0].bounds
     if not bounds or bounds[-1] != np.inf or any(one.bounds != bounds for one in groups):
         return None
-    cumulative = np.sum([unrolled(endpoint.values[:, one.buckets], fell)[0] for one in groups], axis=0)
+    cumulative = np.sum([one.buckets for one in label_sets], axis=0)
     counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
     # Bounds that changed during the run leave counts below zero.
     return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))

@@ -18,7 +18,7 @@ from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource
-from scraper.series.resets import falls, restarted, unrolled
+from scraper.series.resets import Restarts, restarts_of, rising
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import gauge_values
 
@@ -127,16 +127,17 @@ def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | 
     for name in QUANTITIES[:3]:
         source = sources[name]
         found[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
+    restarts = restarts_of(endpoint)
     preemptions = sources["preemptions"]
-    found["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions)
+    found["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions, restarts)
     hits, queries = sources["prefix_cache_hits"], sources["prefix_cache_queries"]
     if isinstance(hits, Missing) or isinstance(queries, Missing):
         reasons = (one.reason for one in (hits, queries) if isinstance(one, Missing))
         found["prefix_cache_hit_rate"] = Missing("; ".join(dict.fromkeys(reasons)))
     else:
         since = _since(endpoint)
-        moved = _moved(endpoint, hits, since), _moved(endpoint, queries, since)
-        found["prefix_cache_hit_rate"] = _made(endpoint, *moved)
+        increases = (_increase(endpoint, source, since, restarts) for source in (hits, queries))
+        found["prefix_cache_hit_rate"] = _made(endpoint, *increases)
     return found
 
 
@@ -150,11 +151,11 @@ def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
     return _made(endpoint, np.where(known.any(axis=1), amount, np.nan))
 
 
-def _rate(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
+def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> Samples:
     since = _since(endpoint)
     elapsed_s = (endpoint.at_ns - endpoint.at_ns[since]) / 1e9
-    moved = _moved(endpoint, source, since)
-    return _made(endpoint, np.divide(moved, elapsed_s, out=np.full(len(moved), np.nan), where=elapsed_s > 0))
+    increase = _increase(endpoint, source, since, restarts)
+    return _made(endpoint, np.divide(increase, elapsed_s, out=np.full(len(increase), np.nan), where=elapsed_s > 0))
 
 
 def _made(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
@@ -168,11 +169,12 @@ def _since(endpoint: EndpointSeries) -> Indices:
     return np.maximum(np.minimum(older, np.arange(len(older)) - 1), 0)
 
 
-def _moved(endpoint: EndpointSeries, source: CanonicalSource, since: Indices) -> Floats:
-    """Return by how much a counter rose [t], all label sets and across restarts; one not created yet has not moved."""
-    values = endpoint.values[:, list(source.columns)]
-    rising = unrolled(values, falls(values, restarted(endpoint)))[0].sum(axis=1)
-    return np.asarray(rising - rising[since])
+def _increase(endpoint: EndpointSeries, source: CanonicalSource, since: Indices, restarts: Restarts) -> Floats:
+    """Return by how much a counter rose [t] since some scrapes, all label sets; 0 for one that is not created yet."""
+    total = np.zeros(len(endpoint.values))
+    for column in source.columns:
+        total += rising(endpoint, column, restarts).values
+    return np.asarray(total - total[since])
 
 
 def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Indices, list[int]]]:

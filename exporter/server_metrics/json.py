@@ -22,18 +22,9 @@ from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, 
 from rundir.stats import Missing
 from scraper.quantiles import read_rows
 from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
-from scraper.window.increase import (
-    Buckets,
-    Cut,
-    GaugeSamples,
-    HistogramIncrease,
-    counter,
-    cut,
-    gauge,
-    histogram,
-    slice_of,
-)
+from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
 from scraper.window.statistics import PERCENTILES, fits_of, frames
+from scraper.window.window import ScrapeSelection, select_scrapes, slice_of
 
 TYPES = ("gauge", "counter", "histogram", "unknown")
 _PERCENTILES = {name: q for name, q in PERCENTILES.items() if name != "p99_9"}
@@ -52,9 +43,9 @@ def document(source: Source) -> Json:
     """
     entries: list[_Entry] = []
     for endpoint in source.endpoints:
-        chosen = cut(endpoint, source.window, source.slice_ns)
-        if isinstance(chosen, Cut):
-            entries += _entries(endpoint, chosen)
+        selection = select_scrapes(endpoint, source.window, source.slice_ns)
+        if isinstance(selection, ScrapeSelection):
+            entries += _entries(endpoint, selection)
     return {
         "schema_version": SCHEMA_VERSION,
         "aiperf_version": None,
@@ -122,22 +113,22 @@ def _about(metric: Metric) -> Json:
     }
 
 
-def _entries(endpoint: EndpointSeries, chosen: Cut) -> Iterator[_Entry]:
-    steps = chosen if chosen.complete.sum() > 1 else _by_interval(endpoint, chosen)
+def _entries(endpoint: EndpointSeries, selection: ScrapeSelection) -> Iterator[_Entry]:
+    steps = selection if selection.complete.sum() > 1 else _by_interval(endpoint, selection)
     for column, one in enumerate(endpoint.series):
         body: Json | Missing = Missing("no such type in the format")
         if one.name.endswith("_created"):
             continue
         if one.type == "counter":
-            body = _counter(endpoint, column, chosen, steps)
+            body = _counter(endpoint, column, selection, steps)
         elif one.type in ("gauge", "unknown"):
-            body = _gauge(gauge(endpoint, column, chosen), chosen)
+            body = _gauge(gauge(endpoint, column, selection), selection)
         if not isinstance(body, Missing):
             yield key(one), _common(endpoint, one.labels) | body
     for columns in histograms(endpoint.series):
-        increase = histogram(endpoint, columns, chosen)
+        increase = histogram(endpoint, columns, selection)
         if isinstance(increase, HistogramIncrease) and math.isfinite(increase.count):
-            entry = _common(endpoint, columns.labels) | _histogram(increase, columns, chosen)
+            entry = _common(endpoint, columns.labels) | _histogram(increase, columns, selection)
             yield (columns.family, "histogram"), entry
 
 
@@ -145,35 +136,37 @@ def _common(endpoint: EndpointSeries, labels: tuple[tuple[str, str], ...]) -> Js
     return {"endpoint_url": endpoint.url} | ({"labels": dict(labels)} if labels else {})
 
 
-def _by_interval(endpoint: EndpointSeries, chosen: Cut) -> Cut:
+def _by_interval(endpoint: EndpointSeries, selection: ScrapeSelection) -> ScrapeSelection:
     """Return the cut with a slice for each scrape interval that touches the window."""
     stamps = endpoint.response_ns
-    final = min(int(np.searchsorted(stamps, chosen.window.end_ns)), chosen.last)
-    rows = np.arange(chosen.reference, max(final, chosen.reference + 1) + 1)
+    final = min(int(np.searchsorted(stamps, selection.window.end_ns)), selection.last)
+    rows = np.arange(selection.reference, max(final, selection.reference + 1) + 1)
     slice_s = np.diff(stamps[rows]) / 1e9
-    return replace(chosen, rows=rows, edges_ns=stamps[rows], slice_s=slice_s, complete=slice_s > 0)
+    return replace(selection, rows=rows, edges_ns=stamps[rows], slice_s=slice_s, complete=slice_s > 0)
 
 
-def _counter(endpoint: EndpointSeries, column: int, chosen: Cut, steps: Cut) -> Json | Missing:
-    found = counter(endpoint, column, chosen)
+def _counter(
+    endpoint: EndpointSeries, column: int, selection: ScrapeSelection, steps: ScrapeSelection
+) -> Json | Missing:
+    found = counter(endpoint, column, selection)
     if isinstance(found, Missing):
         return found
     if not math.isfinite(found.total):
         return Missing("the values are too large to add up")
-    rates = found.slices / chosen.slice_s
-    stepped = found if steps is chosen else counter(endpoint, column, steps)
-    stats: Json = {"total": found.total, "rate": found.total / chosen.rate_s}
+    rates = found.slices / selection.slice_s
+    stepped = found if steps is selection else counter(endpoint, column, steps)
+    stats: Json = {"total": found.total, "rate": found.total / selection.rate_s}
     if not isinstance(stepped, Missing):
         stats |= _rates(stepped.slices, steps)
     slices = [
         frame | {"total": float(total), "rate": float(rate)}
-        for frame, total, rate in zip(_frames(chosen), found.slices, rates, strict=True)
+        for frame, total, rate in zip(_frames(selection), found.slices, rates, strict=True)
         if math.isfinite(total) and math.isfinite(rate)
     ]
     return {"stats": _finite(stats), "timeslices": slices}
 
 
-def _rates(increases: Float64, steps: Cut) -> Json:
+def _rates(increases: Float64, steps: ScrapeSelection) -> Json:
     """Describe the rates of complete slices, or of scrape intervals where fewer than two slices are complete."""
     usable = steps.complete & np.isfinite(increases)
     seconds = steps.slice_s[usable]
@@ -185,7 +178,7 @@ def _rates(increases: Float64, steps: Cut) -> Json:
     return stats | ({"rate_std": float(rates.std(ddof=1))} if len(rates) > 1 else {})
 
 
-def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
+def _gauge(found: GaugeSamples | Missing, selection: ScrapeSelection) -> Json | Missing:
     if isinstance(found, Missing):
         return found
     values = found.values
@@ -195,9 +188,9 @@ def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
     else:
         stats = {"avg": float(values.mean()), "min": low, "max": high, "std": float(values.std(ddof=1))}
     stats |= dict(zip(_PERCENTILES, np.quantile(values, _QS).tolist(), strict=True))
-    where = slice_of(found.at_ns, chosen.edges_ns)
+    where = slice_of(found.at_ns, selection.edges_ns)
     slices = []
-    for index, frame in enumerate(_frames(chosen)):
+    for index, frame in enumerate(_frames(selection)):
         part = values[where == index]
         if len(part):
             read = {"avg": float(part.mean()), "min": float(part.min()), "max": float(part.max())}
@@ -205,10 +198,10 @@ def _gauge(found: GaugeSamples | Missing, chosen: Cut) -> Json | Missing:
     return {"stats": _finite(stats), "timeslices": slices}
 
 
-def _histogram(found: HistogramIncrease, columns: HistogramColumns, chosen: Cut) -> Json:
+def _histogram(found: HistogramIncrease, columns: HistogramColumns, selection: ScrapeSelection) -> Json:
     if not found.count > 0:
         return {"stats": {"count": 0}, "buckets": dict.fromkeys(columns.le, 0)}
-    duration_s = chosen.rate_s
+    duration_s = selection.rate_s
     stats: Json = {"count": _count(found.count)}
     if math.isfinite(found.sum):
         stats |= {"sum": found.sum, "avg": found.sum / found.count}
@@ -220,7 +213,7 @@ def _histogram(found: HistogramIncrease, columns: HistogramColumns, chosen: Cut)
     if isinstance(found.buckets, Buckets):
         result["buckets"] = _cumulative(found.buckets.le, found.buckets.totals)
     slices = []
-    for index, frame in enumerate(_frames(chosen)):
+    for index, frame in enumerate(_frames(selection)):
         if math.isfinite(found.slice_counts[index]):
             slices.append(frame | _histogram_slice(found, index))
     return result | {"timeslices": slices}
@@ -263,5 +256,5 @@ def _count(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _frames(chosen: Cut) -> list[Json]:
-    return frames(chosen.edges_ns, chosen.complete.tolist())
+def _frames(selection: ScrapeSelection) -> list[Json]:
+    return frames(selection.edges_ns, selection.complete.tolist())

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
 from scraper.exposition import Series
-from scraper.series.resets import unrolled
+from scraper.series.resets import rising, rising_histogram
 from scraper.series.table import EndpointSeries, Float64, HistogramColumns, Int64, histograms
-from scraper.window.increase import Cut, cut, own_falls, rising_sum
+from scraper.window.window import ScrapeSelection, select_scrapes
 
 ROWS = 2**18  # of one row group, about 30 MB before they are written
 
@@ -53,7 +53,7 @@ class _Piece:
 
     metric: Metric
     endpoint: EndpointSeries
-    chosen: Cut
+    selection: ScrapeSelection
     of: Series | HistogramColumns
     column: int = -1
 
@@ -62,10 +62,13 @@ class _Piece:
 def write_parquet(source: Source, path: Path) -> None:
     """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has what it said."""
     metrics = named(source.endpoints)
-    cuts = [(endpoint, cut(endpoint, source.window, source.slice_ns)) for endpoint in source.endpoints]
-    usable = [(endpoint, chosen) for endpoint, chosen in cuts if isinstance(chosen, Cut)]
+    usable = [
+        (endpoint, selection)
+        for endpoint in source.endpoints
+        if isinstance(selection := select_scrapes(endpoint, source.window, source.slice_ns), ScrapeSelection)
+    ]
     pieces = sorted(
-        (piece for endpoint, chosen in usable for piece in _pieces(endpoint, chosen, metrics)),
+        (piece for endpoint, selection in usable for piece in _pieces(endpoint, selection, metrics)),
         key=lambda piece: piece.metric.name,
     )
     labels = sorted({_label_column(label) for piece in pieces for label, _ in piece.of.labels})
@@ -74,8 +77,8 @@ def write_parquet(source: Source, path: Path) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
         for runs in _groups(run for piece in pieces for run in _runs(piece)):
             writer.write_table(_table(runs, schema), row_group_size=2 * ROWS)
-        rate_s = {endpoint.url: chosen.rate_s for endpoint, chosen in usable}
-        references_ns = {endpoint.url: int(endpoint.response_ns[chosen.reference]) for endpoint, chosen in usable}
+        rate_s = {endpoint.url: selection.rate_s for endpoint, selection in usable}
+        references_ns = {endpoint.url: int(endpoint.response_ns[selection.reference]) for endpoint, selection in usable}
         writer.add_key_value_metadata(_about(source, pieces, labels, rate_s, references_ns))
 
 
@@ -91,12 +94,14 @@ def _label_column(label: str) -> str:
     return f"label_{label}" if label in _FIXED else label
 
 
-def _pieces(endpoint: EndpointSeries, chosen: Cut, metrics: Mapping[tuple[str, str], Metric]) -> Iterator[_Piece]:
+def _pieces(
+    endpoint: EndpointSeries, selection: ScrapeSelection, metrics: Mapping[tuple[str, str], Metric]
+) -> Iterator[_Piece]:
     for column, one in enumerate(endpoint.series):
         if one.type != "histogram":
-            yield _Piece(metric=metrics[key(one)], endpoint=endpoint, chosen=chosen, of=one, column=column)
+            yield _Piece(metric=metrics[key(one)], endpoint=endpoint, selection=selection, of=one, column=column)
     for group in histograms(endpoint.series):
-        yield _Piece(metric=metrics[group.family, "histogram"], endpoint=endpoint, chosen=chosen, of=group)
+        yield _Piece(metric=metrics[group.family, "histogram"], endpoint=endpoint, selection=selection, of=group)
 
 
 def _runs(piece: _Piece) -> Iterator[_Run]:
@@ -104,42 +109,43 @@ def _runs(piece: _Piece) -> Iterator[_Run]:
 
 
 def _of_one(piece: _Piece, one: Series) -> Iterator[_Run]:
-    span = slice(piece.chosen.reference, piece.chosen.last + 1)
-    column = piece.endpoint.values[:, [piece.column]]
-    shown = ~np.isnan(column[span, 0])
+    span = slice(piece.selection.reference, piece.selection.last + 1)
+    values = piece.endpoint.values[span, piece.column]
+    shown = ~np.isnan(values)
     part = "value"
     if one.type == "summary":
         part = next((name for name in ("sum", "count") if one.name == f"{one.family}_{name}"), "value")
-    values = column[span, 0]
     if one.type == "counter" or part != "value":
-        values = _increase(piece, column, (one.name.removesuffix("_total"), one.labels))[:, 0]
+        cumulative = rising(piece.endpoint, piece.column, piece.selection.restarts).values[span]
+        values = cumulative - cumulative[0]
     yield _Run(texts=_texts(piece), at_ns=piece.endpoint.response_ns[span][shown], numbers={part: values[shown]})
 
 
 def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
-    endpoint, chosen = piece.endpoint, piece.chosen
-    span = slice(chosen.reference, chosen.last + 1)
-    counted = [group.count] if group.count >= 0 else list(group.buckets[-1:])
-    picked = endpoint.values[:, [*counted, *group.buckets]]
-    fell = own_falls(endpoint, picked, (group.family, group.labels), chosen)
-    rising = np.maximum.accumulate(unrolled(picked, fell)[0], axis=0)[span]
-    rising = rising - rising[0]
-    sums = rising_sum(endpoint, group, fell)[span]
-    sums = sums - sums[0]
-    stamps, shown = endpoint.response_ns[span], np.isfinite(picked[span])
+    endpoint, selection = piece.endpoint, piece.selection
+    span = slice(selection.reference, selection.last + 1)
+    if group.count < 0 and not group.buckets:
+        return
+    cumulative = rising_histogram(endpoint, group, selection.restarts)
+    counts, sums, buckets = (
+        values[span] - values[selection.reference] for values in (cumulative.count, cumulative.sum, cumulative.buckets)
+    )
+    counted = group.count if group.count >= 0 else group.buckets[-1]
+    stamps = endpoint.response_ns[span]
+    shown = np.isfinite(endpoint.values[span][:, [counted, *group.buckets]])
     width = max(len(group.buckets), 1)
     for start in range(0, len(stamps), max(1, ROWS // width)):
         rows = slice(start, start + max(1, ROWS // width))
         if not group.buckets:
             kept = shown[rows, 0]
-            numbers = {"sum": sums[rows][kept], "count": rising[rows, 0][kept]}
+            numbers = {"sum": sums[rows][kept], "count": counts[rows][kept]}
             yield _Run(texts=_texts(piece), at_ns=stamps[rows][kept], numbers=numbers)
             continue
         row, bucket = np.nonzero(shown[rows, 1:])
         numbers = {
             "sum": sums[rows][row],
-            "count": rising[rows, 0][row],
-            "bucket_count": rising[rows, 1:][row, bucket],
+            "count": counts[rows][row],
+            "bucket_count": buckets[rows][row, bucket],
         }
         yield _Run(
             texts=_texts(piece),
@@ -148,15 +154,6 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
             le=group.le,
             le_index=bucket.astype(np.int32),
         )
-
-
-def _increase(piece: _Piece, values: Float64, known_by: tuple[str, tuple[tuple[str, str], ...]]) -> Float64:
-    """Return cumulative columns (float64[T, K]) since the reference, across resets, for the scrapes used."""
-    rising = np.maximum.accumulate(
-        unrolled(values, own_falls(piece.endpoint, values, known_by, piece.chosen))[0], axis=0
-    )
-    span = slice(piece.chosen.reference, piece.chosen.last + 1)
-    return np.asarray(rising[span] - rising[piece.chosen.reference])
 
 
 def _texts(piece: _Piece) -> dict[str, str | None]:

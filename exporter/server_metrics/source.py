@@ -9,7 +9,7 @@ from typing import Any
 from exporter.server_metrics.units import infer_unit
 from scraper.exposition import Series
 from scraper.series.table import EndpointSeries
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 SCHEMA_VERSION = "1.0"
 

@@ -16,7 +16,7 @@ import numpy as np
 from rundir.columns import Floats, Ints
 from rundir.stats import Missing
 from scraper.hardware.records import DeviceSamples
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 Method = Literal["counter", "trapezoid"]
 GAP_INTERVALS = 3

@@ -16,7 +16,7 @@ from scraper.hardware import dcgm
 from scraper.hardware.energy import Energy, energy, inside
 from scraper.hardware.records import DeviceSamples, HardwareLogRecord, absences, by_device
 from scraper.series.table import EndpointSeries
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 COVERED = 0.9  # the part of a window that must be covered before a ratio speaks of all of it
 # macOS, from cool to hot.

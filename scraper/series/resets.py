@@ -1,93 +1,98 @@
-"""Cumulative values across resets: where a series began at zero again, and what it would be had it not."""
+"""Cumulative series across resets: the one place that decides where a series began at zero again.
+
+A series was reset at a scrape where
+- the process had begun anew: by the start time that the page states, else by most of its counters having fallen;
+- its own `_created` had advanced;
+- it fell itself; a histogram, where its count or one of its buckets did.
+After a reset the increase counts from zero: what came between the last page and the reset is lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rundir.columns import Bools, Floats
-from scraper.exposition import Series
-from scraper.series.table import EndpointSeries
+from scraper.exposition import Series, without_le
+from scraper.series.table import EndpointSeries, HistogramColumns
 
 START_TIME = "process_start_time_seconds"
 
-Named = tuple[str, tuple[tuple[str, str], ...]]
+Labels = tuple[tuple[str, str], ...]
 
 
-def unrolled(values: Floats, falls: Bools) -> tuple[Floats, Bools]:
-    """Make cumulative columns (float64[T, K]) rise across resets: returns them and where those were (bool[T, K]).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """What an endpoint's pages state about beginning anew.
 
-    `falls` (bool[T]) are the rows of that function. Absent values take the last known one since the last reset, zero
-    where there is none.
+    `process` (bool[T]) are the scrapes by which the process had restarted, `created` the columns of `_created` by the
+    family's name (without `_total`) and labels.
     """
-    resets = np.zeros(values.shape, dtype=np.bool_)
-    resets[1:] = falls[1:, None]
-    filled = _filled(values, resets)
-    lost = np.zeros(values.shape)
-    lost[1:] = np.where(resets[1:], filled[:-1], 0.0)
-    return filled + np.cumsum(lost, axis=0), resets
+
+    process: Bools
+    created: Mapping[tuple[str, Labels], int]
 
 
-def _filled(values: Floats, stated: Bools) -> Floats:
-    """Put the last known value since the last stated reset where there is none, zero where there was none before."""
-    at = np.arange(len(values))[:, None]
-    # Twice the row of the last known value, or an odd number where a reset came after it.
-    last = np.maximum.accumulate(np.where(np.isfinite(values), 2 * at, np.where(stated, 2 * at + 1, -1)), axis=0)
-    found = np.take_along_axis(values, np.maximum(last, 0) // 2, axis=0)
-    return np.where((last >= 0) & (last % 2 == 0), found, 0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rising:
+    """A counter as if it had never been reset (float64[T], never falling), and the scrapes (bool[T]) of its resets."""
+
+    values: Floats
+    resets: Bools
 
 
-def falls(values: Floats, *restarts: Bools) -> Bools:
-    """Return the rows (bool[T]) at which cumulative columns (float64[T, K]) that restart together began at zero again.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RisingHistogram:
+    """A histogram as if it had never been reset, and the scrapes (bool[T]) of its resets.
 
-    They did where one of them fell, and at the rows stated (`restarted`, `moved`): an engine that restarts under load
-    may have counted further by its first page than it had by its last.
+    `count` (float64[T]) and `buckets` (float64[T, B], cumulative over buckets) never fall. `sum` (float64[T]) is NaN
+    where the page has none; what a formula takes off it (`HistogramColumns.less`) is already off.
     """
-    stated = np.logical_or.reduce([np.zeros(len(values), dtype=np.bool_), *restarts])
-    # What reappears after a stated restart with less than before it is no further one.
-    filled = _filled(values, stated[:, None] & np.ones(values.shape, dtype=np.bool_))
-    fell: Bools = stated.copy()
-    # Within 1e-9 it is rounding: several processes' values added up in another order.
-    fell[1:] |= (filled[1:] < filled[:-1] * (1 - 1e-9)).any(axis=1)
-    return fell
+
+    count: Floats
+    buckets: Floats
+    sum: Floats
+    resets: Bools
 
 
-def restarted(endpoint: EndpointSeries) -> Bools:
-    """Return the rows (bool[T]) by which the process had begun anew: by the start time that the page states, else by
-    what fell. A page with start times of several processes tells nothing.
-    """
-    moments = _start_times(endpoint)
-    if moments is not None:
-        return moved(moments)
-    stated = any(one.name == START_TIME for one in endpoint.series)
-    return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _fell_together(endpoint)
-
-
-def _fell_together(endpoint: EndpointSeries) -> Bools:
-    """Return the rows (bool[T]) at which most of the counters on the page, each histogram counted once, were below
-    their last value since the last such row: SGLang and TensorRT-LLM state no start time, and a counter that has
-    already passed its last value does not show the restart that the others show.
-    """
-    columns = [
-        column
+def restarts_of(endpoint: EndpointSeries) -> Restarts:
+    """Return the restarts that an endpoint's pages state or show; each series' own resets are left to `rising`."""
+    created = {
+        (one.name.removesuffix("_created"), one.labels): column
         for column, one in enumerate(endpoint.series)
-        if (one.type == "counter" and not one.name.endswith("_created"))
-        or (one.type == "histogram" and one.name == f"{one.family}_count")
-    ]
-    values = endpoint.values[:, columns]
-    known = np.isfinite(values)
-    last = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
-    began = np.zeros(len(values), dtype=np.bool_)
-    since = 0
-    for row in np.flatnonzero(falls(values)).tolist():
-        before = last[row - 1]
-        shown = np.flatnonzero(known[row] & (before >= since))
-        earlier = values[before[shown], shown]
-        fell = int((values[row, shown] < earlier * (1 - 1e-9)).sum())
-        if 2 * fell > int((earlier > 0).sum()):
-            began[row], since = True, row
-    return began
+        if one.name.endswith("_created")
+    }
+    return Restarts(process=_process_restarts(endpoint), created=created)
+
+
+def rising(endpoint: EndpointSeries, column: int, restarts: Restarts) -> Rising:
+    """Return one counter, or another cumulative series, across its resets.
+
+    An absent value is the last known one since the last reset, zero where there is none.
+    """
+    series = endpoint.series[column]
+    values = endpoint.values[:, [column]]
+    resets = _resets(endpoint, values, (series.family.removesuffix("_total"), without_le(series.labels)), restarts)
+    return Rising(values=np.maximum.accumulate(without_resets(values, resets))[:, 0], resets=resets)
+
+
+def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restarts: Restarts) -> RisingHistogram:
+    """Return one histogram across its resets; all of its columns are reset together.
+
+    Where it has no `_count`, its last bucket counts; it needs one of the two.
+    """
+    counted = columns.count if columns.count >= 0 else columns.buckets[-1]
+    values = endpoint.values[:, [counted, *columns.buckets]]
+    resets = _resets(endpoint, values, (columns.family, columns.labels), restarts)
+    counts = np.maximum.accumulate(without_resets(values, resets))
+    total = np.full(len(values), np.nan)
+    if columns.sum >= 0:
+        total = without_resets(endpoint.values[:, [columns.sum]], resets)[:, 0]
+    if columns.less >= 0:
+        total = total - without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]
+    return RisingHistogram(count=counts[:, 0], buckets=counts[:, 1:], sum=total, resets=resets)
 
 
 def alternates(endpoint: EndpointSeries) -> bool:
@@ -99,23 +104,95 @@ def alternates(endpoint: EndpointSeries) -> bool:
     return bool((known[1:] < known[:-1]).any())
 
 
+def without_resets(values: Floats, resets: Bools) -> Floats:
+    """Make cumulative columns (float64[T, K]) go on across the given resets (bool[T])."""
+    filled = _filled(values, resets)
+    lost = np.zeros(values.shape)
+    lost[1:] = np.where(resets[1:, None], filled[:-1], 0.0)
+    return filled + np.cumsum(lost, axis=0)
+
+
+def reset_rows(values: Floats, *restarts: Bools) -> Bools:
+    """Return the rows (bool[T]) at which cumulative columns (float64[T, K]) that are reset together began at zero.
+
+    They did where one of them fell, and at the rows of `restarts`: an engine that restarts under load may have counted
+    further by its first page than it had by its last.
+    """
+    stated = np.logical_or.reduce([np.zeros(len(values), dtype=np.bool_), *restarts])
+    # A series that reappears below its value before a stated restart is not reset once more.
+    filled = _filled(values, stated)
+    resets: Bools = stated.copy()
+    # A fall within 1e-9 is rounding: several processes' values added up in another order.
+    resets[1:] |= (filled[1:] < filled[:-1] * (1 - 1e-9)).any(axis=1)
+    return resets
+
+
+def _resets(endpoint: EndpointSeries, values: Floats, name: tuple[str, Labels], restarts: Restarts) -> Bools:
+    created = restarts.created.get(name)
+    stated = [] if created is None else [_advanced(endpoint.values[:, created])]
+    return reset_rows(values, restarts.process, *stated)
+
+
+def _filled(values: Floats, resets: Bools) -> Floats:
+    """Put the last known value since the last reset where a value is absent, zero where there was none."""
+    row = np.arange(len(values))[:, None]
+    # Twice the row of the last known value, or an odd number where a reset came after it.
+    absent = np.where(resets[:, None], 2 * row + 1, -1)
+    last = np.maximum.accumulate(np.where(np.isfinite(values), 2 * row, absent), axis=0)
+    known = np.take_along_axis(values, np.maximum(last, 0) // 2, axis=0)
+    return np.where((last >= 0) & (last % 2 == 0), known, 0.0)
+
+
+def _process_restarts(endpoint: EndpointSeries) -> Bools:
+    """Return the rows (bool[T]) by which the process had begun anew.
+
+    A page with start times of several processes says nothing, and then none is assumed.
+    """
+    moments = _start_times(endpoint)
+    if moments is not None:
+        return _advanced(moments)
+    stated = any(one.name == START_TIME for one in endpoint.series)
+    return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _common_resets(endpoint)
+
+
+def _common_resets(endpoint: EndpointSeries) -> Bools:
+    """Return the rows (bool[T]) at which most of the counters on the page, each histogram counted once, were below
+    their last value since the last such row: SGLang and TensorRT-LLM state no start time, and a counter that has
+    already passed its last value does not show the restart that the others show.
+    """
+    columns = _counting_columns(endpoint.series)
+    values = endpoint.values[:, columns]
+    known = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
+    resets = np.zeros(len(values), dtype=np.bool_)
+    since = 0
+    for row in np.flatnonzero(reset_rows(values)).tolist():
+        before = last[row - 1]
+        shown = np.flatnonzero(known[row] & (before >= since))
+        earlier = values[before[shown], shown]
+        fallen = int((values[row, shown] < earlier * (1 - 1e-9)).sum())
+        if 2 * fallen > int((earlier > 0).sum()):
+            resets[row], since = True, row
+    return resets
+
+
+def _counting_columns(series: Sequence[Series]) -> list[int]:
+    return [
+        column
+        for column, one in enumerate(series)
+        if (one.type == "counter" and not one.name.endswith("_created"))
+        or (one.type == "histogram" and one.name == f"{one.family}_count")
+    ]
+
+
 def _start_times(endpoint: EndpointSeries) -> Floats | None:
     columns = [column for column, one in enumerate(endpoint.series) if one.name == START_TIME]
     return np.asarray(endpoint.values[:, columns[0]]) if len(columns) == 1 else None
 
 
-def moved(moments: Floats) -> Bools:
+def _advanced(moments: Floats) -> Bools:
     """Tell where a moment is later than the last one known; one that goes back is another process's, not a restart."""
     latest = np.fmax.accumulate(moments)
     later = np.zeros(len(moments), dtype=np.bool_)
     later[1:] = latest[1:] > latest[:-1]
     return later
-
-
-def created_columns(series: Sequence[Series]) -> dict[Named, int]:
-    """Return the columns of `_created` by the family's name (without `_total`) and labels that they speak of."""
-    return {
-        (one.name.removesuffix("_created"), one.labels): column
-        for column, one in enumerate(series)
-        if one.name.endswith("_created")
-    }

@@ -14,37 +14,37 @@ from scraper.series.table import EndpointSeries
 from scraper.window.increase import (
     Buckets,
     CounterIncrease,
-    Cut,
     GaugeSamples,
     HistogramIncrease,
     counter,
     histogram,
     nothing_counted,
 )
+from scraper.window.window import ScrapeSelection
 
 TOO_LARGE = "the values are too large to add up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One endpoint's share of a quantity: its series, the scrapes chosen for the window, and where the quantity is."""
+    """One endpoint's share of a quantity: its series, the scrapes that the window uses, and where the quantity is."""
 
     endpoint: EndpointSeries
-    chosen: Cut
+    selection: ScrapeSelection
     source: CanonicalSource
 
 
 def share_slices(parts: Sequence[Part]) -> bool:
     """Tell whether the slices of all parts are the same periods, so that they may be added."""
-    first = parts[0].chosen.edges_ns
-    return all(np.array_equal(part.chosen.edges_ns, first) for part in parts[1:])
+    first = parts[0].selection.edges_ns
+    return all(np.array_equal(part.selection.edges_ns, first) for part in parts[1:])
 
 
 def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
     found = [
-        [counter(p.endpoint, column, p.chosen) for column in p.source.columns]
-        or [nothing_counted(p.endpoint, p.chosen)]
+        [counter(p.endpoint, column, p.selection) for column in p.source.columns]
+        or [nothing_counted(p.endpoint, p.selection)]
         for p in parts
     ]
     increases = [one for own in found for one in own if isinstance(one, CounterIncrease)]
@@ -62,16 +62,16 @@ def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float,
 
     Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
     """
-    if not any(part.chosen.early_s for part in parts):
-        chosen = parts[0].chosen
-        return found.total / chosen.rate_s, found.slices / chosen.slice_s[: len(found.slices)]
+    if not any(part.selection.early_s for part in parts):
+        selection = parts[0].selection
+        return found.total / selection.rate_s, found.slices / selection.slice_s[: len(found.slices)]
     rate = 0.0
     slices: list[Floats] = []
     for part in parts:
         own = counters([part])
         if isinstance(own, CounterIncrease):
-            rate += own.total / part.chosen.rate_s
-            slices.append(own.slices / part.chosen.slice_s)
+            rate += own.total / part.selection.rate_s
+            slices.append(own.slices / part.selection.slice_s)
     return rate, _sum_slices(slices, share=share_slices(parts))
 
 
@@ -80,7 +80,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 
     The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
     """
-    found = [[histogram(p.endpoint, columns, p.chosen) for columns in p.source.histograms] for p in parts]
+    found = [[histogram(p.endpoint, columns, p.selection) for columns in p.source.histograms] for p in parts]
     increases = [one for own in found for one in own if isinstance(one, HistogramIncrease)]
     if not increases:
         return _first_reason(found)
@@ -107,7 +107,7 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     ticks: dict[int, list[tuple[int, float]]] = {}
     for part in parts:
         values = gauge_values(part.endpoint.values, part.source)
-        taken = part.chosen.inside & np.isfinite(values).any(axis=1)
+        taken = part.selection.inside & np.isfinite(values).any(axis=1)
         combined = np.nansum(values[taken], axis=1) if across == "sum" else np.nanmax(values[taken], axis=1)
         stamps = zip(part.endpoint.tick_ns[taken].tolist(), part.endpoint.at_ns[taken].tolist(), strict=True)
         for (tick_ns, at_ns), value in zip(stamps, combined.tolist(), strict=True):

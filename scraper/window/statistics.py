@@ -17,7 +17,8 @@ from rundir.stats import Missing
 from scraper.quantiles import Fit, fit, read, read_rows
 from scraper.window import aggregate
 from scraper.window.aggregate import TOO_LARGE, Part
-from scraper.window.increase import CounterIncrease, Cut, GaugeSamples, HistogramIncrease, slice_of
+from scraper.window.increase import CounterIncrease, GaugeSamples, HistogramIncrease
+from scraper.window.window import ScrapeSelection, slice_of
 
 PERCENTILES = {
     "p1": 0.01,
@@ -59,15 +60,15 @@ def describe(parts: Sequence[Part], found: Found | Missing) -> Json:
         "unit": quantity.unit,
         "observed": quantity.observed,
     }
-    chosen = next((part.chosen for part in parts if part.chosen.early_s), parts[0].chosen)
+    selection = next((part.selection for part in parts if part.selection.early_s), parts[0].selection)
     if quantity.kind == "gauge":
         result["across"] = quantity.across
     if isinstance(found, HistogramIncrease):
-        result |= _histogram(found, chosen)
+        result |= _histogram(found, selection)
     elif isinstance(found, CounterIncrease):
-        result |= _counter(found, parts, chosen)
+        result |= _counter(found, parts, selection)
     elif isinstance(found, GaugeSamples):
-        result |= _gauge(found, chosen)
+        result |= _gauge(found, selection)
     else:
         result |= _nothing(found)
     if not aggregate.share_slices(parts):
@@ -79,15 +80,15 @@ def describe(parts: Sequence[Part], found: Found | Missing) -> Json:
 
 
 def _notes(part: Part) -> Iterator[str]:
-    url, chosen = part.endpoint.url, part.chosen
+    url, selection = part.endpoint.url, part.selection
     if not part.source.columns and not part.source.histograms:
         yield f"{url}: not on the page, on which it appears with its first count"
-    if chosen.late:
+    if selection.late:
         yield f"{url}: no scrape before the window opened, counted from the first one"
-    if chosen.early_s:
-        ended = f"{url}: scrapes ended {chosen.early_s:.1f} s before the window did"
+    if selection.early_s:
+        ended = f"{url}: scrapes ended {selection.early_s:.1f} s before the window did"
         counts = part.source.quantity.kind == "counter"
-        yield f"{ended}; rates are over the {chosen.rate_s:.1f} s they cover" if counts else ended
+        yield f"{ended}; rates are over the {selection.rate_s:.1f} s they cover" if counts else ended
 
 
 def gauge_stats(values: Floats) -> tuple[Json, dict[str, str]]:
@@ -113,10 +114,10 @@ def gauge_stats(values: Floats) -> tuple[Json, dict[str, str]]:
     return {name: value for name, value in stats.items() if name not in missing}, missing
 
 
-def _counter(found: CounterIncrease, parts: Sequence[Part], chosen: Cut) -> Json:
+def _counter(found: CounterIncrease, parts: Sequence[Part], selection: ScrapeSelection) -> Json:
     rate_per_s, rates = aggregate.counter_rates(parts, found)
     slices = []
-    for entry, total, rate in zip(_frames(chosen), found.slices.tolist(), rates.tolist(), strict=False):
+    for entry, total, rate in zip(_frames(selection), found.slices.tolist(), rates.tolist(), strict=False):
         slices.append(entry | _or_missing({"total": total, "rate_per_s": rate}))
     stats = {"total": found.total, "rate_per_s": rate_per_s}
     result: Json = {"stats": stats, "resets": found.resets, "timeslices": slices}
@@ -124,11 +125,11 @@ def _counter(found: CounterIncrease, parts: Sequence[Part], chosen: Cut) -> Json
     return result if finite else result | {"stats": {}, "missing": {"stats": TOO_LARGE}}
 
 
-def _gauge(found: GaugeSamples, chosen: Cut) -> Json:
+def _gauge(found: GaugeSamples, selection: ScrapeSelection) -> Json:
     stats, missing = gauge_stats(found.values)
-    where = slice_of(found.at_ns, chosen.edges_ns)
+    where = slice_of(found.at_ns, selection.edges_ns)
     slices = []
-    for index, entry in enumerate(_frames(chosen)):
+    for index, entry in enumerate(_frames(selection)):
         values = found.values[where == index]
         if len(values):
             taken = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
@@ -139,7 +140,7 @@ def _gauge(found: GaugeSamples, chosen: Cut) -> Json:
     return result | ({"missing": missing} if missing else {})
 
 
-def _histogram(found: HistogramIncrease, chosen: Cut) -> Json:
+def _histogram(found: HistogramIncrease, selection: ScrapeSelection) -> Json:
     if not math.isfinite(found.count):
         return _nothing(Missing(TOO_LARGE)) | {"resets": found.resets}
     # Of a page without a sum no interval is known.
@@ -149,7 +150,7 @@ def _histogram(found: HistogramIncrease, chosen: Cut) -> Json:
     fits = fits_of(found)
     percentiles, unread = _percentiles(found, fits)
     slices = []
-    for index, entry in enumerate(_frames(chosen)[: len(found.slice_counts)]):
+    for index, entry in enumerate(_frames(selection)[: len(found.slice_counts)]):
         count, total = float(found.slice_counts[index]), float(found.slice_sums[index])
         described = _histogram_slice(count, total, missing.get("sum", TOO_LARGE))
         slices.append(entry | described | _slice_percentiles(found, fits, index))
@@ -236,8 +237,8 @@ def _edges(low: float, high: float) -> Json:
     return {key: edge for key, edge in (("low", low), ("high", high)) if math.isfinite(edge)}
 
 
-def _frames(chosen: Cut) -> list[Json]:
-    return frames(chosen.edges_ns, chosen.complete.tolist())
+def _frames(selection: ScrapeSelection) -> list[Json]:
+    return frames(selection.edges_ns, selection.complete.tolist())
 
 
 def frames(edges_ns: Ints, complete: Sequence[bool]) -> list[Json]:

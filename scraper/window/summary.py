@@ -16,8 +16,8 @@ from rundir.stats import Missing
 from scraper.engines import QUANTITIES, Engine, canonical, detect
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import Part
-from scraper.window.increase import Cut, Window, cut
 from scraper.window.statistics import describe, measure
+from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 Json = dict[str, Any]
 _Own = tuple[Part, Json]  # one endpoint's part of a quantity, and the description of that part alone
@@ -39,10 +39,10 @@ def server_summary(
     missing: dict[str, str] = {}
     listed: list[Json] = []
     for one, found in zip(endpoints, engines, strict=True):
-        chosen = cut(one, window, slice_ns)
-        entry = _endpoint(one, chosen, found)
+        selection = select_scrapes(one, window, slice_ns)
+        entry = _endpoint(one, selection, found)
         if found is not None:
-            own, absent = _parts(one, chosen, found)
+            own, absent = _parts(one, selection, found)
             entry |= {name: described for name, (_, described) in own.items()}
             entry["missing"] = absent
             if engine is not None and found.name == engine.name:
@@ -77,16 +77,18 @@ def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | Non
     return next(telling, shown[0][1] if shown else None)
 
 
-def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> tuple[dict[str, _Own], dict[str, str]]:
+def _parts(
+    endpoint: EndpointSeries, selection: ScrapeSelection | Missing, engine: Engine
+) -> tuple[dict[str, _Own], dict[str, str]]:
     own: dict[str, _Own] = {}
     absent: dict[str, str] = {}
     for name, source in canonical(endpoint.series, engine.name).items():
         if isinstance(source, Missing):
             absent[name] = source.reason
-        elif isinstance(chosen, Missing):
-            absent[name] = chosen.reason
+        elif isinstance(selection, Missing):
+            absent[name] = selection.reason
         else:
-            part = Part(endpoint=endpoint, chosen=chosen, source=source)
+            part = Part(endpoint=endpoint, selection=selection, source=source)
             found = measure([part])
             if isinstance(found, Missing):
                 absent[name] = found.reason
@@ -95,7 +97,7 @@ def _parts(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine) -> t
     return own, absent
 
 
-def _endpoint(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine | None) -> Json:
+def _endpoint(endpoint: EndpointSeries, selection: ScrapeSelection | Missing, engine: Engine | None) -> Json:
     entry: Json = {
         "url": endpoint.url,
         "engine": engine.name if engine else None,
@@ -105,15 +107,15 @@ def _endpoint(endpoint: EndpointSeries, chosen: Cut | Missing, engine: Engine | 
             "failures": dict(Counter(reason for _, reason in endpoint.failures)),
         },
     }
-    if isinstance(chosen, Missing):
-        entry["reason"] = chosen.reason
+    if isinstance(selection, Missing):
+        entry["reason"] = selection.reason
         return entry
     entry["reference"] = {
-        "at_ns": int(endpoint.response_ns[chosen.reference]),
-        "before_window": not chosen.late,
+        "at_ns": int(endpoint.response_ns[selection.reference]),
+        "before_window": not selection.late,
     }
-    entry["last"] = {"at_ns": int(endpoint.response_ns[chosen.last])}
-    entry["per_interval_slices"] = chosen.per_interval
+    entry["last"] = {"at_ns": int(endpoint.response_ns[selection.last])}
+    entry["per_interval_slices"] = selection.per_interval
     return entry
 
 

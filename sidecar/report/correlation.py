@@ -32,7 +32,7 @@ from loadgen.requests.table import RequestLog, select
 from rundir.columns import Floats
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
-from scraper.window.increase import Window, slice_edges
+from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run
 
 

@@ -24,8 +24,8 @@ from loadgen.requests.summary import client_summary
 from loadgen.requests.table import select
 from rundir.clock import iso_ms
 from scraper.hardware.summary import hardware_summary
-from scraper.window.increase import Window
 from scraper.window.summary import server_summary
+from scraper.window.window import Window
 from sidecar.directory import Run, open_run, write_json, write_whole
 from sidecar.options.scrape import DEFAULT_FORMATS
 from sidecar.report.correlation import Correlated, correlated, correlation_of

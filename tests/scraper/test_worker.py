@@ -17,7 +17,8 @@ from served import Handler, Serve
 from scraper.series.table import build, histograms
 from scraper.targets.fetch import Scrape
 from scraper.targets.target import offset_ns
-from scraper.window.increase import Cut, Window, counter, cut, histogram
+from scraper.window.increase import counter, histogram
+from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 INTERVAL_NS = 20_000_000
 
@@ -62,8 +63,8 @@ async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
         assert 0 == await worker.ended()
     (endpoint,) = build(worker.records())
     window = Window(start_ns=int(endpoint.response_ns[0]), end_ns=int(endpoint.response_ns[-1]))
-    chosen = cut(endpoint, window, 2 * 10**9)
-    assert isinstance(chosen, Cut)
+    chosen = select_scrapes(endpoint, window, 2 * 10**9)
+    assert isinstance(chosen, ScrapeSelection)
     first, last = by_hand(pages[0]), by_hand(pages[-1])
     compared = 0
     for column, one in enumerate(endpoint.series):

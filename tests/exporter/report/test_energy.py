@@ -10,7 +10,7 @@ from rich.console import Console
 from exporter.report.energy import energy_section
 from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
 from scraper.hardware.summary import hardware_summary
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 SECOND = 1_000_000_000
 WINDOW = Window(start_ns=0, end_ns=10 * SECOND)

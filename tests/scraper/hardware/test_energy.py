@@ -15,7 +15,7 @@ from rundir.stats import Missing
 from scraper.hardware.energy import Energy, counter_energy, energy, trapezoid_energy
 from scraper.hardware.records import HardwareAbsence, HardwareRecord, by_device
 from scraper.hardware.summary import hardware_summary
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

@@ -31,7 +31,7 @@ from scraper.hardware.powermetrics import open_powermetrics
 from scraper.hardware.rapl import open_rapl
 from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord, SourceLostError, decode, encode
 from scraper.hardware.sampler import record, sample
-from scraper.window.increase import Window
+from scraper.window.window import Window
 
 SECOND = 1_000_000_000
 DCGM_PAGE = """# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).

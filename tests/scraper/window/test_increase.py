@@ -9,19 +9,10 @@ from hypothesis import strategies as st
 
 from rundir.stats import Missing
 from scraper.exposition import parse
-from scraper.series.resets import alternates, falls, unrolled
+from scraper.series.resets import alternates, reset_rows, without_resets
 from scraper.series.table import EndpointSeries, HistogramColumns, histograms
-from scraper.window.increase import (
-    CounterIncrease,
-    Cut,
-    HistogramIncrease,
-    Window,
-    counter,
-    cut,
-    gauge,
-    histogram,
-    slice_of,
-)
+from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, gauge, histogram
+from scraper.window.window import ScrapeSelection, Window, select_scrapes, slice_of
 
 S = 10**9
 NAN = float("nan")
@@ -45,13 +36,13 @@ def endpoint(at_s: list[float], values: list[list[float]], layout: str = "") -> 
     )
 
 
-def chosen(one: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1000) -> Cut:
-    found = cut(one, Window(start_ns=round(start_s * S), end_ns=round(end_s * S)), round(slice_s * S))
-    assert isinstance(found, Cut)
+def chosen(one: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1000) -> ScrapeSelection:
+    found = select_scrapes(one, Window(start_ns=round(start_s * S), end_ns=round(end_s * S)), round(slice_s * S))
+    assert isinstance(found, ScrapeSelection)
     return found
 
 
-def increase(one: EndpointSeries, cuts: Cut) -> CounterIncrease:
+def increase(one: EndpointSeries, cuts: ScrapeSelection) -> CounterIncrease:
     found = counter(one, 0, cuts)
     assert isinstance(found, CounterIncrease)
     return found
@@ -78,7 +69,7 @@ def test_reference_is_the_last_scrape_complete_before_the_start():
 def test_windows_that_nothing_can_be_said_of(at_s: list[float], window: tuple[float, float], reason: str):
     """A window without two scrapes to compare is a reason, not a zero."""
     one = endpoint(at_s, [[1.0]] * len(at_s))
-    assert Missing(reason) == cut(one, Window(start_ns=int(window[0] * S), end_ns=int(window[1] * S)), S)
+    assert Missing(reason) == select_scrapes(one, Window(start_ns=int(window[0] * S), end_ns=int(window[1] * S)), S)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +125,7 @@ def test_increase_is_what_was_counted_but_for_what_a_restart_hid(moves: list[flo
             values.append(level)
             expected.append(move)
     matrix = np.array(values)[:, None]
-    rising, _ = unrolled(matrix, falls(matrix))
+    rising = without_resets(matrix, reset_rows(matrix))
     start = min(at, len(values) - 1)
     got = float(rising[-1, 0] - rising[start, 0])
     assert pytest.approx(sum(expected[start + 1 :]), rel=1e-6, abs=1e-3) == got

@@ -13,8 +13,8 @@ from scraper.engines import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.fetch import Scrape
-from scraper.window.increase import Window
 from scraper.window.summary import server_summary
+from scraper.window.window import Window
 
 S = 10**9
 

@@ -1,0 +1,92 @@
+"""A series made anew, told by its `_created` alone: no start time of the process, and no value that fell.
+
+100, 110, (restart) 150, 160: from the first page to the last 170 were counted, with one reset. Everything that reads
+cumulative series says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+from engine_series import requests
+from scraped import scraped
+
+from correlator.estimate.engine import finish_sums
+from correlator.estimate.intervals import Observed, observe
+from correlator.statistics.server_load import server_loads
+from rundir.stats import Missing
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build, histograms
+from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, histogram
+from scraper.window.window import ScrapeSelection, Window, select_scrapes
+
+SECOND = 10**9
+COUNTED = (100, 110, 150, 160)
+CREATED = (1.7e9, 1.7e9, 1.7e9 + 60, 1.7e9 + 60)
+TIMES = ("request_queue_time_seconds", "request_prefill_time_seconds", "time_to_first_token_seconds")
+COUNTERS = ("num_preemptions", "prompt_tokens")
+
+
+def page(count: int, created: float) -> str:
+    """A page of vLLM whose histograms and counters all stand at one count."""
+    text = "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n"
+    for name in TIMES:
+        text += f"# TYPE vllm:{name} histogram\n"
+        text += f'vllm:{name}_bucket{{le="1.0"}} {count}\nvllm:{name}_bucket{{le="+Inf"}} {count}\n'
+        text += f"vllm:{name}_sum {count / 2}\nvllm:{name}_count {count}\n"
+        text += f"# TYPE vllm:{name}_created gauge\nvllm:{name}_created {created}\n"
+    for name in COUNTERS:
+        text += f"# TYPE vllm:{name}_total counter\nvllm:{name}_total {count}\n"
+        text += f"# TYPE vllm:{name}_created gauge\nvllm:{name}_created {created}\n"
+    return text
+
+
+@pytest.fixture
+def endpoint() -> EndpointSeries:
+    pages = [
+        scraped(at * SECOND, page(n, moment), url="http://engine:8000/metrics")
+        for at, (n, moment) in enumerate(zip(COUNTED, CREATED, strict=True), 1)
+    ]
+    return build(rows(pages))[0]
+
+
+@pytest.fixture
+def selection(endpoint: EndpointSeries) -> ScrapeSelection:
+    found = select_scrapes(endpoint, Window(start_ns=SECOND, end_ns=4 * SECOND), SECOND)
+    assert not isinstance(found, Missing)
+    return found
+
+
+def test_increases_over_a_window(endpoint: EndpointSeries, selection: ScrapeSelection):
+    """Counters and histograms."""
+    column = next(i for i, one in enumerate(endpoint.series) if one.name == "vllm:num_preemptions_total")
+    counted = counter(endpoint, column, selection)
+    observed = histogram(endpoint, histograms(endpoint.series)[0], selection)
+    assert isinstance(counted, CounterIncrease)
+    assert isinstance(observed, HistogramIncrease)
+    assert (170, 1) == (counted.total, counted.resets)
+    assert (170, 85.0, 1) == (observed.count, observed.sum, observed.resets)
+
+
+def test_sums_of_finished_requests(endpoint: EndpointSeries):
+    """They go on from where they were."""
+    sums = finish_sums(endpoint)
+    assert not isinstance(sums, Missing)
+    assert [100, 110, 260, 270] == sums.count.tolist()
+    assert [50.0, 55.0, 130.0, 135.0] == sums.queue_s.tolist() == sums.prefill_s.tolist()
+
+
+def test_scrape_intervals(endpoint: EndpointSeries):
+    """The interval of the restart is lost: what the engine counted in it is not known."""
+    observed = observe(endpoint)
+    assert isinstance(observed, Observed)
+    assert observed.firsts is not None
+    for intervals in (observed.ends, observed.firsts):
+        assert ([False, True, False], [10, 150, 10]) == (intervals.lost.tolist(), intervals.count.tolist())
+    assert [10.0, 150.0, 10.0] == observed.firsts.sums["prompt_tokens"].tolist()
+
+
+def test_recent_load(endpoint: EndpointSeries):
+    """Preemptions per second since the first page."""
+    load = server_loads(requests([2, 3, 4]), [endpoint])["preemptions"]
+    assert not isinstance(load, Missing)
+    assert [10.0, 160 / 2, 170 / 3] == pytest.approx(load.at(endpoint.at_ns[1:]).tolist())
