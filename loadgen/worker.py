@@ -27,10 +27,9 @@ from loadgen.host.limits import raise_limit
 from loadgen.recorder import Recorder
 from loadgen.records import PLAN_END, PlannedRequest, decode_planned
 from loadgen.timer import Alarm
-from loadgen.transports import link_of
+from loadgen.transports import open_transport
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
-from loadgen.transports.link import Link, WorkerSpec
-from loadgen.transports.transport import Exchange
+from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir.clock import Clock
 from rundir.frames import FrameTail, open_append
 
@@ -78,7 +77,7 @@ class _Sender:
     roots: list[str]
     clock: Clock
     alarm: Alarm
-    link: Link
+    transport: Transport
     recorder: Recorder
     follow: Follow | None
     stop: Stop = field(default_factory=Stop)
@@ -98,7 +97,7 @@ class _Sender:
             exchange.kept = bytearray()
         self.recorder.begin(exchange, self.roots[planned.url] + planned.path)
         try:
-            await self.link.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)
+            await self.transport.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)
         except asyncio.CancelledError:
             exchange.error = f"cancelled: {self.stop.reason or 'the phase was ended'}"
             raise
@@ -126,16 +125,16 @@ async def _main() -> int:
                 os.dup2(open_append(spec.stderr), sys.stderr.fileno())
             clock, alarm = Clock(offset_ns=spec.clock_offset_ns), stack.enter_context(Alarm())
             stamps, pauses = ReceiveStamps(clock), GcPauses()
-            link = link_of(spec, clock, stamps)
+            transport = open_transport(spec, clock, stamps)
             follow = _follow(spec)
             recorder = Recorder(spec.out, clock, worker=spec.worker, stamps=stamps, pauses=pauses)
             stack.enter_context(recorder)
         except (ValueError, OSError) as error:
             _say({"event": "error", "message": f"worker specification: {error}"})
             return 2
-        await stack.enter_async_context(link)
+        await stack.enter_async_context(transport)
         sender = _Sender(
-            spec=spec, roots=spec.roots, clock=clock, alarm=alarm, link=link, recorder=recorder, follow=follow
+            spec=spec, roots=spec.roots, clock=clock, alarm=alarm, transport=transport, recorder=recorder, follow=follow
         )
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Who we are to a target: TLS, credentials, headers; and its URL without what must not be shown.
+"""Client identity towards a target: TLS, credentials and headers; and its URL without what must not be shown.
 
 What the options are called, and the cure for a bad one, is left to the sidecar.
 """
@@ -9,24 +9,33 @@ import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 MASK = "***"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How targets are asked. `headers` go to each of them, `host_headers` (by lower-case host:port) to that host alone.
+class Tls:
+    """How a TLS server is verified, and the client's identity; paths of PEM files, "" for none.
 
-    `ca`, `cert` and `key` are PEM files, empty for none; `insecure` takes any certificate for good.
+    ca        authorities to trust instead of the system's
+    cert      the client's certificate, with its key where `key` names no other file
+    insecure  disables certificate verification
     """
 
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    host_headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     ca: str = ""
     cert: str = ""
     key: str = ""
     insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access(Tls):
+    """How targets are asked: `headers` go to all of them, `host_headers` (by lower-case host:port) to one host."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    host_headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
 
 class UnusableFile(ValueError):
@@ -38,17 +47,33 @@ class UnusableFile(ValueError):
         self.reason = reason
 
 
-def tls_context(access: Access) -> ssl.SSLContext:
-    """Build the client's side of TLS. Raises UnusableFile."""
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Build the client's side of TLS; once for equal files, since reading the system's authorities takes some 30 ms.
+
+    Raises UnusableFile.
+    """
+    return _context(Tls(ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure))
+
+
+def aiohttp_tls(tls: Tls) -> ssl.SSLContext | bool:
+    """Return what aiohttp takes as `ssl`: without options of TLS its own context, which exists already.
+
+    Raises UnusableFile.
+    """
+    return tls_context(tls) if tls.ca or tls.cert or tls.insecure else True
+
+
+@cache
+def _context(tls: Tls) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=access.ca or None)
+        context = ssl.create_default_context(cafile=tls.ca or None)
     except ssl.SSLError:  # an OSError too, whose number means something else
         raise UnusableFile("ca", "holds no certificate in PEM format") from None
     except OSError as error:
         raise UnusableFile("ca", str(error.strerror)) from error
-    if access.cert:
-        _identify(context, access)
-    if access.insecure:
+    if tls.cert:
+        _identify(context, tls)
+    if tls.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -69,6 +94,11 @@ def headers_for(access: Access, url: str) -> dict[str, str]:
         own = {**own, "Authorization": basic(f"{user}:{password}")}
     replaced = {name.lower() for name in own}
     return {**{name: value for name, value in access.headers.items() if name.lower() not in replaced}, **own}
+
+
+def root_url(base_url: str) -> str:
+    """Return a server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
+    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def bare(url: str) -> str:
@@ -93,11 +123,11 @@ def _with_userinfo(url: str, userinfo: str) -> str:
     return userinfo + url.rpartition("@")[2] if not parts.netloc and "@" in url else url
 
 
-def _identify(context: ssl.SSLContext, access: Access) -> None:
+def _identify(context: ssl.SSLContext, tls: Tls) -> None:
     """Load the client's certificate and key; without a key file the key is beside the certificate."""
-    for which, path in (("cert", access.cert), ("key", access.key)):
+    for which, path in (("cert", tls.cert), ("key", tls.key)):
         try:
-            with open(path or access.cert, "rb"):  # noqa: PTH123  load_cert_chain does not say which one is missing
+            with open(path or tls.cert, "rb"):  # noqa: PTH123  load_cert_chain does not say which one is missing
                 pass
         except OSError as error:
             raise UnusableFile(which, str(error.strerror)) from error
@@ -109,9 +139,9 @@ def _identify(context: ssl.SSLContext, access: Access) -> None:
         return ""
 
     try:
-        context.load_cert_chain(access.cert, access.key or None, password=no_password)
+        context.load_cert_chain(tls.cert, tls.key or None, password=no_password)
     except ssl.SSLError as error:
-        which = "key" if access.key else "cert"
+        which = "key" if tls.key else "cert"
         if encrypted:
             raise UnusableFile(which, "is encrypted with a password") from None
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -37,7 +37,6 @@ UNFINISHED = {
     "correlator.estimate",
     "loadgen.plan.workloads",
     "loadgen.requests",
-    "loadgen.transports",
     "sidecar",
     "sidecar.options",
 }

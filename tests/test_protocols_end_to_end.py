@@ -22,9 +22,8 @@ from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.request import Prompt, Target
 from loadgen.requests import table as log
-from loadgen.transports import link_of
-from loadgen.transports.link import Link, WorkerSpec
-from loadgen.transports.transport import Exchange
+from loadgen.transports import open_transport
+from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir import frames
 from rundir.clock import Clock
 from simulator.engine.history import RequestRecord
@@ -196,7 +195,7 @@ async def test_the_servers_own_times_are_the_truths(tmp_path: Path, protocol: st
         assert expected == told_ms, name
 
 
-def linked(url: str, protocol: str, **changes: object) -> Link:
+def linked(url: str, protocol: str, **changes: object) -> Transport:
     """The link that a worker would choose."""
     fields = {
         "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
@@ -205,7 +204,7 @@ def linked(url: str, protocol: str, **changes: object) -> Link:
     } | changes  # fmt: skip
     spec = WorkerSpec(**fields)
     clock = Clock(offset_ns=spec.clock_offset_ns)
-    return link_of(spec, clock)
+    return open_transport(spec, clock)
 
 
 @contextlib.asynccontextmanager

@@ -44,11 +44,6 @@ class Asked:
     ignore_eos: bool
 
 
-def root_url(base_url: str) -> str:
-    """The server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
-    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
 def joined(prompt: Prompt) -> str:
     """The one text that a protocol without roles is sent: the system prompt, a blank line, the prompt."""
     return f"{prompt.system}\n\n{prompt.text}" if prompt.system else prompt.text

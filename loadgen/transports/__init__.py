@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from loadgen.transports.http import HttpLink
+from loadgen.transports.http import HttpTransport
 from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.link import Link, WorkerSpec
+from loadgen.transports.transport import Transport, WorkerSpec
 from rundir.clock import Clock
 
 
-def link_of(spec: WorkerSpec, clock: Clock, stamps: ReceiveStamps | None = None) -> Link:
-    """The transport that was asked for; the others stay unloaded, since gRPC alone takes a tenth of a second.
+def open_transport(spec: WorkerSpec, clock: Clock, stamps: ReceiveStamps | None = None) -> Transport:
+    """Return the transport that a specification names; the others stay unloaded: gRPC alone takes a tenth of a second.
 
     Raises ValueError or OSError on an unusable specification.
     """
     if spec.transport == "websocket":
-        from loadgen.transports.websocket import WebSocketLink  # noqa: PLC0415
+        from loadgen.transports.websocket import WebSocketTransport  # noqa: PLC0415
 
-        return WebSocketLink(spec, clock)
+        return WebSocketTransport(spec, clock)
     if spec.transport == "grpc":
-        from loadgen.transports.grpc import GrpcLink  # noqa: PLC0415
+        from loadgen.transports.grpc import GrpcTransport  # noqa: PLC0415
 
-        return GrpcLink(spec, clock)
-    return HttpLink(spec, clock, stamps=stamps or ReceiveStamps(clock))
+        return GrpcTransport(spec, clock)
+    return HttpTransport(spec, clock, stamps=stamps or ReceiveStamps(clock))

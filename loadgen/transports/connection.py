@@ -1,179 +1,242 @@
-"""Where the bytes of a connection come from: a plain socket read with the kernel's stamps, or a stream under TLS."""
+"""The hot path: one request on one connection, its bytes and their time stamps.
+
+A read in the middle of a chunked body costs three appends and a look at its last bytes. All else waits until these may
+be the last, or until somebody asks (`Exchange.catch_up`): walking and stamping many reads in one go costs a fraction.
+Nothing is decoded here. What goes wrong on the way is data (`Exchange.error`), never an exception, and nothing is tried
+twice. Where bytes come from is left to a wire: sockets.py.
+
+T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
+handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
-import sys
-from typing import cast
+from array import array
+from functools import lru_cache
+from itertools import accumulate, islice
+from typing import Protocol
 
-from loadgen.transports.lateness import NO_STAMP, TIMESPEC, ReceiveStamps
-from loadgen.transports.transport import Connection
+from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
+from loadgen.transports.lateness import ReceiveStamps
+from loadgen.transports.transport import Exchange, one_line
 from rundir.clock import Clock
 
-# More would give many events one stamp.
-_READ_BYTES = 32_768
-# Linux: ask for the time a segment came in (as struct timespec). Python has no name for it; the value is the one of all
-# architectures but parisc and sparc, where asking fails or is answered by nothing.
-_SO_TIMESTAMPNS = 35
-_CONTROL_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
+# Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
+MAX_IDLE_NS = 4_000_000_000
+# Most servers' heads differ by their date alone, once a second.
+_parse_head = lru_cache(maxsize=64)(parse_head)
+# What a chunked body ends with, and how long that is at most; newlines may be bare. Where trailers mix both kinds of
+# newline, or bytes follow a last chunk with bare ones in the same read, the end is only found by the next flush.
+_BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
+_BLANK_LINE_BYTES = 4
+_LAST_CHUNK = b"0\r\n\r\n"
 
-Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 
-
-class SocketWire:
-    """A non-blocking TCP socket, read by recvmsg as soon as there is something; owns the socket.
-
-    Each read is told with when it returned and the kernel's stamp, of the last segment in it, where there is one.
-    """
-
-    __slots__ = ("_connection", "_loop", "_monotonic_ns", "_offset_ns", "_received", "_recvmsg", "_rest", "_socket")
-
-    def __init__(self, connection: Connection, sock: socket.socket, clock: Clock) -> None:
-        self._connection = connection
-        self._received = connection.received
-        self._socket = sock
-        self._recvmsg = sock.recvmsg
-        # Clock.now_ns, taken apart: a call a read.
-        self._monotonic_ns, self._offset_ns = clock.monotonic_ns, clock.offset_ns
-        self._loop = asyncio.get_running_loop()
-        self._rest = memoryview(b"")
-        self._loop.add_reader(sock, self._readable)
+class Wire(Protocol):
+    """Bytes to and from a peer. It tells its connection: `received`, `sent`, `ended_by_peer`, `lost`."""
 
     @property
     def unsent(self) -> bool:
-        return bool(self._rest)
+        """Whether the kernel has not taken everything yet."""
 
     def send(self, data: bytes) -> None:
-        self._rest = memoryview(data)
-        self._push()
-        if self._rest:
-            self._loop.add_writer(self._socket, self._writable)
+        """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
 
     def abort(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._socket.close()
-        self._rest = memoryview(b"")
-
-    def _push(self) -> None:
-        # Before the call: a peer on this very machine can be woken by it, and run in our place until it has answered.
-        at_ns = self._monotonic_ns() + self._offset_ns
-        try:
-            self._rest = self._rest[self._socket.send(self._rest) :]
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._rest = memoryview(b"")
-            # Not from within begin(), whose caller has yet to wait.
-            self._loop.call_soon(self._connection.lost, error)
-            return
-        if not self._rest:
-            self._connection.sent(at_ns)
-
-    def _writable(self) -> None:
-        self._push()
-        if not self._rest and self._socket.fileno() >= 0:
-            self._loop.remove_writer(self._socket)
-
-    def _readable(self) -> None:
-        try:
-            data, control, _, _ = self._recvmsg(_READ_BYTES, _CONTROL_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._connection.lost(error)
-            return
-        if not data:
-            self._connection.ended_by_peer()
-            return
-        stamp = control[0][2] if control else NO_STAMP
-        self._received(data, self._monotonic_ns() + self._offset_ns, stamp)
+        """Close at once and tell nothing more; may be called again."""
 
 
-class StreamWire(asyncio.Protocol):
-    """A transport of the event loop's, for TLS; reads are stamped when it hands them over."""
+class Connection:
+    """One connection and at most one exchange on it; owns its wire."""
 
-    __slots__ = ("_clock", "_connection", "_transport")
+    __slots__ = (
+        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
+        "_raw_head", "_read_ns", "_stamps", "_wire", "idle_ns",
+    )  # fmt: skip
 
-    def __init__(self, connection: Connection, clock: Clock) -> None:
-        self._connection = connection
+    def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
         self._clock = clock
-        self._transport: asyncio.Transport | None = None
+        self._stamps = stamps
+        self._wire: Wire | None = None
+        self._exchange: Exchange | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._head: Head | None = None
+        self._end: BodyEnd | None = None
+        self._raw_head = bytearray()
+        self._floor_ns = -1
+        self.idle_ns = 0
+        # Reads that nobody has looked at yet: their bytes, when they returned, and the kernel's stamps.
+        self._pieces: list[bytes] = []
+        self._read_ns = array("q")
+        self._kernel_stamps = bytearray()
+        self._in_chunks = False
 
     @property
-    def unsent(self) -> bool:
-        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+    def usable(self) -> bool:
+        """Whether another request may be sent: open, idle, and not idle for too long."""
+        return self._wire is not None and self._exchange is None and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
 
-    def send(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-            if not self.unsent:
-                self._connection.sent(self._clock.now_ns())
+    def begin(self, exchange: Exchange, request: bytes) -> asyncio.Future[None]:
+        """Send `request`; the future is done when the exchange has ended, well or not."""
+        if self._wire is None:
+            raise RuntimeError("a connection was used before it was made")
+        self._exchange = exchange
+        exchange.catch_up = self._catch_up
+        self._head = self._end = None
+        self._raw_head.clear()
+        self._floor_ns = -1
+        self._done = done = asyncio.get_running_loop().create_future()
+        self._wire.send(request)
+        return done
 
     def abort(self) -> None:
-        """Close the transport; it closes its socket in the loop's next turn."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close at once; an exchange under way gets no more bytes and keeps what it has."""
+        self._catch_up()
+        self._exchange = None
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abort()
 
-    # asyncio.Protocol
+    # What the wire tells
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not by isinstance: uvloop's transports are asyncio.Transports in all but name.
-        self._transport = cast("asyncio.Transport", transport)
-        # Every unsent byte pauses writing, so resume_writing tells when the last one has left.
-        self._transport.set_write_buffer_limits(high=0)
+    def made(self, wire: Wire) -> None:
+        """There is a wire now."""
+        self._wire = wire
+        self.idle_ns = self._clock.now_ns()
 
-    def resume_writing(self) -> None:
-        self._connection.sent(self._clock.now_ns())
+    def sent(self, at_ns: int) -> None:
+        """The kernel has taken all that there was to send."""
+        exchange = self._exchange
+        if exchange is not None and exchange.submit_ns < 0:
+            exchange.submit_ns = self._floor_ns = at_ns
 
-    def data_received(self, data: bytes) -> None:
-        self._connection.received(data, self._clock.now_ns(), NO_STAMP)
+    def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
+        """A read returned at the given moment, of bytes that the kernel had stamped; see ReceiveStamps.moved."""
+        self._pieces.append(data)
+        self._read_ns.append(at_ns)
+        self._kernel_stamps += kernel_stamp
+        # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
+        # clearing up the exception costs as much as the search.
+        if (
+            not self._in_chunks
+            or data.endswith(_BLANK_LINE)
+            or len(data) < _BLANK_LINE_BYTES
+            or data.find(_LAST_CHUNK) >= 0
+        ):
+            self._catch_up()
 
-    def eof_received(self) -> None:
-        # Returning None lets the transport close itself; connection_lost follows.
-        self._connection.ended_by_peer()
+    def ended_by_peer(self) -> None:
+        """The peer will send nothing more."""
+        self._catch_up()
+        self._closed("closed by the peer")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.lost(exc)
+    def lost(self, error: Exception | None) -> None:
+        """The wire is no more; without an error somebody closed it."""
+        self._catch_up()
+        if error is None:
+            self._closed("closed")
+        elif self._exchange is not None:
+            self._finish(self._now_ns(), f"reset: {one_line(error)}{self._progress()}")
+        else:
+            self.abort()
 
+    # What was read
 
-async def connect(address: Address, clock: Clock, stamps: ReceiveStamps) -> Connection:
-    """Connect by plain TCP. Raises OSError."""
-    family, where = address
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sys.platform == "linux":
-            _ask_for_stamps(sock)
-        await asyncio.get_running_loop().sock_connect(sock, where)
-    except BaseException:
-        sock.close()
-        raise
-    connection = Connection(clock, stamps)
-    connection.made(SocketWire(connection, sock, clock))
-    return connection
+    def _catch_up(self) -> None:
+        """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
+        self._read_ns, self._kernel_stamps = array("q"), bytearray()
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()  # bytes that nobody asked for
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        before, begin, stop, error = len(exchange.body), 0, -1, ""
+        try:
+            if self._end is None:
+                begin = self._take_head(exchange, data)
+            if self._end is not None:
+                stop = self._end.feed(data, begin)
+        except ProtocolError as found:
+            error, stop = f"protocol: {found}", max(found.at, begin)
+        ended = stop >= 0
+        exchange.body += data[begin : stop if ended else len(data)]
+        ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))
+        if ended:
+            # What was read behind the end is nobody's.
+            length = len(exchange.body)
+            count = next(read for read, end in enumerate(ends, start=1) if end >= length)
+            stamps_ns, ends = stamps_ns[:count], [*ends[: count - 1], length]
+        exchange.read_ends.extend(ends)
+        exchange.reads_ns.extend(stamps_ns)
+        self._floor_ns = stamps_ns[-1]
+        if error:
+            self._finish(self._floor_ns, error)
+        elif ended:
+            self._complete(self._floor_ns, surplus=stop < len(data))
 
+    def _take_head(self, exchange: Exchange, data: bytes) -> int:
+        """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
+        before = len(self._raw_head)
+        self._raw_head += data
+        while (stop := head_end(self._raw_head)) >= 0:
+            raw = bytes(self._raw_head[:stop])
+            head = _parse_head(raw)
+            if head.status == 101 or head.status >= 200:
+                if head.status == 101:
+                    raise ProtocolError("101 Switching Protocols was not asked for")
+                exchange.status, exchange.head = head.status, raw
+                self._head, self._end = head, BodyEnd(head)
+                self._in_chunks = self._end.chunked
+                self._raw_head = bytearray()
+                return stop - before
+            del self._raw_head[:stop]  # an interim 1xx answer
+            before -= stop
+        if len(self._raw_head) > MAX_HEAD_BYTES:
+            raise ProtocolError("a response head longer than 64 KiB")
+        return len(data)
 
-async def connect_tls(
-    address: Address, clock: Clock, stamps: ReceiveStamps, *, tls: ssl.SSLContext, host: str
-) -> Connection:
-    """Connect and shake hands with `host`. Raises OSError."""
-    connection = Connection(clock, stamps)
-    where = address[1]
-    _, wire = await asyncio.get_running_loop().create_connection(
-        lambda: StreamWire(connection, clock), str(where[0]), int(where[1]), ssl=tls, server_hostname=host
-    )
-    connection.made(wire)
-    return connection
+    # The exchange's ends
 
+    def _closed(self, what: str) -> None:
+        if self._exchange is None:
+            self.abort()
+            return
+        error = "" if self._end is not None and self._end.until_close else f"reset: {what}{self._progress()}"
+        self._finish(self._now_ns(), error)
 
-def _ask_for_stamps(sock: socket.socket) -> None:
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    except OSError:
-        # A kernel that has none, as gVisor's: reads are then stamped by us, and WorkerStat says so.
-        return
+    def _progress(self) -> str:
+        exchange = self._exchange
+        if exchange is None or self._head is None:
+            return " in the middle of the response head" if self._raw_head else " before any response"
+        return f" after {exchange.body_bytes + len(exchange.body)} body bytes"
+
+    def _now_ns(self) -> int:
+        return max(self._clock.now_ns(), self._floor_ns)
+
+    def _complete(self, end_ns: int, *, surplus: bool) -> None:
+        wire, head = self._wire, self._head
+        reusable = not surplus and head is not None and head.keep_alive and wire is not None and not wire.unsent
+        exchange, done = self._exchange, self._done
+        self._exchange = None
+        self._in_chunks = False
+        self.idle_ns = end_ns
+        if exchange is not None:
+            exchange.end_ns = end_ns
+        if not reusable:
+            self.abort()
+        if done is not None and not done.done():
+            done.set_result(None)
+
+    def _finish(self, end_ns: int, error: str) -> None:
+        """End the exchange and the connection with it."""
+        exchange, done = self._exchange, self._done
+        if exchange is not None:
+            exchange.error, exchange.end_ns = error, end_ns
+        self.abort()
+        if done is not None and not done.done():
+            done.set_result(None)

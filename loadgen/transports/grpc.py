@@ -22,8 +22,8 @@ from grpc import aio
 
 from loadgen.protocols.kserve import CONTENT_TYPE, frame, trailers, with_id
 from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.link import TlsSpec, WorkerSpec
-from loadgen.transports.transport import Exchange, waiting_for
+from loadgen.transports.transport import Exchange, WorkerSpec, waiting_for
+from rundir.access import Tls
 from rundir.clock import Clock
 
 # What HTTP/2 asks a server to allow at least; beyond a server's limit streams would wait in the client, unseen.
@@ -54,7 +54,7 @@ class _Channel:
     streams: int = 0
 
 
-class GrpcLink:
+class GrpcTransport:
     """Connections to gRPC servers, a hundred streams each at most; owns them all."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
@@ -74,7 +74,7 @@ class GrpcLink:
                 await one.channel.close()
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
-        """Send a request and wait for the end of its stream; whatever happens stands in `exchange`; see link.Link."""
+        """Send a request and wait for the end of its stream; whatever happens stands in `exchange`; see Transport."""
         url = self._spec.roots[planned.url]
         taken = self._take(url)
         taken.streams += 1
@@ -193,7 +193,7 @@ def _is_tls(url: str) -> bool:
     return url.startswith(("https:", "grpcs:"))
 
 
-def _credentials(spec: TlsSpec) -> grpc.ChannelCredentials:
+def _credentials(spec: Tls) -> grpc.ChannelCredentials:
     if spec.insecure:
         raise ValueError("tls: grpcio cannot leave a server's certificate unchecked; name its authority instead")
     read = [Path(name).read_bytes() if name else None for name in (spec.ca, spec.key or spec.cert, spec.cert)]

@@ -1,24 +1,164 @@
-"""HTTP/1.1 requests: their heads, and which pool of connections carries them."""
+"""Requests over HTTP/1.1: their heads, and the connections that carry them, kept alive between requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
 from loadgen.records import PlannedRequest, request_id, traceparent
+from loadgen.transports.connection import Connection
 from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.link import WorkerSpec, tls_context
-from loadgen.transports.pool import Pool, origin_of
-from loadgen.transports.transport import Exchange
+from loadgen.transports.sockets import Address, connect, connect_tls
+from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
+from rundir.access import tls_context
 from rundir.clock import Clock
 
 _RESOLVE_S = 2.0
 
 
-class HttpLink:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Scheme, host and port of a target."""
+
+    tls: bool
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Host and port as in a Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of a URL; its path does not matter. Raises ValueError when it is not http(s)."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url!r} is not an http:// or https:// URL")
+    tls = parts.scheme == "https"
+    return Origin(tls=tls, host=parts.hostname, port=parts.port or (443 if tls else 80))
+
+
+class Pool:
+    """Connections to one origin, kept alive between requests unless told otherwise; owns them all.
+
+    There is no limit to how many are open at once: an open loop never waits for one. The most recently used idle one
+    is taken first, so that the rest grow old and are dropped.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        clock: Clock,
+        *,
+        tls: ssl.SSLContext | None = None,
+        reuse: bool = True,
+        stamps: ReceiveStamps | None = None,
+    ) -> None:
+        self._origin = origin
+        self._clock = clock
+        self._tls = (tls or ssl.create_default_context()) if origin.tls else None
+        self._reuse = reuse
+        self._stamps = stamps or ReceiveStamps(clock)
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._addresses: tuple[Address, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._open:
+            connection.abort()
+        # Aborted transports close their sockets in the loop's next turn.
+        await asyncio.sleep(0)
+
+    async def perform(self, exchange: Exchange, request: bytes, *, timeout_s: float) -> None:
+        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`; see Transport."""
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = self._take_idle()
+                exchange.reused = connection is not None
+                if connection is None:
+                    connection = await self._connect()
+                exchange.connected_ns = self._clock.now_ns()
+                await connection.begin(exchange, request)
+        except TimeoutError:
+            exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
+        except OSError as error:
+            exchange.error = f"connect: {one_line(error)}"
+        finally:
+            if exchange.end_ns < 0:
+                if connection is not None:
+                    connection.abort()
+                exchange.end_ns = self._clock.now_ns()
+            if connection is not None:
+                self._put_back(connection)
+
+    async def resolve(self) -> None:
+        """Look the host up, once: for each connection it would go through a thread pool and show as lateness.
+
+        Raises OSError when the name does not resolve.
+        """
+        host, port = self._origin.host, self._origin.port
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self._addresses = tuple(dict.fromkeys((entry[0], entry[4]) for entry in found))
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            self._drop(connection)
+        return None
+
+    def _put_back(self, connection: Connection) -> None:
+        if self._reuse and connection.usable:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+        # The oldest stand first; two a turn keep the list free of the dead at no cost to speak of.
+        for old in self._idle[:2]:
+            if not old.usable:
+                self._idle.remove(old)
+                self._drop(old)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.abort()
+        self._open.discard(connection)
+
+    async def _connect(self) -> Connection:
+        if not self._addresses:
+            await self.resolve()
+        failure = OSError(f"{self._origin.host} has no address")
+        for address in self._addresses:
+            try:
+                if self._tls is None:
+                    connection = await connect(address, self._clock, self._stamps)
+                else:
+                    tls, host = self._tls, self._origin.host
+                    connection = await connect_tls(address, self._clock, self._stamps, tls=tls, host=host)
+            except TimeoutError as error:
+                # The kernel's own: asyncio.timeout cancels instead. With its errno it would be a TimeoutError again.
+                failure = OSError(one_line(error))
+            except OSError as error:
+                failure = error
+            else:
+                self._addresses = (address,)
+                self._open.add(connection)
+                return connection
+        raise failure
+
+
+class HttpTransport:
     """One pool of connections an origin; owns them. Raises ValueError or OSError on an unusable specification."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock, *, stamps: ReceiveStamps) -> None:

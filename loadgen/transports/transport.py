@@ -1,41 +1,55 @@
-"""The hot path: one request on one connection, its bytes and their time stamps.
+"""What every transport shares: a worker's specification, one exchange with its stamps, and why an exchange failed.
 
-A read in the middle of a chunked body costs three appends and a look at its last bytes. All else waits until these may
-be the last, or until somebody asks (`Exchange.catch_up`): walking and stamping many reads in one go costs a fraction.
-Nothing is decoded here. What goes wrong on the way is data (`Exchange.error`), never an exception, and nothing is tried
-twice. Where bytes come from is a wire's: wires.py.
-
-T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
-handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
+Nothing here needs numpy or aiohttp, so that a load worker starts fast.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate, islice
-from typing import Protocol
+from typing import Annotated, Literal, Protocol, Self
 
-from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
-from loadgen.transports.lateness import ReceiveStamps
-from rundir.clock import Clock
+import msgspec
 
-# Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
-MAX_IDLE_NS = 4_000_000_000
+from loadgen.records import PlannedRequest
+from rundir.access import Tls, root_url
+
 _MESSAGE_CHARS = 200
-# Most servers' heads differ by their date alone, once a second.
-_parse_head = lru_cache(maxsize=64)(parse_head)
-# What a chunked body ends with, and how long that is at most; newlines may be bare. Where trailers mix both kinds of
-# newline, or bytes follow a last chunk with bare ones in the same read, the end is only found by the next flush.
-_BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
-_BLANK_LINE_BYTES = 4
-_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker is told once.
+
+    urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
+    protocol   the name in protocols.PROTOCOLS that reads the replies
+    reuse      keep connections for further requests
+    stderr     file that the worker's standard error goes to; "": where it goes already
+    sessions   send the later turns of sessions too; without it, only the first ones
+    """
+
+    worker: int
+    workers: int
+    run_id: str
+    clock_offset_ns: int
+    headers: dict[str, str]
+    out: str
+    request_timeout_s: float
+    urls: Annotated[list[str], msgspec.Meta(min_length=1)]
+    transport: Literal["http", "websocket", "grpc"] = "http"
+    protocol: str = "chat"
+    tls: Tls = Tls()
+    reuse: bool = True
+    sessions: bool = False
+    stderr: str = ""
+
+    @property
+    def roots(self) -> list[str]:
+        """The URLs as `PlannedRequest.path` goes behind them."""
+        return [root_url(url) for url in self.urls]
 
 
 def _nothing_to_catch_up() -> None:
@@ -70,213 +84,19 @@ class Exchange:
     catch_up: Callable[[], None] = _nothing_to_catch_up
 
 
-class Wire(Protocol):
-    """Bytes to and from a peer. It tells its connection: `received`, `sent`, `ended_by_peer`, `lost`."""
+class Transport(Protocol):
+    """Connections to a worker's targets; an async context manager that owns them all."""
 
-    @property
-    def unsent(self) -> bool:
-        """Whether the kernel has not taken everything yet."""
+    async def __aenter__(self) -> Self: ...
 
-    def send(self, data: bytes) -> None:
-        """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
+    async def __aexit__(self, *_: object) -> None: ...
 
-    def abort(self) -> None:
-        """Close at once and tell nothing more; may be called again."""
+    async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
+        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`.
 
-
-class Connection:
-    """One connection and at most one exchange on it; owns its wire."""
-
-    __slots__ = (
-        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
-        "_raw_head", "_read_ns", "_stamps", "_wire", "idle_ns",
-    )  # fmt: skip
-
-    def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
-        self._clock = clock
-        self._stamps = stamps
-        self._wire: Wire | None = None
-        self._exchange: Exchange | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._head: Head | None = None
-        self._end: BodyEnd | None = None
-        self._raw_head = bytearray()
-        self._floor_ns = -1
-        self.idle_ns = 0
-        # Reads that nobody has looked at yet: their bytes, when they returned, and the kernel's stamps.
-        self._pieces: list[bytes] = []
-        self._read_ns = array("q")
-        self._kernel_stamps = bytearray()
-        self._in_chunks = False
-
-    @property
-    def usable(self) -> bool:
-        """Whether another request may be sent: open, idle, and not idle for too long."""
-        return self._wire is not None and self._exchange is None and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
-
-    def begin(self, exchange: Exchange, request: bytes) -> asyncio.Future[None]:
-        """Send `request`; the future is done when the exchange has ended, well or not."""
-        if self._wire is None:
-            raise RuntimeError("a connection was used before it was made")
-        self._exchange = exchange
-        exchange.catch_up = self._catch_up
-        self._head = self._end = None
-        self._raw_head.clear()
-        self._floor_ns = -1
-        self._done = done = asyncio.get_running_loop().create_future()
-        self._wire.send(request)
-        return done
-
-    def abort(self) -> None:
-        """Close at once; an exchange under way gets no more bytes and keeps what it has."""
-        self._catch_up()
-        self._exchange = None
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.abort()
-
-    # What the wire tells
-
-    def made(self, wire: Wire) -> None:
-        """There is a wire now."""
-        self._wire = wire
-        self.idle_ns = self._clock.now_ns()
-
-    def sent(self, at_ns: int) -> None:
-        """The kernel has taken all that there was to send."""
-        exchange = self._exchange
-        if exchange is not None and exchange.submit_ns < 0:
-            exchange.submit_ns = self._floor_ns = at_ns
-
-    def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
-        """A read returned at the given moment, of bytes that the kernel had stamped; see ReceiveStamps.moved."""
-        self._pieces.append(data)
-        self._read_ns.append(at_ns)
-        self._kernel_stamps += kernel_stamp
-        # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
-        # clearing up the exception costs as much as the search.
-        if (
-            not self._in_chunks
-            or data.endswith(_BLANK_LINE)
-            or len(data) < _BLANK_LINE_BYTES
-            or data.find(_LAST_CHUNK) >= 0
-        ):
-            self._catch_up()
-
-    def ended_by_peer(self) -> None:
-        """The peer will send nothing more."""
-        self._catch_up()
-        self._closed("closed by the peer")
-
-    def lost(self, error: Exception | None) -> None:
-        """The wire is no more; without an error somebody closed it."""
-        self._catch_up()
-        if error is None:
-            self._closed("closed")
-        elif self._exchange is not None:
-            self._finish(self._now_ns(), f"reset: {one_line(error)}{self._progress()}")
-        else:
-            self.abort()
-
-    # What was read
-
-    def _catch_up(self) -> None:
-        """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""
-        if not self._pieces:
-            return
-        pieces, self._pieces = self._pieces, []
-        stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
-        self._read_ns, self._kernel_stamps = array("q"), bytearray()
-        exchange = self._exchange
-        if exchange is None:
-            self.abort()  # bytes that nobody asked for
-            return
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        before, begin, stop, error = len(exchange.body), 0, -1, ""
-        try:
-            if self._end is None:
-                begin = self._take_head(exchange, data)
-            if self._end is not None:
-                stop = self._end.feed(data, begin)
-        except ProtocolError as found:
-            error, stop = f"protocol: {found}", max(found.at, begin)
-        ended = stop >= 0
-        exchange.body += data[begin : stop if ended else len(data)]
-        ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))
-        if ended:
-            # What was read behind the end is nobody's.
-            length = len(exchange.body)
-            count = next(read for read, end in enumerate(ends, start=1) if end >= length)
-            stamps_ns, ends = stamps_ns[:count], [*ends[: count - 1], length]
-        exchange.read_ends.extend(ends)
-        exchange.reads_ns.extend(stamps_ns)
-        self._floor_ns = stamps_ns[-1]
-        if error:
-            self._finish(self._floor_ns, error)
-        elif ended:
-            self._complete(self._floor_ns, surplus=stop < len(data))
-
-    def _take_head(self, exchange: Exchange, data: bytes) -> int:
-        """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
-        before = len(self._raw_head)
-        self._raw_head += data
-        while (stop := head_end(self._raw_head)) >= 0:
-            raw = bytes(self._raw_head[:stop])
-            head = _parse_head(raw)
-            if head.status == 101 or head.status >= 200:
-                if head.status == 101:
-                    raise ProtocolError("101 Switching Protocols was not asked for")
-                exchange.status, exchange.head = head.status, raw
-                self._head, self._end = head, BodyEnd(head)
-                self._in_chunks = self._end.chunked
-                self._raw_head = bytearray()
-                return stop - before
-            del self._raw_head[:stop]  # an interim 1xx answer
-            before -= stop
-        if len(self._raw_head) > MAX_HEAD_BYTES:
-            raise ProtocolError("a response head longer than 64 KiB")
-        return len(data)
-
-    # The exchange's ends
-
-    def _closed(self, what: str) -> None:
-        if self._exchange is None:
-            self.abort()
-            return
-        error = "" if self._end is not None and self._end.until_close else f"reset: {what}{self._progress()}"
-        self._finish(self._now_ns(), error)
-
-    def _progress(self) -> str:
-        exchange = self._exchange
-        if exchange is None or self._head is None:
-            return " in the middle of the response head" if self._raw_head else " before any response"
-        return f" after {exchange.body_bytes + len(exchange.body)} body bytes"
-
-    def _now_ns(self) -> int:
-        return max(self._clock.now_ns(), self._floor_ns)
-
-    def _complete(self, end_ns: int, *, surplus: bool) -> None:
-        wire, head = self._wire, self._head
-        reusable = not surplus and head is not None and head.keep_alive and wire is not None and not wire.unsent
-        exchange, done = self._exchange, self._done
-        self._exchange = None
-        self._in_chunks = False
-        self.idle_ns = end_ns
-        if exchange is not None:
-            exchange.end_ns = end_ns
-        if not reusable:
-            self.abort()
-        if done is not None and not done.done():
-            done.set_result(None)
-
-    def _finish(self, end_ns: int, error: str) -> None:
-        """End the exchange and the connection with it."""
-        exchange, done = self._exchange, self._done
-        if exchange is not None:
-            exchange.error, exchange.end_ns = error, end_ns
-        self.abort()
-        if done is not None and not done.done():
-            done.set_result(None)
+        Raises nothing but CancelledError, when it has ended the stream or the connection; naming the reason in
+        `exchange.error` is then the caller's.
+        """
 
 
 def waiting_for(exchange: Exchange) -> str:

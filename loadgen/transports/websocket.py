@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 
 from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.link import WorkerSpec, tls_context
-from loadgen.transports.transport import Exchange, one_line, waiting_for
+from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
+from rundir.access import aiohttp_tls
 from rundir.clock import Clock
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
@@ -32,20 +32,21 @@ class _Kind(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Kind).decode
 
 
-class WebSocketLink:
+class WebSocketTransport:
     """Connections that carry one request at a time, kept for the next one; owns them all."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
         """Raises OSError when a certificate cannot be read."""
         self._spec = spec
         self._clock = clock
-        self._tls = tls_context(spec.tls) if any(url.startswith(("https:", "wss:")) for url in spec.roots) else None
+        secure = any(url.startswith(("https:", "wss:")) for url in spec.roots)
+        self._tls = aiohttp_tls(spec.tls) if secure else True
         self._session: aiohttp.ClientSession | None = None
         self._idle: dict[str, list[aiohttp.ClientWebSocketResponse]] = {}
 
     async def __aenter__(self) -> Self:
         # No limit: an open loop never waits for a connection. A name is looked up once.
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls if self._tls is not None else True)
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._spec.headers)
         return self
 
@@ -57,7 +58,7 @@ class WebSocketLink:
             await self._session.close()
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
-        """Send a request and wait for its last message; whatever happens stands in `exchange`; see link.Link."""
+        """Send a request and wait for its last message; whatever happens stands in `exchange`; see Transport."""
         url = self._spec.roots[planned.url] + planned.path
         connection: aiohttp.ClientWebSocketResponse | None = None
         whole = False
@@ -87,7 +88,7 @@ class WebSocketLink:
 
     async def _connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
-            raise RuntimeError("a link was used before it was entered")
+            raise RuntimeError("a transport was used before it was entered")
         return await self._session.ws_connect(url, max_msg_size=0, compress=0)
 
     def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
-from rundir.access import Access, bare, headers_for, masked, tls_context
+from rundir.access import Access, aiohttp_tls, bare, headers_for, masked, root_url
 from rundir.stats import Missing
 from scraper.exposition import MalformedPage, PageReader
 
@@ -86,17 +86,10 @@ def open_session(access: Access = NOBODY) -> aiohttp.ClientSession:
     """
     return aiohttp.ClientSession(
         headers={"Accept": ACCEPT},
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, ssl=_tls(access)),
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, ssl=aiohttp_tls(access)),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,  # a bomb is ours to bound, whichever aiohttp there is
     )
-
-
-def _tls(access: Access) -> ssl.SSLContext | bool:
-    """What aiohttp takes: without options of TLS its own context, since to make another takes some 25 ms."""
-    if not (access.ca or access.cert or access.insecure):
-        return True
-    return tls_context(access)
 
 
 async def scrape(
@@ -167,7 +160,7 @@ def candidates(parts: SplitResult) -> tuple[str, ...]:
     """Return the URLs at which the metrics of a server at this base URL may be, the likeliest first."""
     if "metrics" in parts.path:
         return (urlunsplit(parts._replace(fragment="")),)
-    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    prefix = root_url(parts.path)
     own = () if prefix != parts.path.rstrip("/") or not prefix else (parts.path,)
     prefixes = (prefix, "") if prefix else ("",)
     paths = [*own, *(before + path for before in prefixes for path in PATHS)]

@@ -23,8 +23,7 @@ from loadgen.plan.tokenizers import (
     probe_server,
 )
 from loadgen.protocols.request import Target
-from loadgen.transports.link import TlsSpec, tls_context
-from rundir.access import Access, masked
+from rundir.access import Access, Tls, masked, tls_context
 from rundir.stats import Missing
 from scraper.targets.fetch import Limits, clock_of, discover
 from sidecar.errors import ConfigurationError, TargetUnreachable
@@ -114,7 +113,7 @@ def contact_of(options: ContactOptions) -> Contact:
         endpoint=options.endpoint,
         headers={**own, **require_headers("--header", options.header)},
         extra=extra_of(options),
-        tls=TlsSpec(**paths, insecure=options.insecure),
+        tls=Tls(**paths, insecure=options.insecure),
     )
 
 
@@ -234,7 +233,7 @@ async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tupl
             return LocalTokenizer(Path(name)), None
         except TokenizerError as error:
             raise ConfigurationError(named("--tokenizer", name, str(error))) from error
-    tls = None if contact.tls == TlsSpec() else tls_context(contact.tls)
+    tls = None if contact.tls == Tls() else tls_context(contact.tls)
     probed = await probe_server(served.url, served.model, contact.headers, tls=tls)
     if isinstance(probed, ServerTokenizer):
         return probed, None

@@ -149,7 +149,7 @@ async def _scraping(session: Session, scraper: Child, spec: Mapping[str, Any]) -
 def worker_spec(
     number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
 ) -> dict[str, Any]:
-    """Return what a load worker is told: `loadgen.transports.link.WorkerSpec` as JSON."""
+    """Return what a load worker is told: `loadgen.transports.transport.WorkerSpec` as JSON."""
     return {
         "worker": number,
         "workers": options.worker_count,
@@ -157,7 +157,7 @@ def worker_spec(
         "clock_offset_ns": clock.offset_ns,
         "urls": [one.url for one in found.served],
         "headers": dict(found.contact.headers),
-        "tls": msgspec.structs.asdict(found.contact.tls),
+        "tls": asdict(found.contact.tls),
         "transport": PROTOCOLS[options.endpoint].transport,
         "protocol": options.endpoint,
         "reuse": options.reuse,

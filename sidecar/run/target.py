@@ -21,11 +21,11 @@ from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.models import OPENAI
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.request import Endpoint, Prompt, Target, root_url
+from loadgen.protocols.request import Endpoint, Prompt, Target
 from loadgen.records import plan_end
-from loadgen.transports import link_of
-from loadgen.transports.link import TlsSpec, WorkerSpec, tls_context
-from loadgen.transports.transport import Exchange
+from loadgen.transports import open_transport
+from loadgen.transports.transport import Exchange, WorkerSpec
+from rundir.access import Tls, aiohttp_tls, root_url
 from rundir.clock import Clock
 from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse, TargetUnreachable
 
@@ -45,12 +45,11 @@ class Contact:
     endpoint: Endpoint = "chat"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
-    tls: TlsSpec = field(default_factory=TlsSpec)
+    tls: Tls = field(default_factory=Tls)
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
-        """Open what questions are asked with; the caller's to close. Raises OSError when a certificate is unusable."""
-        # Without options of TLS aiohttp's own context: to make another takes some 25 ms.
-        connector = aiohttp.TCPConnector(ssl=True if self.tls == TlsSpec() else tls_context(self.tls))
+        """Open what questions are asked with; the caller's to close. Raises UnusableFile for a certificate."""
+        connector = aiohttp.TCPConnector(ssl=aiohttp_tls(self.tls))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return aiohttp.ClientSession(timeout=timeout, headers=dict(self.headers), connector=connector)
 
@@ -235,8 +234,8 @@ async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exch
     clock = Clock(offset_ns=0)
     exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())
     planned = msgspec.structs.replace(plan_end("preflight"), index=0, path=path, body=body)
-    async with link_of(spec, clock) as link:
-        performed = asyncio.ensure_future(link.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S))
+    async with open_transport(spec, clock) as transport:
+        performed = asyncio.ensure_future(transport.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S))
         try:
             while not performed.done():
                 # The end of a body that has bytes behind it shows only to who asks; in a load the recorder does.

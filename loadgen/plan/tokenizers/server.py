@@ -10,7 +10,8 @@ import msgspec
 
 from loadgen.plan.tokenizers.fitting import TokenizerError
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.request import Prompt, messages_of, root_url
+from loadgen.protocols.request import Prompt, messages_of
+from rundir.access import root_url
 
 if TYPE_CHECKING:
     import aiohttp

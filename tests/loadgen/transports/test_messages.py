@@ -22,10 +22,10 @@ from loadgen.protocols import PROTOCOLS, kserve
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.request import Prompt, Target
 from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.grpc import GrpcLink
-from loadgen.transports.link import TlsSpec, WorkerSpec
-from loadgen.transports.transport import Exchange
-from loadgen.transports.websocket import WebSocketLink
+from loadgen.transports.grpc import GrpcTransport
+from loadgen.transports.transport import Exchange, WorkerSpec
+from loadgen.transports.websocket import WebSocketTransport
+from rundir.access import Tls
 from rundir.clock import Clock
 
 BOUND_S = 20.0
@@ -46,7 +46,7 @@ def _planned(protocol: str, index: int = 0) -> PlannedRequest:
     return PlannedRequest(index=index, path=path, body=body)
 
 
-async def _ask(link: WebSocketLink | GrpcLink, protocol: str, index: int = 0) -> tuple[Exchange, Reply]:
+async def _ask(link: WebSocketTransport | GrpcTransport, protocol: str, index: int = 0) -> tuple[Exchange, Reply]:
     exchange = Exchange(index=index, scheduled_ns=0, dispatch_ns=0)
     await link.perform(exchange, _planned(protocol, index), timeout_s=BOUND_S)
     stamps = (np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64))
@@ -99,7 +99,7 @@ async def test_a_websocket_is_kept_for_the_next_request(reuse: bool):
 
     async with (
         _websocket(script) as (url, upgrades),
-        WebSocketLink(_spec(url, "websocket", reuse=reuse), _clock()) as link,
+        WebSocketTransport(_spec(url, "websocket", reuse=reuse), _clock()) as link,
     ):
         told = [await _ask(link, "websocket", index) for index in range(3)]
     assert (1 if reuse else 3) == len(upgrades)
@@ -131,14 +131,14 @@ async def test_how_a_websocket_request_can_fail():
         if number == 3:
             await socket.close(code=1011)
 
-    async with _websocket(script) as (url, _), WebSocketLink(_spec(url, "websocket"), _clock()) as link:
+    async with _websocket(script) as (url, _), WebSocketTransport(_spec(url, "websocket"), _clock()) as link:
         told = [await _ask(link, "websocket", index) for index in range(4)]
     assert [429, 200, 200, 200] == [exchange.status for exchange, _ in told]
     assert ["http_429: slow down", "server: died"] == [reply.error for _, reply in told[:2]]
     assert told[2][1].error.startswith("protocol: event 1 is not a completion chunk")
     assert ("reset: closed by peer (code 1011) after 28 body bytes", "") == (told[3][0].error, told[3][1].error)
     assert not any(reply.complete for _, reply in told)
-    async with _websocket(script) as (url, _), WebSocketLink(_spec(f"{url}/no", "websocket"), _clock()) as link:
+    async with _websocket(script) as (url, _), WebSocketTransport(_spec(f"{url}/no", "websocket"), _clock()) as link:
         exchange, reply = await _ask(link, "websocket")
     assert (404, "http_404: the server does not speak WebSocket at /v1/stream") == (exchange.status, reply.error)
 
@@ -180,7 +180,7 @@ async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
             yield _said("a")
             yield _said("b")
 
-    async with _grpc(infer) as url, GrpcLink(_spec(url, "grpc"), _clock()) as link:
+    async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc"), _clock()) as link:
         told = [await _ask(link, "grpc", index) for index in range(2)]
     for index, (exchange, reply) in enumerate(told):
         metadata, request = heard[index]
@@ -212,7 +212,7 @@ async def test_a_grpc_call_that_fails_has_the_status_of_http(code: grpc.StatusCo
             yield _said("a")
         await context.abort(code, "no\nway")
 
-    async with _grpc(infer) as url, GrpcLink(_spec(url, "grpc"), _clock()) as link:
+    async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc"), _clock()) as link:
         exchange, reply = await _ask(link, "grpc")
         first = False
         later, torn = await _ask(link, "grpc")
@@ -236,7 +236,7 @@ async def test_a_grpc_refusal_has_its_own_status_however_early_it_comes():
     url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        async with GrpcLink(_spec(url, "grpc"), _clock()) as link:
+        async with GrpcTransport(_spec(url, "grpc"), _clock()) as link:
             told = [await asyncio.gather(*(_ask(link, "grpc", index) for index in range(20))) for _ in range(20)]
     finally:
         server.stop(None).wait()
@@ -260,7 +260,7 @@ async def test_more_streams_than_a_connection_takes_get_another():
         await all_here.wait()
         yield _said("a")
 
-    async with _grpc(infer) as url, GrpcLink(_spec(url, "grpc"), _clock()) as link:
+    async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc"), _clock()) as link:
         told = await asyncio.gather(*(_ask(link, "grpc", index) for index in range(101)))
     assert all(reply.complete for _, reply in told)
     assert len(peers) == 2
@@ -268,7 +268,7 @@ async def test_more_streams_than_a_connection_takes_get_another():
 
 async def test_a_name_that_does_not_resolve_is_told():
     """As such, in both."""
-    for transport, link in (("websocket", WebSocketLink), ("grpc", GrpcLink)):
+    for transport, link in (("websocket", WebSocketTransport), ("grpc", GrpcTransport)):
         async with link(_spec("http://no-such-host.invalid:80", transport), _clock()) as open_link:
             exchange, _ = await _ask(open_link, transport)
         assert exchange.error.startswith("connect: name not resolved: "), exchange.error
@@ -283,7 +283,7 @@ async def test_a_grpc_connection_for_each_request():
         yield _said("a")
 
     peers: list[str] = []
-    async with _grpc(infer) as url, GrpcLink(_spec(url, "grpc", reuse=False), _clock()) as link:
+    async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc", reuse=False), _clock()) as link:
         told = [await _ask(link, "grpc", index) for index in range(2)]
     assert [False, False] == [exchange.reused for exchange, _ in told]
     assert len(set(peers)) == 2
@@ -292,7 +292,7 @@ async def test_a_grpc_connection_for_each_request():
 @contextlib.asynccontextmanager
 async def _both(
     context: ssl.SSLContext, credentials: grpc.ServerCredentials
-) -> AsyncIterator[list[tuple[str, str, type[WebSocketLink | GrpcLink]]]]:
+) -> AsyncIterator[list[tuple[str, str, type[WebSocketTransport | GrpcTransport]]]]:
     """A server of each kind that answers anything over TLS: URL, transport and link."""
 
     async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
@@ -302,7 +302,7 @@ async def _both(
         yield _said("a")
 
     async with _websocket(script, tls=context) as (socket_url, _), _grpc(infer, tls=credentials) as grpc_url:
-        yield [(socket_url, "websocket", WebSocketLink), (grpc_url, "grpc", GrpcLink)]
+        yield [(socket_url, "websocket", WebSocketTransport), (grpc_url, "grpc", GrpcTransport)]
 
 
 async def test_tls(certificate: tuple[Path, Path]):
@@ -317,26 +317,26 @@ async def test_tls(certificate: tuple[Path, Path]):
     context.verify_mode = ssl.CERT_REQUIRED
     pair = [(key.read_bytes(), cert.read_bytes())]
     credentials = grpc.ssl_server_credentials(pair, root_certificates=cert.read_bytes(), require_client_auth=True)
-    known = TlsSpec(ca=str(cert), cert=str(cert), key=str(key))
+    known = Tls(ca=str(cert), cert=str(cert), key=str(key))
     async with _both(context, credentials) as served:
         for url, transport, link in served:
             async with link(_spec(url, transport, tls=known), _clock()) as welcome:
                 exchange, reply = await _ask(welcome, transport)
             assert ("", True) == (exchange.error, reply.complete)
-            async with link(_spec(url, transport, tls=TlsSpec(ca=str(cert))), _clock()) as nobody:
+            async with link(_spec(url, transport, tls=Tls(ca=str(cert))), _clock()) as nobody:
                 exchange, reply = await _ask(nobody, transport)
             assert exchange.error
             assert not reply.complete
             async with link(_spec(url, transport), _clock()) as doubting:
                 exchange, _ = await _ask(doubting, transport)
             assert exchange.error.startswith("connect: tls: "), exchange.error
-        insecure = _spec(served[0][0], "websocket", tls=TlsSpec(insecure=True, cert=str(cert), key=str(key)))
-        async with WebSocketLink(insecure, _clock()) as careless:
+        insecure = _spec(served[0][0], "websocket", tls=Tls(insecure=True, cert=str(cert), key=str(key)))
+        async with WebSocketTransport(insecure, _clock()) as careless:
             assert (await _ask(careless, "websocket"))[1].complete
 
 
 def test_tls_that_grpcio_cannot_do_is_refused():
     """It has no way to leave a certificate unchecked."""
-    spec = _spec("https://h", "grpc", tls=TlsSpec(insecure=True))
+    spec = _spec("https://h", "grpc", tls=Tls(insecure=True))
     with pytest.raises(ValueError, match="certificate unchecked"):
-        GrpcLink(spec, _clock())
+        GrpcTransport(spec, _clock())

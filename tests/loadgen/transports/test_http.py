@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadgen.transports import transport
+from loadgen.transports.http import Pool, origin_of
 from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.link import TlsSpec, tls_context
-from loadgen.transports.pool import Pool, origin_of
-from loadgen.transports.transport import Exchange
+from loadgen.transports.transport import Exchange, WorkerSpec
+from rundir.access import Tls, UnusableFile, root_url, tls_context
 from rundir.clock import Clock
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: 
     """Past the idle limit a new connection is made and the old one closed."""
 
     server = await serve(OK)
-    monkeypatch.setattr(transport, "MAX_IDLE_NS", -1)
+    monkeypatch.setattr("loadgen.transports.connection.MAX_IDLE_NS", -1)
     async with Pool(origin_of(server.url), anchored) as pool:
         await _exchange(pool, anchored)
         await _exchange(pool, anchored)
@@ -272,7 +271,7 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
     context.verify_mode = ssl.CERT_REQUIRED
     server = await serve(wire.answer(1), ssl=context)
     url = server.url.replace("127.0.0.1", "localhost")
-    for spec in (TlsSpec(ca=cert, cert=cert, key=key), TlsSpec(insecure=True, cert=cert, key=key)):
+    for spec in (Tls(ca=cert, cert=cert, key=key), Tls(insecure=True, cert=cert, key=key)):
         there = url if spec.insecure else server.url
         async with Pool(origin_of(there), anchored, tls=tls_context(spec)) as pool:
             got = [await _exchange(pool, anchored) for _ in range(2)]
@@ -280,15 +279,24 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
         assert all(one.submit_ns >= one.connected_ns > 0 for one in got)
     async with Pool(origin_of(server.url), anchored) as pool:
         assert (await _exchange(pool, anchored)).error.startswith("connect: tls: ")
-    async with Pool(origin_of(server.url), anchored, tls=tls_context(TlsSpec(ca=cert))) as pool:
+    async with Pool(origin_of(server.url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
         # TLS 1.3 refuses a client only after its handshake.
         assert (await _exchange(pool, anchored)).error
 
 
-@pytest.mark.parametrize("spec", [TlsSpec(ca="/nowhere"), TlsSpec(cert="/nowhere")])
-def test_a_certificate_that_is_not_there(spec: TlsSpec):
-    """An OSError, told before anything is sent."""
-    with pytest.raises(OSError, match="No such file"):
+@pytest.mark.parametrize("url", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h//v1/"])
+def test_a_base_url_has_one_root(url: str):
+    """The load goes where the models were listed: /v1 and every slash around it are no part of the root."""
+    spec = WorkerSpec(
+        worker=0, workers=1, run_id="r", clock_offset_ns=0, headers={}, out="", request_timeout_s=1.0, urls=[url]
+    )
+    assert ["http://h"] == spec.roots == [root_url(url)]
+
+
+@pytest.mark.parametrize("spec", [Tls(ca="/nowhere"), Tls(cert="/nowhere")])
+def test_a_certificate_that_is_not_there(spec: Tls):
+    """A reason with the option's name, before anything is sent."""
+    with pytest.raises(UnusableFile, match="No such file"):
         tls_context(spec)
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.transports.connection import Connection
 from loadgen.transports.lateness import NO_STAMP, ReceiveStamps
-from loadgen.transports.transport import Connection, Exchange
+from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
