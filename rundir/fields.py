@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "StampNs", "doc"]
+__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "Reasons", "StampNs", "doc"]
 
 NO_UNIT = "1"
 
@@ -26,3 +26,4 @@ Count = Annotated[int, Meta(ge=0)]
 StampNs = Annotated[int, Meta(ge=0, description="Nanoseconds since the Unix epoch by the run's clock.")]
 # Stands last in a Struct, with UNSET as its default: it is written only where a number is missing.
 Missing = Annotated[str | UnsetType, doc("Why a number is null.")]
+Reasons = Annotated[dict[str, str] | UnsetType, doc("Why numbers are null or absent, by name.")]

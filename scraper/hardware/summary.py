@@ -7,13 +7,15 @@ joule is the same number by its other name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta, Struct, UnsetType
 
+from rundir.fields import NO_UNIT, UNSET, Count, Reasons, doc
 from rundir.stats import Missing
 from scraper.hardware import dcgm
-from scraper.hardware.energy import Energy, energy, inside
+from scraper.hardware.energy import Energy, Method, energy, inside
 from scraper.hardware.records import DeviceSamples, HardwareLogRecord, absences, by_device
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
@@ -21,7 +23,68 @@ from scraper.window.window import Window
 COVERED = 0.9  # the part of a window that must be covered before a ratio speaks of all of it
 # macOS, from cool to hot.
 PRESSURES = ("", "nominal", "light", "moderate", "fair", "serious", "heavy", "critical", "trapping", "sleeping")
+RATIOS = ("tokens_per_joule", "tokens_per_s_per_watt")
+UNKNOWN = ("energy_j", "mean_power_w", *RATIOS, "method", "covered_s")
 Measured = tuple[DeviceSamples, Energy | Missing]
+Amount = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """One device over the measured window; null where a number is missing."""
+
+    source: Annotated[str, doc("What read it: nvml, rapl, powermetrics or dcgm.")]
+    device: Annotated[str, doc("Identifies the device within its source; of a GPU its UUID.")]
+    name: Annotated[str, doc("Its name for people.")]
+    kind: Annotated[
+        str, doc("What it covers: gpu, cpu (a package), dram, ane, part (of a package), platform (psys: all packages).")
+    ]
+    energy_j: Annotated[Amount | None, doc("Energy used in covered_s.", "J")]
+    mean_power_w: Annotated[Amount | None, doc("energy_j over covered_s.", "W")]
+    peak_power_w: Annotated[
+        Amount | None,
+        doc("Highest power read in the window; of an energy counter alone, the highest mean of an interval.", "W"),
+    ]
+    method: Annotated[Method | None, doc("Difference of an energy counter, or power integrated by trapezoids.")]
+    covered_s: Annotated[Amount | None, doc("Part of the window between readings at most three intervals apart.", "s")]
+    gaps: Annotated[Count | UnsetType, doc("Number of longer intervals without a reading.", "gaps")] = UNSET
+    gap_s: Annotated[Amount | UnsetType, doc("Their length inside the window; it is not covered.", "s")] = UNSET
+    mean_utilisation_ratio: Annotated[Ratio | None, doc("Mean of the readings in the window.", NO_UNIT)]
+    max_temperature_c: Annotated[float | None, doc("Highest reading in the window.", "degrees Celsius")]
+    max_memory_used_bytes: Annotated[Amount | None, doc("Highest reading in the window.", "bytes")]
+    thermal_pressure: Annotated[str | UnsetType, doc("Worst level in the window, as macOS names it.")] = UNSET
+    uncounted: Annotated[str | UnsetType, doc("Why the totals leave it out; absent where they count it.")] = UNSET
+    missing: Reasons = UNSET
+
+
+class DevicesTotal(Struct, frozen=True, kw_only=True):
+    """Devices added up over the measured window; null where a number is missing."""
+
+    devices: Annotated[list[str], doc("Names of the devices that are added up.")]
+    energy_j: Annotated[Amount | None, doc("Sum of their energies.", "J")]
+    mean_power_w: Annotated[Amount | None, doc("Sum of their mean powers.", "W")]
+    tokens_per_joule: Annotated[
+        Amount | None, doc("Output tokens of the window over its length times mean_power_w.", "tokens/J")
+    ]
+    tokens_per_s_per_watt: Annotated[
+        Amount | None, doc("Output tokens/s over mean_power_w: the same number by its other name.", "tokens/s/W")
+    ]
+    method: Annotated[Literal["counter", "trapezoid", "mixed"] | None, doc("How the energies were measured.")]
+    covered_s: Annotated[Amount | None, doc("Least coverage of the window by any of their readings.", "s")]
+    without: Annotated[
+        dict[str, str] | UnsetType, doc("Devices that belong here, but whose energy is not known, and why.")
+    ] = UNSET
+    missing: Reasons = UNSET
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """What the hardware used over the measured window."""
+
+    devices: Annotated[list[Device], doc("Every device that was read, counted in a total or not.")]
+    gpu: Annotated[DevicesTotal, doc("All GPUs.")]
+    cpu: Annotated[DevicesTotal, doc("CPU packages and their memory.")]
+    total: Annotated[DevicesTotal, doc("All that is counted, nothing twice.")]
+    absent: Annotated[dict[str, str], doc("Sources without readings, or that stopped giving any, and why.")]
 
 
 def hardware_summary(
@@ -31,7 +94,7 @@ def hardware_summary(
     window: Window,
     output_tokens: float | None,
     engine_here: bool = True,
-) -> dict[str, Any]:
+) -> Hardware:
     """Return the `hardware` object of a summary: devices, totals and what is absent; missing numbers have a reason.
 
     `records` is the hardware log; `endpoints` may hold DCGM exporters. `output_tokens` were generated in the window.
@@ -49,13 +112,13 @@ def hardware_summary(
     gone = {source: missing.reason for source, missing in absences(records).items()}
     if not remote:
         gone["dcgm"] = f"no scraped page has {dcgm.POWER}"
-    return {
-        "devices": devices,
-        "gpu": _total([pair for pair in counted if pair[0].kind == "gpu"], window, output_tokens, "GPU"),
-        "cpu": _total([pair for pair in counted if pair[0].kind in {"cpu", "dram"}], window, output_tokens, "CPU"),
-        "total": _total(counted, window, output_tokens, "device"),
-        "absent": gone,
-    }
+    return Hardware(
+        devices=devices,
+        gpu=_total([pair for pair in counted if pair[0].kind == "gpu"], window, output_tokens, "GPU"),
+        cpu=_total([pair for pair in counted if pair[0].kind in {"cpu", "dram"}], window, output_tokens, "CPU"),
+        total=_total(counted, window, output_tokens, "device"),
+        absent=gone,
+    )
 
 
 def _uncounted(measured: Sequence[Measured], elsewhere: set[str]) -> list[str]:
@@ -85,62 +148,62 @@ def _uncounted(measured: Sequence[Measured], elsewhere: set[str]) -> list[str]:
     return reasons
 
 
-def _device(samples: DeviceSamples, used: Energy | Missing, window: Window, uncounted: str) -> dict[str, Any]:
-    quantities = (
-        ("mean_utilisation_ratio", samples.utilisation_ratio, np.mean, "it reports no utilisation"),
-        ("max_temperature_c", samples.temperature_c, np.max, "it reports no temperature"),
-        ("max_memory_used_bytes", samples.memory_used_bytes, np.max, "it reports no memory use"),
-    )
-    values: dict[str, Any] = dict.fromkeys(("energy_j", "mean_power_w", "peak_power_w", "method", "covered_s"))
+def _device(samples: DeviceSamples, used: Energy | Missing, window: Window, uncounted: str) -> Device:
     missing: dict[str, str] = {}
     if isinstance(used, Missing):
         missing["energy_j"] = used.reason
-    else:
-        values = {name: getattr(used, name) for name in values}
-        values["gaps"], values["gap_s"] = used.gaps, used.gap_s
-    for name, column, statistic, reason in quantities:
+    known = used if isinstance(used, Energy) else None
+    values: dict[str, float | None] = {}
+    for name, column, statistic, reason in (
+        ("mean_utilisation_ratio", samples.utilisation_ratio, np.mean, "it reports no utilisation"),
+        ("max_temperature_c", samples.temperature_c, np.max, "it reports no temperature"),
+        ("max_memory_used_bytes", samples.memory_used_bytes, np.max, "it reports no memory use"),
+    ):
         seen = inside(samples, column, window)
         values[name] = float(statistic(seen)) if len(seen) else None
         if not len(seen):
             missing[name] = "no reading in the window" if np.isfinite(column).any() else reason
-    pressure = _worst_pressure(samples, window)
-    return {
-        "source": samples.source,
-        "device": samples.device,
-        "name": samples.name,
-        "kind": samples.kind,
+    return Device(
+        source=samples.source,
+        device=samples.device,
+        name=samples.name,
+        kind=samples.kind,
+        energy_j=known.energy_j if known else None,
+        mean_power_w=known.mean_power_w if known else None,
+        peak_power_w=known.peak_power_w if known else None,
+        method=known.method if known else None,
+        covered_s=known.covered_s if known else None,
+        gaps=known.gaps if known else UNSET,
+        gap_s=known.gap_s if known else UNSET,
         **values,
-        **({"thermal_pressure": pressure} if pressure else {}),
-        **({"uncounted": uncounted} if uncounted else {}),
-        **({"missing": missing} if missing else {}),
-    }
+        thermal_pressure=_worst_pressure(samples, window) or UNSET,
+        uncounted=uncounted or UNSET,
+        missing=missing or UNSET,
+    )
 
 
-def _total(counted: Sequence[Measured], window: Window, output_tokens: float | None, what: str) -> dict[str, Any]:
+def _total(counted: Sequence[Measured], window: Window, output_tokens: float | None, what: str) -> DevicesTotal:
     """Add up devices: energies, mean powers; covered is what the least covered of them is."""
     used = [(samples, found) for samples, found in counted if isinstance(found, Energy)]
     without = {samples.name: found.reason for samples, found in counted if isinstance(found, Missing)}
-    names = ("energy_j", "mean_power_w", "tokens_per_joule", "tokens_per_s_per_watt", "method", "covered_s")
-    values: dict[str, Any] = dict.fromkeys(names)
-    left_out = {"without": without} if without else {}
     if not used:
         reason = "; ".join(f"{name}: {why}" for name, why in without.items()) or f"no {what} was measured"
-        return {"devices": [], **values, **left_out, "missing": dict.fromkeys(names, reason)}
+        missing = dict.fromkeys(UNKNOWN, reason)
+        return DevicesTotal(devices=[], **dict.fromkeys(UNKNOWN), without=without or UNSET, missing=missing)
     methods = {found.method for _, found in used}
     power_w = sum(found.mean_power_w for _, found in used)
     covered_s = min(found.covered_s for _, found in used)
     ratio = _tokens_per_joule(output_tokens, window, power_w, covered_s, without)
-    values |= {
-        "energy_j": sum(found.energy_j for _, found in used),
-        "mean_power_w": power_w,
-        "method": methods.pop() if len(methods) == 1 else "mixed",
-        "covered_s": covered_s,
-    }
-    ratios = ("tokens_per_joule", "tokens_per_s_per_watt")
-    found = {"devices": [samples.name for samples, _ in used], **values, **left_out}
-    if isinstance(ratio, Missing):
-        return found | {"missing": dict.fromkeys(ratios, ratio.reason)}
-    return found | dict.fromkeys(ratios, ratio)
+    return DevicesTotal(
+        devices=[samples.name for samples, _ in used],
+        energy_j=sum(found.energy_j for _, found in used),
+        mean_power_w=power_w,
+        **dict.fromkeys(RATIOS, None if isinstance(ratio, Missing) else ratio),
+        method=methods.pop() if len(methods) == 1 else "mixed",
+        covered_s=covered_s,
+        without=without or UNSET,
+        missing=dict.fromkeys(RATIOS, ratio.reason) if isinstance(ratio, Missing) else UNSET,
+    )
 
 
 def _tokens_per_joule(

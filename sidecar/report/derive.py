@@ -108,7 +108,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
         output_tokens=_output_tokens(client["throughput"]),
         engine_here=_engine_here(run),
     )
-    watts = hardware["gpu"]["mean_power_w"]
+    watts = hardware.gpu.mean_power_w
     client |= client_details(
         measured,
         start_ns=window.start_ns,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from exporter.report.energy import energy_section
 from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
-from scraper.hardware.summary import hardware_summary
+from scraper.hardware.summary import Hardware, hardware_summary
 from scraper.window.window import Window
 
 SECOND = 1_000_000_000
@@ -17,7 +17,7 @@ WINDOW = Window(start_ns=0, end_ns=10 * SECOND)
 ABSENT = HardwareAbsence(at_ns=0, source="rapl", reason="energy_uj is readable by root only")
 
 
-def printed(hardware: dict[str, Any] | None) -> str:
+def printed(hardware: Hardware) -> str:
     """Return the section as plain text, 100 columns wide."""
     console = Console(file=StringIO(), width=100, color_system=None, force_terminal=False, highlight=False)
     for part in energy_section(hardware):
@@ -57,8 +57,3 @@ def test_what_is_not_known_of_a_device_stands_beside_it():
     text = printed(hardware_summary([gpu(s, temperature_c=50.0) for s in range(11)], window=WINDOW, output_tokens=1500))
     assert "it reports no power" in text
     assert "No tokens per joule: GPU 0 NVIDIA L40S: it reports no power." in text
-
-
-def test_a_summary_of_a_run_before_hardware_was_recorded_has_no_section():
-    """Nothing was looked for, so nothing is said."""
-    assert "" == printed(None)

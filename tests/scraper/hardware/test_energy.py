@@ -6,6 +6,7 @@ import json
 from math import nan
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -173,11 +174,11 @@ def test_a_summary_counts_packages_and_memory_once():
         for device, (kind, watts) in zones.items()
     ]
     hardware = hardware_summary(records, window=window(0, 10), output_tokens=2400)
-    assert 1200.0 == hardware["cpu"]["energy_j"] == hardware["total"]["energy_j"]
-    assert ["package-0", "package-0/dram", "package-1"] == hardware["total"]["devices"]
-    assert 2.0 == hardware["total"]["tokens_per_joule"] == hardware["total"]["tokens_per_s_per_watt"]
-    assert "no GPU was measured" == hardware["gpu"]["missing"]["energy_j"]
-    uncounted = {device["device"]: device.get("uncounted") for device in hardware["devices"]}
+    assert 1200.0 == hardware.cpu.energy_j == hardware.total.energy_j
+    assert ["package-0", "package-0/dram", "package-1"] == hardware.total.devices
+    assert 2.0 == hardware.total.tokens_per_joule == hardware.total.tokens_per_s_per_watt
+    assert "no GPU was measured" == hardware.gpu.missing["energy_j"]
+    uncounted = {device.device: device.uncounted for device in hardware.devices}
     assert "it contains the packages, which are counted" == uncounted["psys"]
     assert "a part of its package" == uncounted["package-0/core"]
 
@@ -193,12 +194,12 @@ def test_a_summary_keeps_gpu_and_cpu_apart():
         )
     ]
     hardware = hardware_summary(records, window=window(0, 10), output_tokens=12000)
-    assert (3000.0, 1000.0, 4000.0) == tuple(hardware[key]["energy_j"] for key in ("gpu", "cpu", "total"))
-    assert (4.0, 12.0, 3.0) == tuple(hardware[key]["tokens_per_joule"] for key in ("gpu", "cpu", "total"))
-    assert ("trapezoid", "counter", "mixed") == tuple(hardware[key]["method"] for key in ("gpu", "cpu", "total"))
-    gpu = hardware["devices"][0]
+    assert (3000.0, 1000.0, 4000.0) == tuple(getattr(hardware, key).energy_j for key in ("gpu", "cpu", "total"))
+    assert (4.0, 12.0, 3.0) == tuple(getattr(hardware, key).tokens_per_joule for key in ("gpu", "cpu", "total"))
+    assert ("trapezoid", "counter", "mixed") == tuple(getattr(hardware, key).method for key in ("gpu", "cpu", "total"))
+    gpu = hardware.devices[0]
     assert (0.5, 70.0, 2.0**30) == tuple(
-        gpu[key] for key in ("mean_utilisation_ratio", "max_temperature_c", "max_memory_used_bytes")
+        getattr(gpu, key) for key in ("mean_utilisation_ratio", "max_temperature_c", "max_memory_used_bytes")
     )
 
 
@@ -207,37 +208,38 @@ def test_a_total_without_one_of_its_devices_has_no_tokens_per_joule():
     records = [
         one for s in range(11) for one in (reading(s, power_w=300.0), reading(s, device="GPU-2", temperature_c=50.0))
     ]
-    total = hardware_summary(records, window=window(0, 10), output_tokens=100)["total"]
-    assert 3000.0 == total["energy_j"]
-    assert {"GPU-2": "it reports no power"} == total["without"]
-    assert total["tokens_per_joule"] is None
-    assert "the energy of GPU-2 is not known" == total["missing"]["tokens_per_joule"]
+    total = hardware_summary(records, window=window(0, 10), output_tokens=100).total
+    assert 3000.0 == total.energy_j
+    assert {"GPU-2": "it reports no power"} == total.without
+    assert total.tokens_per_joule is None
+    assert "the energy of GPU-2 is not known" == total.missing["tokens_per_joule"]
 
 
 def test_readings_of_a_small_part_of_the_window_give_no_tokens_per_joule():
     """Half a window does not speak for the other half."""
     records = [reading(s, power_w=300.0) for s in range(6)]
-    total = hardware_summary(records, window=window(0, 10), output_tokens=100)["total"]
-    assert (1500.0, 5.0) == (total["energy_j"], total["covered_s"])
-    assert "readings cover 5.0 s of the 10.0 s only" == total["missing"]["tokens_per_s_per_watt"]
+    total = hardware_summary(records, window=window(0, 10), output_tokens=100).total
+    assert (1500.0, 5.0) == (total.energy_j, total.covered_s)
+    assert "readings cover 5.0 s of the 10.0 s only" == total.missing["tokens_per_s_per_watt"]
 
 
 def test_the_hardware_of_another_machine_is_not_the_engines():
     """What the client's machine used stands there, in no total."""
     records = [reading(s, power_w=300.0) for s in range(11)]
     hardware = hardware_summary(records, window=window(0, 10), output_tokens=100, engine_here=False)
-    assert "the engine runs on another machine" == hardware["devices"][0]["uncounted"]
-    assert hardware["total"]["energy_j"] is None
+    assert "the engine runs on another machine" == hardware.devices[0].uncounted
+    assert hardware.total.energy_j is None
 
 
 def test_a_summary_without_hardware_says_what_is_absent():
     """Every source that was looked for, with its reason; no zero anywhere; strict JSON."""
     records = [HardwareAbsence(at_ns=START, source="rapl", reason="no RAPL zone")]
     hardware = hardware_summary(records, window=window(0, 10), output_tokens=None)
-    assert {"rapl": "no RAPL zone", "dcgm": "no scraped page has DCGM_FI_DEV_POWER_USAGE"} == hardware["absent"]
-    assert [] == hardware["devices"]
-    assert "no device was measured" == hardware["total"]["missing"]["energy_j"]
-    assert hardware == json.loads(json.dumps(hardware, allow_nan=False))
+    assert {"rapl": "no RAPL zone", "dcgm": "no scraped page has DCGM_FI_DEV_POWER_USAGE"} == hardware.absent
+    assert [] == hardware.devices
+    assert "no device was measured" == hardware.total.missing["energy_j"]
+    plain = msgspec.to_builtins(hardware)
+    assert plain == json.loads(json.dumps(plain, allow_nan=False))
 
 
 def test_the_worst_thermal_pressure_of_the_window_is_kept():
@@ -245,4 +247,4 @@ def test_the_worst_thermal_pressure_of_the_window_is_kept():
     levels = ["Nominal", "Heavy", "Nominal", "Critical"]
     records = [reading(s, power_w=30.0, thermal_pressure=level) for s, level in enumerate(levels)]
     hardware = hardware_summary(records, window=window(0, 2), output_tokens=None)
-    assert "Heavy" == hardware["devices"][0]["thermal_pressure"]
+    assert "Heavy" == hardware.devices[0].thermal_pressure
