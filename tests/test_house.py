@@ -35,7 +35,6 @@ LEVELS, ROOT_LEVELS = 5, 7
 UNFINISHED = {
     "correlator",
     "correlator.estimate",
-    "loadgen.plan.workloads",
     "loadgen.requests",
     "sidecar",
     "sidecar.options",

@@ -26,8 +26,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from loadgen.plan.fitting import Planned, PlanOrder
-from loadgen.plan.sequence import numbered
+from loadgen.plan.fitting import Planned, PlanOrder, numbered
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.records import PlannedRequest
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from loadgen.plan import saved, workloads
 from loadgen.plan.arrivals import Arrival, schedule
-from loadgen.plan.fitting import Planned, PlanOrder
-from loadgen.plan.sequence import plan
+from loadgen.plan.fitting import Planned, PlanOrder, plan
 from loadgen.plan.tokenizers import Tokenizer, TokenizerError
 from loadgen.plan.workloads import Workload, mix
 from loadgen.plan.workloads.distributions import Fixed

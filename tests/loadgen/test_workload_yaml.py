@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
-from loadgen.plan.workloads import custom, distributions, mix
+from loadgen.plan.workloads import custom, distributions, fields, mix
 from loadgen.plan.workloads.fields import WorkloadError
 
 WHOLE = """
@@ -158,8 +158,8 @@ _PARAMETERS: dict[str, Any] = {
 def test_a_length_is_a_whole_number_within_its_bounds(kind: str, data: st.DataObject, seed: int):
     """Whatever the parameters are; and the same generator draws the same."""
     parameters = data.draw(_PARAMETERS[kind])
-    bounds = distributions.Bounds(least=1)
-    read = distributions.read_distribution({kind: parameters}, "x", bounds)
+    bounds = fields.Bounds(least=1)
+    read = fields.read_distribution({kind: parameters}, "x", bounds)
     lengths = distributions.whole(read, np.random.default_rng(seed), 50)
     assert lengths.dtype == np.int64
     assert lengths.min() >= 1
@@ -198,6 +198,6 @@ def test_the_documents_examples_are_workloads():
     kinds = []
     for row in rows:
         written = yaml.safe_load(row)
-        distributions.read_distribution(written, "input", distributions.Bounds(least=0))
+        fields.read_distribution(written, "input", fields.Bounds(least=0))
         kinds += written
-    assert list(distributions.KINDS) == kinds
+    assert list(fields.KINDS) == kinds

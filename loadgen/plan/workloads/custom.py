@@ -10,8 +10,15 @@ import msgspec
 from msgspec import Meta
 
 from loadgen.plan.workloads.content import CONTENTS
-from loadgen.plan.workloads.distributions import Bounds, read_distribution
-from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, place, refuse_others
+from loadgen.plan.workloads.fields import (
+    Bounds,
+    WorkloadError,
+    convert,
+    nearest,
+    place,
+    read_distribution,
+    refuse_others,
+)
 from loadgen.plan.workloads.mix import RequestClass, Sharing
 
 _TOKENS = Bounds(least=1)

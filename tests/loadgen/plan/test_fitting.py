@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from loadgen.plan import fitting as fitter
-from loadgen.plan import sequence as plan
 from loadgen.plan import tokenizers
 from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
 from loadgen.protocols.request import Target
@@ -40,7 +39,7 @@ async def planned(
     requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
 ) -> list[fitter.Planned]:
     target = Target(base_url="http://h", model="m", endpoint=endpoint)
-    made = plan.plan(
+    made = fitter.plan(
         requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )
     return [one async for one in made]

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.plan import fitting as fitter
-from loadgen.plan import sequence as plan
 from loadgen.plan import tokenizers, workloads
 from loadgen.protocols.request import Target
 
@@ -28,7 +27,7 @@ REFERENCE = tokenizers.ReferenceTokenizer()
 async def _planned(
     tokenizer: tokenizers.Tokenizer = REFERENCE, *, seed: int = 1, **order: object
 ) -> list[fitter.Planned]:
-    made = plan.plan(
+    made = fitter.plan(
         workloads.build("synthetic-uniform", seed=seed).requests,
         target=TARGET,
         tokenizer=tokenizer,
@@ -91,14 +90,14 @@ async def test_nothing_is_drawn_beyond_the_order():
     shared = workloads.build("synthetic-uniform", seed=1).requests
     for first_index in (0, 3):
         order = fitter.PlanOrder(phase="p", first_index=first_index, count=3)
-        made = [one async for one in plan.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
+        made = [one async for one in fitter.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
     whole = await _planned(count=6)
     assert [one.request.body for one in whole[3:]] == [one.request.body for one in made]
 
 
 async def test_an_endless_plan_may_be_left():
     """No task stays behind."""
-    made = plan.plan(
+    made = fitter.plan(
         workloads.build("synthetic-uniform", seed=1).requests, target=TARGET, tokenizer=REFERENCE,
         order=fitter.PlanOrder(phase="p"),
     )  # fmt: skip
