@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from correlator.exact.join import join
-from loadgen.requests.table import RequestLog, select
+from loadgen.requests.table import RequestLog
+from rundir.columns import take
 from scraper.exposition import Series
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
@@ -29,7 +30,7 @@ REPOSITORY = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
 URL = "http://engine.test"
 TYPES = {one.name: str(one.type) for one in fields(RequestLog)}
-FLAGS = "npt.NDArray[np.bool_]"
+FLAGS = "Bools"
 MISSING: Mapping[str, Any] = {"Ints": -1, "Texts": "", "Floats": np.nan, FLAGS: False}
 DTYPES: Mapping[str, Any] = {"Ints": np.int64, "Texts": np.object_, "Floats": np.float64, FLAGS: np.bool_}
 Floats = npt.NDArray[np.float64]
@@ -61,7 +62,7 @@ class Case:
     def withheld(self, share: float, seed: int) -> Case:
         """Leave out the client's records of a share of the requests: to the estimator they are strangers'."""
         seen = np.random.default_rng(np.random.SeedSequence(seed)).random(len(self.queue_s)) >= share
-        requests = select(self.requests, seen)
+        requests = take(self.requests, seen)
         return replace(self, requests=requests, queue_s=self.queue_s[seen], prefill_s=self.prefill_s[seen])
 
 

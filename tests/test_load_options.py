@@ -17,7 +17,8 @@ from processes import QUIET, Ended, Script, engine, serving, sidelight
 
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.records import PlannedRequest, read_plan
-from loadgen.requests.table import RequestLog, select
+from loadgen.requests.table import RequestLog
+from rundir.columns import take
 from sidecar.run import open_run
 
 MS = 1_000_000
@@ -53,7 +54,7 @@ class Loaded(Ended):
         """The measured requests, each of which ended well."""
         assert (0, "complete") == (self.code, self.summary["status"]), self.err
         log = open_run(self.path).requests
-        measured = select(log, log.phase == "measure")
+        measured = take(log, log.phase == "measure")
         assert {"ok"} == set(measured.status.tolist()), measured.error.tolist()
         return measured
 

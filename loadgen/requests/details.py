@@ -16,8 +16,8 @@ from loadgen.requests.other_benchmarks.exo import exo
 from loadgen.requests.other_benchmarks.siclait import siclait
 from loadgen.requests.slo import Slo, slo_json
 from loadgen.requests.summary import client_summary, window_of
-from loadgen.requests.table import RequestLog, select
-from rundir.columns import Floats
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, take
 from rundir.stats import Missing, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
@@ -40,7 +40,7 @@ def client_details(
     power_watts            mean power of the engine's GPUs over the window, or why it is not known
     concurrency, barrier   the closed loop's N (None in an open loop), and whether N were released at one instant
     """
-    ok = select(log, log.status == "ok")
+    ok = take(log, log.status == "ok")
     metrics = request_metrics(ok)
     window = window_of(log, start_ns, end_ns)
     tailed = {"ttft_ms": metrics.ttft_ms, "e2e_ms": metrics.e2e_ms, "itl_ms": metrics.itl_ms}
@@ -65,7 +65,7 @@ def by_class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo
     told = ("requests", "ttft_ms", "tpot_ms", "e2e_ms", "input_tokens", "output_tokens", "throughput")
     result = {}
     for name in sorted(set(log.workload_class.tolist())):
-        own = client_summary(select(log, log.workload_class == name), start_ns=start_ns, end_ns=end_ns, slo=slo)
+        own = client_summary(take(log, log.workload_class == name), start_ns=start_ns, end_ns=end_ns, slo=slo)
         result[name] = {key: own[key] for key in told}
     return result
 

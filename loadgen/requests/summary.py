@@ -15,7 +15,8 @@ from msgspec import to_builtins
 from loadgen.requests.delivery import itl_option, single_token_ratio
 from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
 from loadgen.requests.slo import Slo, goodput
-from loadgen.requests.table import STATUSES, RequestLog, select
+from loadgen.requests.table import STATUSES, RequestLog
+from rundir.columns import take
 from rundir.stats import QUANTILES, Missing, describe, finite
 
 __all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "window_of"]
@@ -29,7 +30,7 @@ def client_summary(
     Statistics are over requests with status ok. Throughput counts the ok requests that ended within the window, over
     its length; the window is from the first submission to the last response where it is not given.
     """
-    ok = select(log, log.status == "ok")
+    ok = take(log, log.status == "ok")
     metrics = request_metrics(ok)
     itl_name = "itl_ms" if itl_option(ok) == "direct" else "time_between_chunks_ms"
     start_ns, end_ns = window_of(log, start_ns, end_ns)

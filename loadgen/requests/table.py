@@ -1,34 +1,32 @@
-"""`RequestLog`: the columnar record of every request and every chunk, assembled from the raw logs.
+"""`RequestLog`: the columnar record of every request and every chunk, filled from the raw logs.
 
-Assembling is where replies are parsed, once, long after they were stamped.
+Here replies are parsed, once, after they were stamped: while a run goes, or long after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reading.reply import Reply, ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from loadgen.requests.packing import unpack
-from rundir.columns import Floats, Ints, Texts
-
-# Columns whose length is that of the chunks; all others have one value a request, chunk_start one more.
-_BY_CHUNK = ("chunk_ns", "chunk_chars")
+from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
 
 CHARACTERS_A_TOKEN = 4
 
 STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 
 _UNTIMED = ServerTimings(source="")
+_UNPLANNED = plan_end("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +78,13 @@ class RequestLog:
     error: Texts
     finish_reason: Texts
     worker: Ints
-    reused: npt.NDArray[np.bool_]
-    role_only_first: npt.NDArray[np.bool_]
+    reused: Bools
+    role_only_first: Bools
     blank_before_first: Ints
     received_bytes: Ints
-    chunk_ns: Ints
+    chunk_ns: Ints = field(metadata=ragged("chunk_start"))
     chunk_start: Ints
-    chunk_chars: Ints
+    chunk_chars: Ints = field(metadata=ragged("chunk_start"))
     session: Ints
     turn: Ints
     first_kind: Texts
@@ -107,57 +105,88 @@ class RequestLog:
         return len(self.index)
 
 
-def assemble(
-    plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str, protocol: str = "chat"
-) -> RequestLog:
-    """Join what was planned with what happened. `protocol` is a name in PROTOCOLS; another raises KeyError.
+class RequestFold:
+    """The requests of a run, filled as its records arrive: each reply is parsed once, when its request is whole.
 
-    Parts may come in any order; a request is told by its parts from seq 0 up to the first that is missing.
-    A session is planned as its first turn, and each of its turns is a request.
+    `protocol` is a name in PROTOCOLS; another raises KeyError. Parts may come in any order, but behind the plan of
+    their requests. A request is read from its parts from seq 0 up to the first that is missing. Only what is in flight
+    is held as bytes.
 
-    - planned, but without a part: not in the log, it was never dispatched
+    - planned, but without a part: not in the table, it was never dispatched
     - without its last part: status in_flight, and whatever its bytes tell
     - a part without its plan (a torn plan): phase "" and declared_input_tokens -1
     """
-    spoken = PROTOCOLS[protocol]
-    turns = (request for first in plan for request in (first, *first.turns))
-    planned = {request.index: msgspec.structs.replace(request, body=b"", turns=()) for request in turns}
-    waiting: dict[int, list[RequestPart]] = {}
-    wholes: dict[int, int] = {}
-    rows: list[_Row] = []
-    for part in parts:
-        mine = waiting.setdefault(part.index, [])
-        mine.append(part)
+
+    def __init__(self, *, run_id: str, protocol: str = "chat") -> None:
+        self._run_id = run_id
+        self._protocol = PROTOCOLS[protocol]
+        self._planned: dict[int, PlannedRequest] = {}
+        self._parts: dict[int, list[RequestPart]] = {}
+        self._lengths: dict[int, int] = {}
+        self._rows: list[_Row] = []
+        self._tables: list[RequestLog] = []
+        self.sent: Counter[str] = Counter()  # by phase
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests have been sent and have not ended."""
+        return len(self._parts)
+
+    def plan(self, first: PlannedRequest) -> None:
+        """Add a planned request, and with it the later turns of its session."""
+        for request in (first, *first.turns):
+            self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())
+
+    def add(self, part: RequestPart) -> None:
+        """Add what a request did; with its last missing part it is read. Raises ValueError as `unpack` does."""
+        parts = self._parts.setdefault(part.index, [])
+        if not parts:
+            self.sent[self._planned.get(part.index, _UNPLANNED).phase] += 1
+        parts.append(part)
         if part.last:
-            wholes[part.index] = 1 + part.seq
-        # Parse as soon as a request is whole, so that only what is in flight is held as bytes.
-        if len(mine) == wholes.get(part.index):
-            rows.append(_row(waiting.pop(part.index), spoken))
-    rows.extend(_row(mine, spoken) for mine in waiting.values())
-    rows = sorted((row for row in rows if row.parts), key=lambda row: row.last.index)
-    unknown = plan_end("")
-    return _columns(rows, [planned.get(row.last.index, unknown) for row in rows], run_id)
+            self._lengths[part.index] = 1 + part.seq
+        if len(parts) == self._lengths.get(part.index):
+            del self._parts[part.index], self._lengths[part.index]
+            planned = self._planned.pop(part.index, _UNPLANNED)
+            self._rows += _rows(parts, planned, self._protocol)
+
+    def ended(self) -> RequestLog:
+        """Return the requests that have ended since the last call, in the order in which they did."""
+        rows, self._rows = self._rows, []
+        table = _columns(rows, self._run_id)
+        if rows:
+            self._tables.append(table)
+        return table
+
+    def table(self) -> RequestLog:
+        """Return all requests so far, by ascending index, those in flight as they are now."""
+        self.ended()
+        if len(self._tables) > 1:
+            self._tables = [concat(self._tables)]
+        rows = [
+            row
+            for index, parts in self._parts.items()
+            for row in _rows(parts, self._planned.get(index, _UNPLANNED), self._protocol)
+        ]
+        whole = concat([*self._tables, _columns(rows, self._run_id)])
+        return take(whole, np.argsort(whole.index, kind="stable"))
 
 
-def select(log: RequestLog, mask: npt.NDArray[np.bool_] | Ints) -> RequestLog:
-    """The requests that a boolean mask (or positions) picks, their chunks with them."""
-    rows = np.arange(len(log))[mask]
-    starts, ends = log.chunk_start[:-1][rows], log.chunk_start[1:][rows]
-    chunk_start = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int64)
-    # Position of each kept chunk: its place in its own request, moved to where that request began.
-    at = np.arange(chunk_start[-1]) + np.repeat(starts - chunk_start[:-1], ends - starts)
-    columns = {
-        column.name: getattr(log, column.name)[rows]
-        for column in fields(log)
-        if column.name not in {*_BY_CHUNK, "chunk_start"}
-    }
-    chunks = {name: getattr(log, name)[at] for name in _BY_CHUNK}
-    return RequestLog(**columns, **chunks, chunk_start=chunk_start)
+def assemble(
+    plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str, protocol: str = "chat"
+) -> RequestLog:
+    """Return the table of requests that are all there, by their plan and their parts in any order."""
+    fold = RequestFold(run_id=run_id, protocol=protocol)
+    for first in plan:
+        fold.plan(first)
+    for part in parts:
+        fold.add(part)
+    return fold.table()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    parts: int
+    planned: PlannedRequest
     last: RequestPart
     status_code: int
     first_read_ns: int
@@ -165,10 +194,12 @@ class _Row:
     reply: Reply
 
 
-def _row(parts: Sequence[RequestPart], spoken: Protocol) -> _Row:
-    """One request from its parts. Later parts repeat earlier stamps, so the last part holds them all."""
-    ordered = sorted(parts, key=lambda part: part.seq)
+def _rows(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol) -> Iterator[_Row]:
+    """Read one request from its parts; nothing without its first. The last part repeats the stamps of those before."""
+    ordered = sorted(parts, key=attrgetter("seq"))
     known = [part for seq, part in enumerate(ordered) if part.seq == seq]
+    if not known:
+        return
     body = bytearray()
     reads_ns, read_ends = [], []
     for part in known:
@@ -176,17 +207,16 @@ def _row(parts: Sequence[RequestPart], spoken: Protocol) -> _Row:
         read_ends.append(np.frombuffer(reads.read_ends, np.int64) + len(body))
         reads_ns.append(np.frombuffer(reads.reads_ns, np.int64))
         body += reads.body
-    stamps = np.concatenate(reads_ns).astype(np.int64) if known else np.empty(0, np.int64)
-    ends = np.concatenate(read_ends).astype(np.int64) if known else np.empty(0, np.int64)
-    status = max((part.status for part in known), default=0)
+    stamps, ends = np.concatenate(reads_ns), np.concatenate(read_ends)
+    status = max(part.status for part in known)
     head = next((part.head for part in known if part.head), b"")
-    return _Row(
-        parts=len(known),
-        last=known[-1] if known else ordered[0],
+    yield _Row(
+        planned=planned,
+        last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
         status_code=status,
         first_read_ns=int(stamps[0]) if len(stamps) else -1,
         received_bytes=len(body),
-        reply=spoken.read_reply(status, head, bytes(body), stamps, ends),
+        reply=protocol.read_reply(status, head, bytes(body), stamps, ends),
     )
 
 
@@ -232,15 +262,16 @@ _OF_REPLY = (
     "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
 )  # fmt: skip
 _OF_TIMINGS = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
-_DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "npt.NDArray[np.bool_]": np.bool_}
+_DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "Bools": np.bool_}
 
 
-def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: str) -> RequestLog:
+def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
     last = [row.last for row in rows]
+    planned = [row.planned for row in rows]
     replies = [row.reply for row in rows]
     timings = [reply.timings or _UNTIMED for reply in replies]
-    told = [_status(row) for row in rows]
-    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, told, strict=True)]
+    outcomes = [_status(row) for row in rows]
+    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, outcomes, strict=True)]
     columns: dict[str, Iterable[Any]] = {
         **{name: map(attrgetter(name), last) for name in _OF_PART},
         **{name: map(attrgetter(name), planned) for name in _OF_PLAN},
@@ -254,12 +285,12 @@ def _columns(rows: Sequence[_Row], planned: Sequence[PlannedRequest], run_id: st
         "declared_input_tokens": (request.input_tokens for request in planned),
         "output_tokens": (count for count, _ in tokens),
         "output_tokens_source": (source for _, source in tokens),
-        "status": (status for status, _ in told),
+        "status": (status for status, _ in outcomes),
         "http_status": (row.status_code for row in rows),
-        "error": (error for _, error in told),
+        "error": (error for _, error in outcomes),
         "received_bytes": (row.received_bytes for row in rows),
-        "timings_source": (one.source for one in timings),
-        "peak_memory_bytes": (one.peak_memory_bytes for one in timings),
+        "timings_source": (timing.source for timing in timings),
+        "peak_memory_bytes": (timing.peak_memory_bytes for timing in timings),
         "chunk_start": accumulate((len(reply.chunk_ns) for reply in replies), initial=0),
     }
     dtypes = {column.name: _DTYPES[str(column.type)] for column in fields(RequestLog)}

@@ -7,23 +7,19 @@ they have had time to come, then by estimates of a window. The report, which kno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import fields
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from correlator.breakdown import decomposed
-from correlator.breakdown import select as select_parts
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
-from correlator.estimate.table import select as select_estimates
 from correlator.exact.join import join, unjoined
 from correlator.live.traces import EngineSpan, own_copy
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
-from loadgen.requests.table import RequestLog, select
+from loadgen.requests.table import RequestLog
+from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
 from scraper.spans.log import ExportRecord, decode
@@ -33,8 +29,6 @@ from scraper.spans.spec import SETTLE_S
 WINDOW_S = 60.0
 STEP_S = 15.0  # an estimate costs a fifth of a millisecond a request of the window
 MOST_REQUESTS = 2000
-
-Bools = npt.NDArray[np.bool_]
 
 
 class LiveParts:
@@ -75,7 +69,7 @@ class LiveParts:
         while self._fresh and (self._fresh[0][0] <= now_ns or self._has_come(self._fresh[0][1])):
             due.append(self._fresh.popleft()[1])
         if due:
-            self._join(_stacked(due), now_ns)
+            self._join(concat(due), now_ns)
         if now_ns >= self._next_ns and self._held:
             self._next_ns = now_ns + round(STEP_S * 1e9)
             self._estimate()
@@ -84,7 +78,7 @@ class LiveParts:
             del self._spans[next(iter(self._spans))]
         while self._window and (self._window[0][0] < before_ns or self._held > MOST_REQUESTS):
             _, log, waits = self._window.popleft()
-            self._count(select(log, waits), nothing(int(waits.sum()), ""))
+            self._count(take(log, waits), nothing(int(waits.sum()), ""))
 
     def _has_come(self, log: RequestLog) -> bool:
         return all(bytes.fromhex(one) in self._spans for one in log.trace_id)
@@ -99,19 +93,19 @@ class LiveParts:
         may = (log.timings_source != "") | np.array([bool(spans) for spans in traces], dtype=np.bool_)
         told = np.zeros(len(log), dtype=np.bool_)
         if may.any():
-            telling = select(log, may)
+            telling = take(log, may)
             joined = join(telling, request_spans(chain.from_iterable(traces)))
             told[may] = joined.source != "none"
             exact = decomposed(telling, joined, nothing(len(telling), ""))
-            self.counts = counted(self.counts, select_parts(exact, told[may]))
+            self.counts = counted(self.counts, take(exact, told[may]))
         waits = np.asarray(~told & (log.status == "ok"), dtype=np.bool_)
-        rest = select(log, ~told & ~waits)
+        rest = take(log, ~told & ~waits)
         self._count(rest, nothing(len(rest), ""))
         self._window.append((now_ns, log, waits))
 
     def _estimate(self) -> None:
         """Estimate those that wait and ended before the last scrape, with all of the window as its members."""
-        whole = _stacked([log for _, log, _ in self._window])
+        whole = concat([log for _, log, _ in self._window])
         waits = np.concatenate([waits for _, _, waits in self._window])
         covered_ns = min(self._covered_ns.values(), default=0)
         ready = waits & (whole.end_ns < covered_ns)
@@ -119,7 +113,7 @@ class LiveParts:
             return
         table = attribute(whole, [page.view() for page in self._pages.values()])
         ready &= table.quality != "none"  # those may yet be, in a fuller window
-        self._count(select(whole, ready), select_estimates(table, ready))
+        self._count(take(whole, ready), take(table, ready))
         at = 0
         for _, log, waiting in self._window:
             waiting[ready[at : at + len(log)]] = False
@@ -128,13 +122,3 @@ class LiveParts:
     def _count(self, log: RequestLog, estimates: Attribution) -> None:
         if len(log):
             self.counts = counted(self.counts, decomposed(log, unjoined(len(log)), estimates))
-
-
-def _stacked(logs: Sequence[RequestLog]) -> RequestLog:
-    sizes = np.concatenate([np.diff(log.chunk_start) for log in logs])
-    columns = {
-        one.name: np.concatenate([getattr(log, one.name) for log in logs])
-        for one in fields(RequestLog)
-        if one.name != "chunk_start"
-    }
-    return RequestLog(**columns, chunk_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))

@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from correlator import breakdown as decomposition
 from correlator.breakdown import Parts, decomposed
 from correlator.estimate import attribute
-from correlator.estimate import table as attributions
 from correlator.estimate.engine import finish_sums
 from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
 from correlator.estimate.table import Attribution
@@ -28,8 +26,8 @@ from exporter.report.association import association_objects, blame_object
 from exporter.summary import breakdown
 from exporter.summary.matched import matched_object
 from loadgen.requests.summary import QUANTILES, request_metrics
-from loadgen.requests.table import RequestLog, select
-from rundir.columns import Floats
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, take
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window, slice_edges
@@ -73,11 +71,11 @@ def _gateway_ms(run: Run, joined: Joined) -> Floats:
 def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> dict[str, Any]:
     """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
     rows = run.requests.phase == "measure"
-    measured, parts = select(run.requests, rows), decomposition.select(found.parts, rows)
+    measured, parts = take(run.requests, rows), take(found.parts, rows)
     edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     findings = breakdown.Findings(
         parts=parts,
-        attribution=attributions.select(found.attribution, rows),
+        attribution=take(found.attribution, rows),
         clocks=found.clocks,
         means=_means(run, measured, window),
         ok=measured.status == "ok",
@@ -108,7 +106,7 @@ def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, Serve
     for part in ("queue", "prefill"):
         best[f"{part}_s"] = getattr(found.parts, f"{part}_ms") / 1e3
         best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))
-    table = attributions.select(replace(found.attribution, **best), run.requests.phase == "measure")
+    table = take(replace(found.attribution, **best), run.requests.phase == "measure")
     scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
     wanted = list(QUANTILES.values())
     return {
@@ -138,7 +136,7 @@ def _spans(run: Run) -> dict[str, int] | None:
 def _means(run: Run, measured: RequestLog, window: Window) -> Means:
     """Return what the histograms' sums tell of the run as a whole."""
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
-    ok = select(measured, measured.status == "ok")
+    ok = take(measured, measured.status == "ok")
     finished = [finish_sums(endpoint) for endpoint in run.endpoints]
     reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
     return decompose(

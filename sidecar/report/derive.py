@@ -21,8 +21,8 @@ from loadgen.requests.details import NO_POWER, client_details
 from loadgen.requests.self_check import self_check
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import client_summary
-from loadgen.requests.table import select
 from rundir.clock import iso_ms
+from rundir.columns import take
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
@@ -79,7 +79,7 @@ def window_of(run: Run) -> Window:
     if phase is None:
         started_ns = int(run.manifest["started_ns"])
         return Window(start_ns=started_ns, end_ns=started_ns)
-    measured = select(run.requests, run.requests.phase == "measure")
+    measured = take(run.requests, run.requests.phase == "measure")
     if run.status == "crashed":
         stamps = [measured.end_ns, measured.last_token_ns, *(endpoint.response_ns for endpoint in run.endpoints)]
     else:
@@ -97,7 +97,7 @@ def window_of(run: Run) -> Window:
 def summarise(run: Run, window: Window, found: Correlated) -> Summary:
     """Return `summary.json` of a run whose requests' times were found."""
     manifest = run.manifest
-    measured = select(run.requests, run.requests.phase == "measure")
+    measured = take(run.requests, run.requests.phase == "measure")
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
     slo = parse_slo(manifest["config"]["slo"]) if manifest["config"].get("slo") else None
     client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns, slo=slo)

@@ -8,8 +8,9 @@ import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog, select
+from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
+from rundir.columns import take
 from sidecar.directory import RAW, read_requests
 from sidecar.options.load import RunOptions
 from sidecar.run.phases import Session, record, run_phase, tell, unless_stopped
@@ -81,7 +82,7 @@ async def _probe(session: Session, options: RunOptions, found: Prepared, number:
     )
     await run_phase(session, _path(session, name), concurrency=1)
     log = _log(session, "probe")
-    mine = select(log, (log.index >= first) & (log.index < first + PROBES))
+    mine = take(log, (log.index >= first) & (log.index < first + PROBES))
     ttft_ms = request_metrics(mine).ttft_ms
     return [float(value) for value in np.where(mine.status == "ok", ttft_ms, np.nan)]
 
@@ -121,4 +122,4 @@ def _path(session: Session, name: str) -> Path:
 
 def _log(session: Session, phase: str) -> RequestLog:
     log = read_requests(session.path)
-    return select(log, log.phase == phase)
+    return take(log, log.phase == phase)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from correlator.exact import matching as by_time
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
-from loadgen.requests.table import select
+from rundir.columns import take
 from scraper import perf_metrics
 from scraper.spans.requests import engine_spans
 
@@ -149,7 +149,7 @@ def test_who_has_no_record_is_told_why():
     assert {by_time.TOO_FEW} == set(matched(told.requests, late).reason)
     late.arrival_ns[1:] -= 10**10
     assert {"", by_time.NOTHING_FITS} == set(matched(told.requests, late).reason)
-    few = select(told.requests, np.arange(40) < by_time.LEAST_REQUESTS - 1)
+    few = take(told.requests, np.arange(40) < by_time.LEAST_REQUESTS - 1)
     assert {by_time.TOO_FEW} == set(matched(few, told.timings).reason)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from loadgen import records
 from loadgen.requests import table as log
+from rundir.columns import take
 
 if TYPE_CHECKING:
     from conftest import Wire
@@ -170,14 +171,14 @@ def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
     rng = random.Random(seed)
     parts = [part for index in range(12) for part in _parts(index, wire.answer(rng.randint(0, 5)), reads=3)]
     whole = log.assemble([], parts, run_id="r")
-    _same(whole, log.select(whole, np.ones(12, np.bool_)))
+    _same(whole, take(whole, np.ones(12, np.bool_)))
     mask = np.array([rng.random() < 0.5 for _ in range(12)])
-    some = log.select(whole, mask)
+    some = take(whole, mask)
     expected = [whole.chunk_ns[whole.chunk_start[i] : whole.chunk_start[i + 1]].tolist() for i in np.flatnonzero(mask)]
     actual = [some.chunk_ns[some.chunk_start[i] : some.chunk_start[i + 1]].tolist() for i in range(len(some))]
     assert expected == actual
     assert whole.index[mask].tolist() == some.index.tolist()
-    assert len(log.select(whole, np.zeros(12, np.bool_))) == 0
+    assert len(take(whole, np.zeros(12, np.bool_))) == 0
 
 
 def test_a_sessions_turns_are_requests(wire: type[Wire]):

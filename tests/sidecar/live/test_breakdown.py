@@ -11,7 +11,8 @@ import recordings
 from recordings import Case
 from sent_spans import S, engine, export
 
-from loadgen.requests.table import RequestLog, select
+from loadgen.requests.table import RequestLog
+from rundir.columns import take
 from scraper.series.log import Row
 from sidecar.live.breakdown import LiveParts
 
@@ -57,7 +58,7 @@ def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int,
         ended = order[(log.end_ns[order] >= now_ns) & (log.end_ns[order] < now_ns + S)]
         now_ns += S
         if len(ended):
-            parts.ended(select(log, ended), now_ns)
+            parts.ended(take(log, ended), now_ns)
         while pages and pages[0].response_ns < now_ns:
             parts.scraped(pages.pop(0))
         parts.poll(now_ns)
