@@ -20,7 +20,7 @@ def main() -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     if sys.argv[1:] == ["--version"]:
-        from sidecar.version import VERSION  # noqa: PLC0415  a quarter of the time of the rest
+        from sidecar import VERSION  # noqa: PLC0415  a quarter of the time of the rest
 
         sys.stdout.write(f"{VERSION}\n")
         return

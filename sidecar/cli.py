@@ -6,21 +6,36 @@ import asyncio
 import json
 import logging
 import os
+import random
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 
-from rundir.access import masked
-from sidecar.errors import Interrupted, SidelightError, TargetNotMeasured
-from sidecar.options import config
+from sidecar import VERSION
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from sidecar.options.config import command_as_recorded, load_yaml
+from sidecar.options.fields import (
+    DEFAULT_FORMATS,
+    Formats,
+    JsonProgress,
+    Listen,
+    Out,
+    Quiet,
+    Verbose,
+    check_formats,
+)
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.scrape import DEFAULT_FORMATS, Formats, JsonProgress, Listen, Out, Quiet, ScrapeOptions, Verbose
+from sidecar.options.scrape import ScrapeOptions, check_scrape
 from sidecar.options.spans import (
     OtlpCa,
     OtlpExport,
@@ -32,7 +47,6 @@ from sidecar.options.spans import (
 )
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress, mode_for
-from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from sidecar.report.derive import Derived
@@ -52,8 +66,7 @@ EPILOGUE = (
 )
 
 MISSED = 1
-
-SECRET_FLAGS = ("--api-key", "--metrics-token", "--metrics-user", "--metrics-header", "--header", "--otlp-header")
+LOOPBACK = "127.0.0.1"
 
 MEASURE = Group("Measure", sort_key=1)
 LOOK = Group("Look", sort_key=2)
@@ -86,8 +99,6 @@ def demo(  # noqa: PLR0913  an argument is an option
 ) -> int:
     """Simulated engine, load, scrape, correlation and report, in about 15 s. No arguments needed."""
     del verbose  # read by main()
-    from sidecar import demo as demonstration  # noqa: PLC0415  --help must not pay for what a run imports
-
     load = RunOptions(
         rate=rate,
         duration=duration,
@@ -99,9 +110,36 @@ def demo(  # noqa: PLR0913  an argument is an option
         quiet=quiet,
         json=json,
     )
-    return _measured(
-        load, lambda progress: demonstration.demo(load, engine=engine, command=_command(), progress=progress)
-    )
+    return _measured(load, lambda progress: _demonstrate(load, engine, progress))
+
+
+async def _demonstrate(options: RunOptions, engine: str, progress: Progress) -> Path:
+    """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
+    from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
+    from sidecar.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
+    from sidecar.run import session  # noqa: PLC0415  as above
+
+    options = replace(options, otlp_listen=free_pair())
+    check_run(replace(options, url=("http://127.0.0.1",)))  # report what is wrong with it before an engine is started
+    arguments = ["simulator", "--engine", engine, "--seed", str(options.seed), "--exit-on-eof"]
+    arguments += ["--otlp-endpoint", f"http://{options.otlp_listen}"]
+    with TemporaryDirectory(prefix="sidelight-") as scratch:
+        async with Child("simulated engine", arguments, stderr=Path(scratch) / "simulator.stderr") as simulated:
+            ready = await simulated.expect("ready", timeout_s=START_TIMEOUT_S)
+            progress.stage(f"simulated {engine} engine at {ready['url']}")
+            checked = check_run(replace(options, url=(str(ready["url"]),)))
+            return await session.run(checked, command=_command(), progress=progress)
+
+
+def free_pair() -> str:
+    """Return a HOST:PORT of the loopback that is free at this moment, as is PORT+1.
+
+    Below the ports that systems give to outgoing connections: one of those may take it before we listen.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server((LOOPBACK, port)), socket.create_server((LOOPBACK, port + 1)):
+            return f"{LOOPBACK}:{port}"
 
 
 @app.command(group=MEASURE)
@@ -111,9 +149,10 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     Open loop:    sidelight run --url http://127.0.0.1:8000 --rate 4 --duration 30
     Closed loop:  sidelight run --url http://127.0.0.1:8000 --concurrency 16 --requests 500
     """
+    from sidecar.options.checks import check_run  # noqa: PLC0415  as above
     from sidecar.run import session  # noqa: PLC0415  as above
 
-    checked = config.check(options)
+    checked = check_run(options)
     return _measured(checked, lambda progress: session.run(checked, command=_command(), progress=progress))
 
 
@@ -122,7 +161,7 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
     """Collect server metrics only, for a duration or until Ctrl-C."""
     from sidecar.run import session  # noqa: PLC0415  as above
 
-    checked = config.check_scrape(options)
+    checked = check_scrape(options)
     return _measured(checked, lambda progress: session.scrape(checked, command=_command(), progress=progress))
 
 
@@ -167,7 +206,7 @@ def report(
     del verbose
     from sidecar.report import derive  # noqa: PLC0415  as above
 
-    config.check_formats(formats)
+    check_formats(formats)
     spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
     check_spans(spans)
     if otlp_export is not None:
@@ -182,19 +221,30 @@ def report(
 def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
     """Look at an endpoint before a run: reachable, streaming, which engine, which quantities, what is missing."""
     from sidecar import doctor as examination  # noqa: PLC0415  as above
+    from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
 
-    return asyncio.run(examination.examine(config.check_doctor(options)))
+    return asyncio.run(examination.examine(check_doctor(options)))
 
 
 @app.command(group=LOOK)
 def schema(
-    of: Annotated[Literal["config", "summary", "server-metrics"], Parameter(help="Which one.")] = "config", /
+    of: Annotated[
+        Literal["config", "scrape-config", "watch-config", "summary", "server-metrics"],
+        Parameter(help="Which schema; config is that of `run`."),
+    ] = "config",
+    /,
 ) -> int:
-    """Print the JSON Schema of the configuration, of summary.json, or of server_metrics_export.json."""
+    """Print a JSON Schema: of a configuration file, of summary.json, or of server_metrics_export.json."""
     from sidecar.options import schema as schemas  # noqa: PLC0415  as above
 
-    made = {"config": schemas.configuration, "summary": schemas.summary, "server-metrics": schemas.server_metrics}
-    print(json.dumps(made[of](), indent=2))  # noqa: T201  its result
+    schema_of: dict[str, Callable[[], dict[str, Any]]] = {
+        "config": lambda: schemas.configuration(RunOptions),
+        "scrape-config": lambda: schemas.configuration(ScrapeOptions),
+        "watch-config": lambda: schemas.configuration(WatchOptions),
+        "summary": schemas.summary,
+        "server-metrics": schemas.server_metrics,
+    }
+    print(json.dumps(schema_of[of](), indent=2))  # noqa: T201  its result
     return 0
 
 
@@ -240,48 +290,52 @@ def _export(derived: Derived, url: str | None, options: SpanOptions, progress: P
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code. The last resort: one line for the user, a traceback with --verbose."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    verbose = "--verbose" in arguments
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        code = _dispatch(arguments)
+        settings = _read_settings(arguments)
+        verbose = verbose or settings.get("verbose") is True
+        # Without a command the help is shown, and None returned.
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except cyclopts.CycloptsError as error:
-        _say(_one_line(error))
-        code = 2
+        _print_error(_one_line(error))
+        code = ConfigurationError.exit_code
     except SidelightError as error:
-        _say(str(error), trace="--verbose" in arguments)
+        _print_error(str(error), trace=verbose)
         code = error.exit_code
     except KeyboardInterrupt:
         # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        _say("interrupted; what a run had recorded is kept: `sidelight report` derives it")
+        _print_error("interrupted; `sidelight report RUN` evaluates what a run had recorded")
         code = Interrupted.exit_code
     except BrokenPipeError:
-        # Whoever read our output has left: nothing to say, and nobody to say it to.
+        # The reader of our output has gone: there is nothing left to print, and nowhere to print it.
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
         code = 0
     except OSError as error:
-        _say(f"{error.filename or 'input/output'}: {error.strerror or error}", trace="--verbose" in arguments)
+        _print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
         code = 3
-    except Exception as error:  # noqa: BLE001  the top of the command: one line for all, the rest for who asks
-        _say(
-            f"{type(error).__name__}: {_one_line(error)}; this is a defect, --verbose shows where",
-            trace="--verbose" in arguments,
+    except Exception as error:  # noqa: BLE001  the top of the command: one line for all, a traceback on request
+        _print_error(
+            f"{type(error).__name__}: {_one_line(error)}; this is a defect, --verbose shows where", trace=verbose
         )
         code = 3
     sys.exit(code)
 
 
-def _dispatch(arguments: list[str]) -> int:
-    found = _config_file(arguments)
-    if found is not None:
-        options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
-        data = config.load_yaml(found, options)
-        given = {argument.partition("=")[0] for argument in arguments}
-        for one, other in (("rate", "concurrency"), ("concurrency", "rate")):
-            if f"--{one}" in given:  # the command line wins, also where the two exclude each other
-                data.pop(other, None)
-        app.config = (Dict(data, source=str(found), use_commands_as_keys=False),)
-    result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    return result if isinstance(result, int) else 0
+def _read_settings(arguments: list[str]) -> dict[str, Any]:
+    """Give the command the values of its configuration file, if there is one, and return them."""
+    path = _config_file(arguments)
+    if path is None:
+        return {}
+    options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
+    settings = load_yaml(path, options)
+    given = {argument.partition("=")[0] for argument in arguments}
+    for name, excluded in (("rate", "concurrency"), ("concurrency", "rate")):
+        if f"--{name}" in given:  # the command line wins, also where the two exclude each other
+            settings.pop(excluded, None)
+    app.config = (Dict(settings, source=str(path), use_commands_as_keys=False),)
+    return settings
 
 
 def _config_file(arguments: Sequence[str]) -> Path | None:
@@ -297,19 +351,11 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _say(text: str, *, trace: bool = False) -> None:
+def _print_error(text: str, *, trace: bool = False) -> None:
     if trace:
         traceback.print_exc()
     sys.stderr.write(f"sidelight: {text}\n")
 
 
 def _command() -> list[str]:
-    """Return the command line for the manifest, secrets masked."""
-    shown, hide = [], False
-    for argument in sys.argv[1:]:
-        name, separator, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-        secret = (name if separator else argument).replace("_", "-") in SECRET_FLAGS
-        plain = f"{name}{separator}{masked(value)}" if "://" in value else argument
-        shown.append("***" if hide else f"{name}=***" if secret and separator else plain)
-        hide = secret and not separator
-    return shown
+    return command_as_recorded(sys.argv[1:], RunOptions)

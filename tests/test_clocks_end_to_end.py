@@ -16,7 +16,7 @@ from processes import Ended, engine, sidelight
 
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.demo import free_pair
+from sidecar.cli import free_pair
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")
 

@@ -14,7 +14,7 @@ import aiohttp
 import promql
 import pytest
 
-from sidecar.demo import free_pair
+from sidecar.cli import free_pair
 
 PROMTOOL = shutil.which("promtool")
 DEADLINE_S = 60.0

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import Ended, engine, sidelight
 from sent_spans import body
 
-from sidecar.demo import free_pair
+from sidecar.cli import free_pair
 
 HELD_S = 0.03
 LOAD = ("--rate", "10", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")

@@ -36,8 +36,6 @@ UNFINISHED = {
     "correlator",
     "correlator.estimate",
     "loadgen.requests",
-    "sidecar",
-    "sidecar.options",
 }
 MODULE_LINES = 500
 FUNCTION_LINES, PRODUCT_FUNCTION_LINES = 80, 60

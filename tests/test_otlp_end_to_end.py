@@ -13,7 +13,7 @@ from test_spans_end_to_end import LOAD
 
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.demo import free_pair
+from sidecar.cli import free_pair
 from sidecar.run import open_run
 
 TTFT = ("way in", "admission", "queue", "prefill", "way out", "blank output")

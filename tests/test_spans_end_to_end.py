@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from processes import engine, refused, sidelight
 
-from sidecar.demo import free_pair
+from sidecar.cli import free_pair
 from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "2", "--listen", "off", "--quiet")

@@ -20,11 +20,11 @@ from loadgen.requests.table import RequestLog, assemble
 from rundir.clock import Clock
 from rundir.frames import LogTails
 from scraper.series.log import LogReader
+from sidecar import VERSION
 from sidecar.directory import RAW
 from sidecar.live.engine import EngineView
 from sidecar.live.tally import Tally
 from sidecar.progress import View
-from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from sidecar.live.breakdown import LiveParts

@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
 
-from rundir.access import MASK, Access, UnusableFile, basic, tls_context
+from rundir.access import Access, UnusableFile, basic, tls_context
 from sidecar.errors import ConfigurationError
+from sidecar.options.fields import HEADERS, SECRET, Interval, flag, option, repeatable
 
 METRICS_ACCESS = Group("Metrics access", sort_key=4.5)  # after the group Scraping
 
@@ -19,60 +20,51 @@ _HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(?P<value>[^
 _PEM = "give the path of a PEM file"
 
 
-def option(group: Group, text: str, **more: Any) -> Parameter:
-    """Return where an option stands in --help, and what is said of it there."""
-    return Parameter(group=group, help=text, **more)
-
-
-def given(group: Group, text: str, **more: Any) -> Parameter:
-    """Return the same of a flag or a list: off or empty until it is given, so that no default is shown of it."""
-    return option(group, text, negative="", show_default=False, **more)
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """How metrics pages are asked; the same for all of them."""
+    """How metrics pages are requested; the same for all of them."""
 
     metrics_ca: Annotated[
         Path | None,
         option(
             METRICS_ACCESS,
-            "Trust only what this authority signed (PEM). Default: for pages at the host of --url what --ca and "
-            "the like say, else the system's.",
+            "Trust only certificates signed by this authority (PEM). Default: for pages on the host of --url as for "
+            "--url itself (--ca, --insecure), otherwise the system's authorities.",
         ),
     ] = None
-    metrics_cert: Annotated[
-        Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may hold its key as well).")
-    ] = None
-    metrics_key: Annotated[
-        Path | None, option(METRICS_ACCESS, "Key of the client certificate (PEM, without a password).")
-    ] = None
+    metrics_cert: Annotated[Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may include the key).")] = (
+        None
+    )
+    metrics_key: Annotated[Path | None, option(METRICS_ACCESS, "Key of the client certificate (PEM, unencrypted).")] = (
+        None
+    )
     metrics_token: Annotated[
         str | None,
-        option(METRICS_ACCESS, "Bearer token. Prefer the environment variable.", env_var="SIDELIGHT_METRICS_TOKEN"),
+        option(
+            METRICS_ACCESS,
+            "Bearer token. Preferably set the environment variable instead.",
+            env_var="SIDELIGHT_METRICS_TOKEN",
+        ),
+        SECRET,
     ] = None
     metrics_user: Annotated[
         str | None,
         option(
             METRICS_ACCESS,
-            "USER:PASSWORD of basic authentication. Prefer the environment variable.",
+            "USER:PASSWORD for basic authentication. Preferably set the environment variable instead.",
             env_var="SIDELIGHT_METRICS_USER",
         ),
+        SECRET,
     ] = None
     metrics_header: Annotated[
-        tuple[str, ...], given(METRICS_ACCESS, "A further header, 'Name: value' (repeatable).")
+        tuple[str, ...], repeatable(METRICS_ACCESS, "Additional header, 'Name: value' (repeatable)."), HEADERS
     ] = ()
-    metrics_insecure: Annotated[bool, given(METRICS_ACCESS, "Take any certificate, whoever presents it.")] = False
+    metrics_insecure: Annotated[bool, flag(METRICS_ACCESS, "Disable certificate verification.")] = False
     scrape_timeout: Annotated[
-        float,
-        option(METRICS_ACCESS, "Seconds until one scrape is given up.", name=("--metrics-timeout", "--scrape-timeout")),
+        Interval,
+        option(METRICS_ACCESS, "Timeout of one scrape, in seconds.", name=("--metrics-timeout", "--scrape-timeout")),
     ] = 5.0
-
-
-def flag_of(name: str) -> str:
-    """Return how an option is written on the command line."""
-    return "--" + name.replace("_", "-")
 
 
 def check_access(options: AccessOptions) -> None:
@@ -101,11 +93,6 @@ def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key:
         key=_text(options.metrics_key),
         insecure=options.metrics_insecure,
     )
-
-
-def header_names(headers: tuple[str, ...]) -> list[str]:
-    """Return headers as they may be recorded: the names alone."""
-    return [f"{header.partition(':')[0]}: {MASK}" if ":" in header else MASK for header in headers]
 
 
 def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> None:

@@ -1,8 +1,11 @@
-"""What is wrong with a load before any of it is sent, and the arrival process that options describe."""
+"""Whether the options of a load and of its target can be used, before any request; and the arrival process that they
+describe.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,9 +15,12 @@ from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
 from loadgen.requests.slo import parse_slo
 from sidecar.errors import ConfigurationError
-from sidecar.options.access import flag_of, require_headers, require_tls
-from sidecar.options.load import DEFAULT_RATE_PER_S, ContactOptions, RunOptions
+from sidecar.options.access import check_access, require_headers, require_tls
+from sidecar.options.fields import check_bounds, check_formats, flag_of, http_url, listen_address
+from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
+from sidecar.options.spans import check_collector, check_spans
 
+DEFAULT_DURATION_S = 30.0
 BURST_S = 1.0
 NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
 
@@ -28,7 +34,52 @@ _SHAPES: dict[str, tuple[str, ...]] = {
 _OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
 
 
-def check_load(options: RunOptions) -> None:
+def check_run(options: RunOptions) -> RunOptions:
+    """Return the options with defaults that depend on each other filled in.
+
+    Raises ConfigurationError naming the option, its value and what would be valid.
+    """
+    _check_target(options)
+    check_spans(options)
+    if options.otlp_export is not None:
+        check_collector("--otlp-export", options.otlp_export)
+    check_bounds(options)
+    _check_load(options)
+    check_formats(options.formats)
+    if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
+        raise ConfigurationError(
+            f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
+        )
+    if options.listen is not None:
+        listen_address(options.listen)
+    scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
+    ends = options.requests is not None or options.trace is not None or options.replay_requests is not None
+    return replace(
+        options,
+        rate=options.rate if options.rate is not None or scheduled else DEFAULT_RATE_PER_S,
+        duration=DEFAULT_DURATION_S if options.duration is None and not ends else options.duration,
+    )
+
+
+def check_doctor(options: DoctorOptions) -> DoctorOptions:
+    """Return the options of an examination. Raises ConfigurationError as `check_run` does."""
+    _check_target(options)
+    check_bounds(options)
+    _check_contact(options)
+    return options
+
+
+def _check_target(options: ContactOptions) -> None:
+    if not options.url:
+        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
+    for url in options.url:
+        http_url("--url", url)
+    for url in options.metrics:
+        http_url("--metrics", url, user=True)
+    check_access(options)
+
+
+def _check_load(options: RunOptions) -> None:
     """Raise ConfigurationError naming the first options that contradict each other, or a file that is not there."""
     for problem in _contradictions(options):
         raise ConfigurationError(problem)
@@ -51,14 +102,14 @@ def check_load(options: RunOptions) -> None:
             "tokenizer.json"
         )
     _require_free_file("--save-requests", options.save_requests)
-    check_contact(options)
+    _check_contact(options)
     if extra_of(options) and options.replay_requests is not None:
         raise ConfigurationError(
             "--extra-body and --replay-requests exclude each other: saved bodies are sent as they are"
         )
 
 
-def check_contact(options: ContactOptions) -> None:
+def _check_contact(options: ContactOptions) -> None:
     """Raise ConfigurationError where what goes with every request cannot be used: headers, fields, certificates."""
     require_headers("--header", options.header)
     extra_of(options)

@@ -1,30 +1,38 @@
-"""All that `sidelight run` can be told: the target, the load, what is sent, and what is asked of the results."""
+"""The options of `sidelight run` and `sidelight doctor`: the target, the load, the workload and the criteria."""
 
-# No postponed annotations, as in sidecar.options.scrape.
+# No postponed annotations, as in sidecar.options.fields.
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
+from msgspec import Meta
 
 from loadgen.plan import workloads
-from sidecar.options.access import AccessOptions, given, option
-from sidecar.options.scrape import (
+from sidecar.options.access import AccessOptions
+from sidecar.options.fields import (
     DEFAULT_FORMATS,
+    HEADERS,
+    LONGEST_S,
+    SECRET,
     TARGET,
-    ApiKey,
     ConfigFile,
+    Duration,
     Formats,
     JsonProgress,
     Listen,
     Metrics,
-    Model,
     Out,
+    Pause,
     Quiet,
+    Rate,
     ScrapeInterval,
     SliceDuration,
     Verbose,
+    flag,
+    option,
+    repeatable,
 )
 from sidecar.options.spans import OtlpExport, SpanOptions
 
@@ -35,6 +43,7 @@ CRITERIA = Group("Criteria", sort_key=4.8)
 
 DRAFT = "draft"
 DEFAULT_RATE_PER_S = 1.0
+MOST_REQUESTS = 10_000_000
 
 
 def _whole(_hint: Any, tokens: Any) -> int:
@@ -59,38 +68,43 @@ def _warmup(_hint: Any, tokens: Any) -> int | str:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ContactOptions(AccessOptions):
-    """How a target is spoken to, and where its pages are."""
+    """How requests are sent to a target, and where its metrics pages are."""
 
     url: Annotated[
         tuple[str, ...],
-        given(TARGET, "Base URL, with or without /v1 (repeatable: requests take them in turn). Required."),
+        repeatable(TARGET, "Base URL, with or without /v1 (repeatable: requests alternate between them). Required."),
     ] = ()
-    model: Model = None
+    model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
     endpoint: Annotated[
         Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"],
         option(TARGET, "Which API to load; docs/protocols.md describes each."),
     ] = "chat"
-    api_key: ApiKey = None
+    api_key: Annotated[
+        str | None,
+        option(TARGET, "Bearer token. Preferably set the environment variable instead.", env_var="SIDELIGHT_API_KEY"),
+        SECRET,
+    ] = None
     header: Annotated[
-        tuple[str, ...], given(TARGET, "A further header of every request, 'Name: value' (repeatable).")
+        tuple[str, ...], repeatable(TARGET, "Additional header of every request, 'Name: value' (repeatable)."), HEADERS
     ] = ()
     extra_body: Annotated[
         str | None,
-        option(TARGET, "JSON object merged into every request's body, e.g. '{\"top_k\": 1}'; null leaves a field out."),
+        option(TARGET, "JSON object merged into every request body, e.g. '{\"top_k\": 1}'; null removes a field."),
     ] = None
     ca: Annotated[
-        Path | None, option(TARGET, "Trust only what this authority signed (PEM). Default: the system's.")
+        Path | None,
+        option(TARGET, "Trust only certificates signed by this authority (PEM). Default: the system's authorities."),
     ] = None
-    cert: Annotated[Path | None, option(TARGET, "Client certificate (PEM; may hold its key as well).")] = None
-    key: Annotated[Path | None, option(TARGET, "Key of the client certificate (PEM, without a password).")] = None
-    insecure: Annotated[bool, given(TARGET, "Take any certificate, whoever presents it.")] = False
+    cert: Annotated[Path | None, option(TARGET, "Client certificate (PEM; may include the key).")] = None
+    key: Annotated[Path | None, option(TARGET, "Key of the client certificate (PEM, unencrypted).")] = None
+    insecure: Annotated[bool, flag(TARGET, "Disable certificate verification.")] = False
     metrics: Metrics = ()
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions(ContactOptions):
-    """All of `sidelight doctor`: what `run` is told of the target and of its pages."""
+    """All of `sidelight doctor`: the options of `run` for the target and its metrics pages."""
 
     verbose: Verbose = False
 
@@ -101,115 +115,139 @@ class RunOptions(ContactOptions, SpanOptions):
     """All of `sidelight run`."""
 
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
-    request_timeout: Annotated[float, option(TARGET, "Seconds until one request is given up.")] = 600.0
+    request_timeout: Annotated[Duration, option(TARGET, "Timeout of one request, in seconds.")] = 600.0
     rate: Annotated[
-        float | None, option(LOAD, "Open loop: requests per second, whatever the server does. Default: 1.")
+        Rate | None,
+        option(LOAD, "Open loop: requests per second, independent of the server's responses. Default: 1."),
     ] = None
     concurrency: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
         option(
             LOAD,
-            "Closed loop: requests in flight. A session holds its place also while it thinks. Excludes --rate.",
+            "Closed loop: requests in flight. A session keeps its slot during think time. Excludes --rate.",
             converter=_whole,
         ),
     ] = None
     barrier: Annotated[
-        bool, given(LOAD, "Closed loop in rounds: --concurrency requests at one instant, the next when all have ended.")
+        bool,
+        flag(
+            LOAD,
+            "Closed loop in rounds: --concurrency requests at the same instant, the next round when all have ended.",
+        ),
     ] = False
     requests: Annotated[
-        int | None, option(LOAD, "Stop after so many requests; of sessions, after so many sessions.", converter=_whole)
+        Annotated[int, Meta(ge=1, le=MOST_REQUESTS)] | None,
+        option(LOAD, "Stop after this many requests; with sessions, after this many sessions.", converter=_whole),
     ] = None
     duration: Annotated[
-        float | None,
+        Duration | None,
         option(
             LOAD,
-            "Stop submitting after so many seconds. Default: 30; with --requests, --trace or --replay-requests, "
-            "when those are sent.",
+            "Stop submitting after this many seconds. Default: 30; with --requests, --trace or --replay-requests, "
+            "when all of them are sent.",
         ),
     ] = None
     warmup: Annotated[
-        int | Literal["draft"],
+        Annotated[int, Meta(ge=0, le=MOST_REQUESTS)] | Literal["draft"],
         option(
             LOAD,
-            "Requests sent and drained before the measurement; 0: a cold start; draft: 100 requests or 10,000 "
-            "output tokens, whichever is more, until probes agree within 10 %.",
+            "Requests sent and drained before the measurement. 0: cold start. draft: 100 requests or 10,000 output "
+            "tokens, whichever is more, then until the TTFT of probes agrees within 10 %.",
             converter=_warmup,
         ),
     ] = 10
-    drain_timeout: Annotated[float, option(LOAD, "Seconds to wait for open responses after the last submission.")] = (
-        120.0
-    )
+    drain_timeout: Annotated[
+        Pause, option(LOAD, "Seconds to wait for responses in flight after the last submission.")
+    ] = 120.0
     deadline: Annotated[
-        float | None,
-        option(LOAD, "Seconds after which the whole run, its preparation included, is stopped as by Ctrl-C."),
+        Duration | None,
+        option(LOAD, "Seconds after which the whole run, including its preparation, is stopped as by Ctrl-C."),
     ] = None
-    workers: Annotated[int, option(LOAD, "Load workers, a process each; 0: one for each core.", converter=_whole)] = 1
+    workers: Annotated[
+        Annotated[int, Meta(ge=0, le=256)],
+        option(LOAD, "Load workers, one process each; 0: one per core.", converter=_whole),
+    ] = 1
     arrival: Annotated[
-        Literal["poisson", "uniform", "gamma", "burst", "replay"], option(ARRIVALS, "Spacing of the requests.")
+        Literal["poisson", "uniform", "gamma", "burst", "replay"], option(ARRIVALS, "Arrival process of the requests.")
     ] = "poisson"
     burstiness: Annotated[
-        float, option(ARRIVALS, "Shape of gamma gaps, as in vllm bench serve: 1 is Poisson, less is burstier.")
+        Annotated[float, Meta(ge=1e-3, le=1e6)],
+        option(
+            ARRIVALS,
+            "Shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, smaller values are burstier.",
+        ),
     ] = 1.0
     burst_on: Annotated[
-        float | None, option(ARRIVALS, "Seconds of a burst; --rate is the mean over bursts and pauses. Default: 1.")
+        Annotated[float, Meta(ge=1e-6, le=LONGEST_S)] | None,
+        option(ARRIVALS, "Seconds of a burst; --rate is the mean over bursts and pauses. Default: 1."),
     ] = None
-    burst_off: Annotated[float | None, option(ARRIVALS, "Seconds between bursts. Default: 1.")] = None
-    ramp: Annotated[Literal["none", "linear", "exponential"], option(ARRIVALS, "From --rate to --ramp-to.")] = "none"
-    ramp_to: Annotated[float | None, option(ARRIVALS, "Requests per second at the ramp's end.")] = None
+    burst_off: Annotated[Pause | None, option(ARRIVALS, "Seconds between bursts. Default: 1.")] = None
+    ramp: Annotated[
+        Literal["none", "linear", "exponential"], option(ARRIVALS, "Change the rate from --rate to --ramp-to.")
+    ] = "none"
+    ramp_to: Annotated[Rate | None, option(ARRIVALS, "Requests per second at the end of the ramp.")] = None
     ramp_duration: Annotated[
-        float | None, option(ARRIVALS, "Seconds of the ramp; the rate stays then. Default: the whole run")
+        Duration | None,
+        option(ARRIVALS, "Seconds of the ramp; the rate then stays at --ramp-to. Default: the whole run."),
     ] = None
     trace: Annotated[
-        Path | None, option(ARRIVALS, "Arrivals to replay: Azure, BurstGPT or Mooncake; CSV or JSON lines.")
+        Path | None,
+        option(ARRIVALS, "Trace whose arrival times are replayed: Azure, BurstGPT or Mooncake; CSV or JSON lines."),
     ] = None
-    replay_speed: Annotated[float, option(ARRIVALS, "2 halves every gap of the trace. Excludes --rate.")] = 1.0
+    replay_speed: Annotated[
+        Rate, option(ARRIVALS, "Speed of the replay; 2 halves every gap of the trace. Excludes --rate.")
+    ] = 1.0
     workload: Annotated[
         str,
         option(WORKLOAD, f"What to send: a YAML file (docs/workloads.md), or one of: {', '.join(workloads.NAMES)}."),
     ] = "synthetic-uniform"
     dataset: Annotated[
-        Path | None, option(WORKLOAD, "The real file of conversation (ShareGPT) or code-completion (The Stack).")
+        Path | None,
+        option(WORKLOAD, "Data set of workload conversation (ShareGPT) or code-completion (The Stack)."),
     ] = None
     seed: Annotated[
-        int, option(WORKLOAD, "The same seed sends the same requests at the same times.", converter=_whole)
+        Annotated[int, Meta(ge=0, le=2**63 - 1)],
+        option(WORKLOAD, "The same seed sends the same requests at the same times.", converter=_whole),
     ] = 42
     tokenizer: Annotated[
         str,
         option(
             WORKLOAD,
-            "Whose tokens the workload's lengths are: server (its /tokenize), cl100k_base (the draft's "
-            "reference), or the path of a tokenizer.json. auto: the server's where it offers one.",
+            "Tokenizer in which the workload's lengths are counted: server (its /tokenize), cl100k_base (the draft's "
+            "reference), or the path of a tokenizer.json. auto: the server's if it has one, otherwise cl100k_base.",
         ),
     ] = "auto"
     exact_tokens: Annotated[
         bool,
-        given(
-            WORKLOAD, "Fit each prompt to its exact number of tokens, the chat template included, and record the count."
+        flag(
+            WORKLOAD,
+            "Make each prompt exactly as long as planned, chat template included, and record its tokens.",
         ),
     ] = False
-    ignore_eos: Annotated[bool, option(WORKLOAD, "Ask the engine to generate to the workload's output length.")] = True
+    ignore_eos: Annotated[
+        bool, option(WORKLOAD, "Ask the engine to generate exactly the workload's output length.")
+    ] = True
     sessions: Annotated[
         bool,
-        given(
+        flag(
             WORKLOAD,
-            "Send the later messages of a --dataset's conversations as later turns, with the replies as history.",
+            "Send the later messages of a conversation in --dataset as later turns, with the replies as history.",
         ),
     ] = False
-    think_time: Annotated[float, option(WORKLOAD, "Seconds from a reply to the next turn of such a conversation.")] = (
-        0.0
-    )
+    think_time: Annotated[Pause, option(WORKLOAD, "With --sessions: seconds from a reply to the next turn.")] = 0.0
     save_requests: Annotated[Path | None, option(WORKLOAD, "Write the exact requests to this file (JSON lines).")] = (
         None
     )
-    replay_requests: Annotated[Path | None, option(WORKLOAD, "Send the requests of such a file, in its order.")] = None
+    replay_requests: Annotated[
+        Path | None, option(WORKLOAD, "Send the requests of a file written by --save-requests, in its order.")
+    ] = None
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
     slo: Annotated[
         str | None,
         option(
             CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,tpot_p99<50ms": goodput counts by them, and a run that misses one '
-            "exits with 1.",
+            'Objectives, e.g. "ttft_p99<500ms,tpot_p99<50ms". They define goodput; a run that misses one exits with 1.',
         ),
     ] = None
     out: Out = None

@@ -1,40 +1,35 @@
-"""JSON Schemas, generated from what they describe: the configuration and `summary.json` from their types."""
+"""JSON Schemas: of configuration files, generated from the options; of `summary.json`, generated from its types."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from importlib import resources
-from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 from cyclopts import Parameter
 
 from exporter.summary import result
-from sidecar.options.config import ALIASES
-from sidecar.options.load import RunOptions
+from sidecar.options.config import aliases
+from sidecar.options.fields import declarations
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Path: "string"}
 
 
-def configuration() -> dict[str, Any]:
-    """Return the schema of a configuration file: every option of `sidelight run`, with its help and default, and its
-    other names.
+def configuration(options: type) -> dict[str, Any]:
+    """Return the schema of a command's configuration file: every option of the command, also by its other names, with
+    its help, bounds and default.
     """
-    hints = get_type_hints(RunOptions, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
+    help_texts = {name: parameter.help for name, parameter in declarations(options, Parameter).items()}
     properties = {
-        field.name: _property(hints[field.name], field.default)
-        for field in dataclasses.fields(RunOptions)
+        field.name: _type(hints[field.name]) | {"description": help_texts[field.name], "default": _json(field.default)}
+        for field in dataclasses.fields(options)
         if field.name != "config"
     }
-    properties |= {alias: properties[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
-    properties |= {
-        name.replace("_", "-"): found | {"description": f"The same as {name}."}
-        for name, found in properties.items()
-        if "_" in name
-    }
+    properties |= {alias: _same_as(name, properties) for alias, name in aliases(options).items()}
+    properties |= {name.replace("_", "-"): _same_as(name, properties) for name in properties if "_" in name}
     return {
         "$schema": DIALECT,
         "title": "Sidelight configuration",
@@ -43,6 +38,23 @@ def configuration() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": properties,
     }
+
+
+def _same_as(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    return {**properties[name], "description": f"The same as {name}."}
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    inner = get_args(hint)[0]
+    if get_origin(inner) is tuple:
+        # YAML may give one value without brackets.
+        hint = get_args(inner)[0] | inner
+    described: dict[str, Any] = msgspec.json.schema(hint, schema_hook=lambda _: {"type": "string"})  # of a Path
+    return described
+
+
+def _json(default: object) -> object:
+    return list(default) if isinstance(default, tuple) else default
 
 
 def summary() -> dict[str, Any]:
@@ -55,25 +67,3 @@ def server_metrics() -> dict[str, Any]:
     text = resources.files("exporter").joinpath("server_metrics.schema.json").read_text("utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
-
-
-def _property(hint: Any, default: object) -> dict[str, Any]:
-    inner, *extras = get_args(hint)
-    help_text = next((extra.help for extra in extras if isinstance(extra, Parameter) and extra.help), None)
-    plain = list(default) if isinstance(default, tuple) else default
-    return {**_type(inner), **({"description": help_text} if help_text else {}), "default": plain}
-
-
-def _type(hint: Any) -> dict[str, Any]:
-    if get_origin(hint) is Literal:
-        return {"enum": list(get_args(hint))}
-    if get_origin(hint) is tuple:
-        # YAML may give one value without brackets.
-        item = _type(get_args(hint)[0])
-        return {"anyOf": [item, {"type": "array", "items": item}]}
-    if hint in NAMES:
-        return {"type": NAMES[hint]}
-    parts = get_args(hint)
-    if all(part in NAMES for part in parts):
-        return {"type": [NAMES[part] for part in parts]}
-    return {"anyOf": [_type(part) for part in parts]}

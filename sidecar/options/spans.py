@@ -1,6 +1,6 @@
-"""The options of spans, shared by `run` and `scrape`: where they are received and passed on to; and what is wrong."""
+"""The options of spans, shared by `run`, `scrape` and `watch`: where spans are received and forwarded; their checks."""
 
-# No postponed annotations, as in sidecar.options.scrape.
+# No postponed annotations, as in sidecar.options.fields.
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,43 +11,56 @@ from rundir.access import Access
 from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.errors import ConfigurationError
-from sidecar.options.access import AccessOptions, given, option, require_headers, require_tls
+from sidecar.options.access import AccessOptions, require_headers, require_tls
+from sidecar.options.fields import HEADERS, MASKED_URL, option, repeatable
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
-# Written once for `run` and for `report`.
+# Declared once for `run` and for `report`.
 OtlpExport = Annotated[
     str | None,
     option(
         SPANS,
-        "When all is measured, send a span of each request with its phases to this collector: grpc://HOST:PORT, "
-        "or http://HOST with port 4317 (gRPC) or any other (HTTP/protobuf). docs/otlp.md says what is in them.",
+        "After the run, send one span per request, with its phases, to this collector: grpc://HOST:PORT, or "
+        "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/otlp.md lists the attributes.",
+    ),
+    MASKED_URL,
+]
+OtlpHeader = Annotated[
+    tuple[str, ...],
+    repeatable(SPANS, "Additional header for the collectors named here, 'Name: value' (repeatable)."),
+    HEADERS,
+]
+OtlpCa = Annotated[
+    Path | None,
+    option(
+        SPANS, "Trust these collectors only if this authority (PEM) signed them. Default: the system's authorities."
     ),
 ]
-OtlpHeader = Annotated[tuple[str, ...], given(SPANS, "A header for these collectors, 'Name: value' (repeatable).")]
-OtlpCa = Annotated[Path | None, option(SPANS, "Trust these collectors by this authority (PEM). Default: the system's.")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOptions(AccessOptions):
-    """How spans of engines and gateways come in, and where they go."""
+    """How spans of engines and gateways are received, and where they are forwarded."""
 
     otlp_listen: Annotated[
         str | None,
         option(
             SPANS,
-            "Receive the spans of engines and gateways by OTLP: gRPC at HOST:PORT, HTTP/protobuf at PORT+1; port "
-            "0 takes free ones. Usual is 127.0.0.1:4317; docs/engines.md has each engine's switch. Default: off.",
+            "Receive spans of engines and gateways over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; port 0 "
+            "picks free ports. Usually 127.0.0.1:4317; docs/engines.md says how to enable tracing in each engine. "
+            "Default: off.",
         ),
     ] = None
     otlp_forward: Annotated[
         str | None,
         option(
             SPANS,
-            "Pass received spans on to this collector: grpc://HOST:PORT, or http://HOST with port 4317 (gRPC) or "
-            "any other (HTTP/protobuf); grpcs and https with TLS.",
+            "Forward received spans to this collector: grpc://HOST:PORT, or http://HOST:PORT (port 4317: gRPC; any "
+            "other: HTTP/protobuf); grpcs:// and https:// use TLS.",
         ),
+        MASKED_URL,
     ] = None
     otlp_header: OtlpHeader = ()
     otlp_ca: OtlpCa = None

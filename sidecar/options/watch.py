@@ -1,6 +1,6 @@
-"""All that can be said to `sidelight watch`, and what of it can be said again while it goes on."""
+"""The options of `sidelight watch`, their checks, and which of them a reload of the configuration file changes."""
 
-# No postponed annotations, as in sidecar.options.scrape.
+# No postponed annotations, as in sidecar.options.fields.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,25 @@ from cyclopts.config import Dict
 from rundir.access import masked
 from sidecar.errors import ConfigurationError
 from sidecar.options import config
-from sidecar.options.access import check_access, flag_of, given, option
-from sidecar.options.scrape import OUTPUT, SCRAPING, ConfigFile, JsonProgress, Out, Quiet, Verbose
+from sidecar.options.access import check_access
+from sidecar.options.fields import (
+    LONGEST_S,
+    MASKED_URLS,
+    OUTPUT,
+    SCRAPING,
+    ConfigFile,
+    JsonProgress,
+    Out,
+    Quiet,
+    ScrapeInterval,
+    Verbose,
+    check_bounds,
+    flag_of,
+    http_url,
+    listen_address,
+    option,
+    repeatable,
+)
 from sidecar.options.spans import SPANS, SpanOptions, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
@@ -33,19 +50,25 @@ class WatchOptions(SpanOptions):
         str,
         option(
             SPANS,
-            "Receive the spans of clients, gateways and engines by OTLP: gRPC at HOST:PORT, HTTP/protobuf at "
-            "PORT+1; port 0 takes free ones.",
+            "Receive spans of clients, gateways and engines over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; "
+            "port 0 picks free ports.",
         ),
     ] = "127.0.0.1:4317"
     metrics: Annotated[
-        tuple[str, ...], given(SCRAPING, "Prometheus page of an engine (repeatable). Default: none; spans alone tell.")
+        tuple[str, ...],
+        repeatable(SCRAPING, "Prometheus page of an engine (repeatable). Default: none, only spans are used."),
+        MASKED_URLS,
     ] = ()
-    scrape_interval: Annotated[float, option(SCRAPING, "Seconds between scrapes.")] = 1.0
-    listen: Annotated[str, option(OUTPUT, "HOST:PORT of /metrics, /healthz and /readyz; port 0 takes a free one.")] = (
+    scrape_interval: ScrapeInterval = 1.0
+    listen: Annotated[str, option(OUTPUT, "HOST:PORT of /metrics, /healthz and /readyz; port 0 picks a free port.")] = (
         "127.0.0.1:9464"
     )
-    keep: Annotated[str, option(OUTPUT, "How long raw logs are kept: 90s, 30m, 1h, 2d. Older ones are deleted.")] = "1h"
-    keep_bytes: Annotated[str, option(OUTPUT, "How much of them is kept: 500MB, 2GiB. The oldest are deleted.")] = "1GB"
+    keep: Annotated[str, option(OUTPUT, "Maximum age of raw logs, e.g. 90s, 30m, 1h, 2d. Older ones are deleted.")] = (
+        "1h"
+    )
+    keep_bytes: Annotated[
+        str, option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. The oldest are deleted.")
+    ] = "1GB"
     out: Out = None
     quiet: Quiet = False
     json: JsonProgress = False
@@ -74,15 +97,15 @@ class WatchOptions(SpanOptions):
 def check_watch(options: WatchOptions) -> WatchOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
     for url in options.metrics:
-        config.http_url("--metrics", url, user=True)
+        http_url("--metrics", url, user=True)
     check_access(options)
     check_spans(options)
-    config.require_bounds(options, {**config.ACCESS_BOUNDS, "scrape_interval": (0.01, 3600.0)})
-    if config.listen_address(options.listen) is None:
+    check_bounds(options)
+    if listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: the page is what a watch is for; give HOST:PORT")
     _require_pages(options.metrics)
-    if not 1 <= options.keep_s <= config.LONGEST_S:
-        raise ConfigurationError(f"--keep {options.keep}: must be 1s to {config.LONGEST_S:g}s")
+    if not 1 <= options.keep_s <= LONGEST_S:
+        raise ConfigurationError(f"--keep {options.keep}: must be 1s to {LONGEST_S:g}s")
     if options.kept_bytes < LEAST_BYTES:
         raise ConfigurationError(f"--keep-bytes {options.keep_bytes}: must be at least 1MB")
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))

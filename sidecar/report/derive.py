@@ -27,7 +27,7 @@ from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
 from sidecar.directory import Run, open_run, write_json, write_whole
-from sidecar.options.scrape import DEFAULT_FORMATS
+from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.report.correlation import Correlated, correlated, correlation_of
 from sidecar.report.warnings import warnings
 from sidecar.run import manifest as manifests

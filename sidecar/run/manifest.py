@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rundir.clock import Clock, iso_ms
+from sidecar import VERSION
 from sidecar.directory import MANIFEST, create, write_json
 from sidecar.errors import CannotWrite, Interrupted, SidelightError
 from sidecar.options.config import as_recorded
 from sidecar.options.spans import SpanOptions
-from sidecar.version import VERSION
 
 SCHEMA_VERSION = "1.0"
 DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"

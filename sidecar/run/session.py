@@ -22,7 +22,7 @@ from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import metrics_access
-from sidecar.options.config import listen_address
+from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
 from sidecar.options.scrape import ScrapeOptions
 from sidecar.options.spans import receiver_spec, require_ports

@@ -24,7 +24,7 @@ from rundir.frames import next_number
 from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
-from sidecar.options.config import listen_address
+from sidecar.options.fields import listen_address
 from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import WatchOptions, reloaded
 from sidecar.processes import START_TIMEOUT_S, Child

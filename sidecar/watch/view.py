@@ -35,8 +35,8 @@ from rundir.access import masked
 from rundir.frames import LogTails
 from scraper.series.log import LogReader
 from scraper.spans.log import Counts, StateRecord, decode
+from sidecar import VERSION
 from sidecar.live.engine import EngineView
-from sidecar.version import VERSION
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 

@@ -139,6 +139,14 @@ def test_a_traceback_is_shown_when_asked_for(sidelight: Sidelight):
     assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
 
 
+def test_a_configuration_file_may_ask_for_tracebacks(sidelight: Sidelight):
+    """As --verbose does."""
+    Path("c.yaml").write_text(f"url: {NOBODY}\nrate: 0\nverbose: true\n", encoding="utf-8")
+    shown = sidelight("run", "--config", "c.yaml").err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
+
+
 @pytest.mark.parametrize("manifest", ["{}", "[]", '"text"', '{"name": "A web app"}', "{", ""])
 def test_a_manifest_of_something_else_is_one_line_and_exit_2(sidelight: Sidelight, manifest: str):
     """A directory with another program's manifest.json is no run directory."""
@@ -163,6 +171,8 @@ def test_without_a_command_the_help_is_shown(sidelight: Sidelight):
     [
         ([], "Sidelight configuration"),
         (["config"], "Sidelight configuration"),
+        (["scrape-config"], "Sidelight configuration"),
+        (["watch-config"], "Sidelight configuration"),
         (["summary"], "Sidelight summary"),
         (["server-metrics"], "Sidelight server metrics export"),
     ],

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from rundir.access import Access, basic
-from sidecar.cli import _command
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, check_access, metrics_access
-from sidecar.options.config import as_recorded, check, load_yaml
+from sidecar.options.checks import check_run
+from sidecar.options.config import as_recorded, command_as_recorded, load_yaml
 from sidecar.options.load import RunOptions
 
 URL = "http://127.0.0.1:8000"
@@ -48,11 +47,11 @@ def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
 def test_a_url_with_a_user_is_a_metrics_url_only():
     """The user of a page is asked for there and masked in what is recorded; the target's key is an option."""
     page = "http://ann:hush@127.0.0.1:9400/metrics"
-    options = check(RunOptions(url=(URL,), metrics=(page,)))
+    options = check_run(RunOptions(url=(URL,), metrics=(page,)))
     assert (page,) == options.metrics
     assert ["http://***@127.0.0.1:9400/metrics"] == as_recorded(options)["metrics"]
     with pytest.raises(ConfigurationError, match="would stand in every file of the run"):
-        check(RunOptions(url=("http://ann:hush@127.0.0.1:8000",)))
+        check_run(RunOptions(url=("http://ann:hush@127.0.0.1:8000",)))
 
 
 def test_what_is_recorded_has_no_secret():
@@ -82,17 +81,16 @@ def test_what_is_recorded_has_no_secret():
         (["--metrics", "http://h/m?x=1"], ["--metrics", "http://h/m?x=1"]),
     ],
 )
-def test_the_command_is_recorded_without_secrets(monkeypatch: pytest.MonkeyPatch, given: list[str], kept: list[str]):
+def test_the_command_is_recorded_without_secrets(given: list[str], kept: list[str]):
     """As it was typed otherwise."""
-    monkeypatch.setattr(sys, "argv", ["sidelight", "run", *given])
-    assert ["run", *kept] == _command()
+    assert ["run", *kept] == command_as_recorded(["run", *given], RunOptions)
 
 
 def test_both_names_of_the_timeout(tmp_path: Path):
     """`metrics-timeout` and `scrape-timeout` are one option."""
     for key in ("metrics-timeout", "metrics_timeout", "scrape-timeout"):
         (tmp_path / "c.yaml").write_text(f"{key}: 2\n", encoding="utf-8")
-        assert {"scrape_timeout": 2} == load_yaml(tmp_path / "c.yaml")
+        assert {"scrape_timeout": 2} == load_yaml(tmp_path / "c.yaml", RunOptions)
 
 
 def test_options_without_fault_pass():

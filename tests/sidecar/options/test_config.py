@@ -13,17 +13,11 @@ from hypothesis import strategies as st
 
 from loadgen.plan import workloads
 from sidecar.errors import ConfigurationError
-from sidecar.options.config import (
-    DEFAULT_DURATION_S,
-    DEFAULT_RATE_PER_S,
-    as_recorded,
-    check,
-    check_scrape,
-    listen_address,
-    load_yaml,
-)
-from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.checks import DEFAULT_DURATION_S, check_run
+from sidecar.options.config import as_recorded, load_yaml
+from sidecar.options.fields import listen_address
+from sidecar.options.load import DEFAULT_RATE_PER_S, RunOptions
+from sidecar.options.scrape import ScrapeOptions, check_scrape
 
 URL = "http://127.0.0.1:8000"
 NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})
@@ -39,7 +33,7 @@ def written(directory: Path, text: str) -> Path:
 def refusal(options: RunOptions) -> str:
     """Return what is said of options that cannot be used."""
     with pytest.raises(ConfigurationError) as caught:
-        check(options)
+        check_run(options)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -49,7 +43,7 @@ def refusal(options: RunOptions) -> str:
 def test_keys_may_be_written_with_dashes_and_underscores(tmp_path: Path, name: str):
     """`scrape-interval` and `scrape_interval` are the same key, and so for every option of `run`."""
     for key in (name, name.replace("_", "-")):
-        assert {name: 1} == load_yaml(written(tmp_path, f"{key}: 1\n"))
+        assert {name: 1} == load_yaml(written(tmp_path, f"{key}: 1\n"), RunOptions)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +70,7 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str | byte
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigurationError) as caught:
-        load_yaml(path)
+        load_yaml(path, RunOptions)
     assert str(caught.value).startswith(f"--config {path}{said}")
     assert "\n" not in str(caught.value)
 
@@ -88,7 +82,7 @@ def test_any_unknown_key_is_named_with_an_option_that_exists(tmp_path_factory: p
         return
     path = written(tmp_path_factory.getbasetemp(), yaml.safe_dump({key: 1}, allow_unicode=True))
     with pytest.raises(ConfigurationError) as caught:
-        load_yaml(path)
+        load_yaml(path, RunOptions)
     message = str(caught.value)
     assert f"'{key}'" in message
     assert message.rpartition("did you mean '")[2].rstrip("'?") in NAMES
@@ -105,7 +99,7 @@ def test_an_option_of_run_only_is_a_typo_for_scrape(tmp_path: Path):
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
 def test_an_empty_file_configures_nothing(tmp_path: Path, text: str):
     """It is not an error to have said nothing."""
-    assert {} == load_yaml(written(tmp_path, text))
+    assert {} == load_yaml(written(tmp_path, text), RunOptions)
 
 
 @pytest.mark.parametrize("name", ["rate", "duration", "request_timeout", "scrape_interval", "scrape_timeout"])
@@ -168,7 +162,7 @@ def test_defaults_depend_on_each_other():
 
 
 def _load(options: RunOptions) -> tuple[float | None, float | None]:
-    checked = check(options)
+    checked = check_run(options)
     return checked.rate, checked.duration
 
 
@@ -260,7 +254,7 @@ def test_what_is_recorded_is_json_with_secrets_masked():
 def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[str, object], said: str):
     """One line with the option and the cure, for `run` and `scrape` alike; no secret stands in it."""
     for checked in (
-        lambda: check(dataclasses.replace(RunOptions(url=(URL,)), **options)),
+        lambda: check_run(dataclasses.replace(RunOptions(url=(URL,)), **options)),
         lambda: check_scrape(dataclasses.replace(ScrapeOptions(url=URL), **options)),
     ):
         with pytest.raises(ConfigurationError) as caught:

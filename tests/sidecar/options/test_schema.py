@@ -14,8 +14,10 @@ from jsonschema import Draft202012Validator
 from exporter.summary import result
 from scraper.engines import QUANTITIES
 from sidecar.options import schema
-from sidecar.options.config import ALIASES, load_yaml
+from sidecar.options.config import aliases, load_yaml
 from sidecar.options.load import RunOptions
+from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import WatchOptions
 
 STATISTICS = ("mean", "std", "min", "max", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99_9")
 
@@ -58,7 +60,7 @@ def errors(of: dict[str, Any], instance: object) -> list[str]:
     return [f"{list(error.absolute_path)}: {error.message}" for error in Draft202012Validator(of).iter_errors(instance)]
 
 
-@pytest.mark.parametrize("make", [schema.configuration, schema.summary])
+@pytest.mark.parametrize("make", [lambda: schema.configuration(RunOptions), schema.summary])
 def test_a_schema_is_one(make: Any):
     """Of the dialect that it names."""
     Draft202012Validator.check_schema(make())
@@ -70,7 +72,7 @@ def test_a_configuration_that_loads_fits(tmp_path: Path, text: str):
     """Written as users write it, keys as `load_yaml` gives them."""
     path = tmp_path / "sidelight.yaml"
     path.write_text(text, encoding="utf-8")
-    assert [] == errors(schema.configuration(), load_yaml(path))
+    assert [] == errors(schema.configuration(RunOptions), load_yaml(path, RunOptions))
 
 
 def test_an_option_by_its_other_name_fits(tmp_path: Path):
@@ -78,9 +80,9 @@ def test_an_option_by_its_other_name_fits(tmp_path: Path):
     text = "url: http://127.0.0.1:8000\nmetrics_timeout: 2.5\n"
     path = tmp_path / "sidelight.yaml"
     path.write_text(text, encoding="utf-8")
-    assert 2.5 == load_yaml(path)["scrape_timeout"]
-    assert [] == errors(schema.configuration(), yaml.safe_load(text))
-    assert errors(schema.configuration(), yaml.safe_load(text.replace("2.5", "soon")))
+    assert 2.5 == load_yaml(path, RunOptions)["scrape_timeout"]
+    assert [] == errors(schema.configuration(RunOptions), yaml.safe_load(text))
+    assert errors(schema.configuration(RunOptions), yaml.safe_load(text.replace("2.5", "soon")))
 
 
 def test_keys_may_be_written_with_dashes():
@@ -89,8 +91,8 @@ def test_keys_may_be_written_with_dashes():
     dashed = {
         name.replace("_", "-"): list(value) if isinstance(value, tuple) else value for name, value in options.items()
     }
-    assert [] == errors(schema.configuration(), dashed)
-    assert errors(schema.configuration(), {"scrape-interval": "often"})
+    assert [] == errors(schema.configuration(RunOptions), dashed)
+    assert errors(schema.configuration(RunOptions), {"scrape-interval": "often"})
 
 
 @pytest.mark.parametrize(
@@ -98,16 +100,48 @@ def test_keys_may_be_written_with_dashes():
 )
 def test_a_configuration_with_a_mistake_does_not(text: str):
     """An editor that knows the schema shows the mistake."""
-    assert errors(schema.configuration(), yaml.safe_load(text))
+    assert errors(schema.configuration(RunOptions), yaml.safe_load(text))
 
 
 def test_every_option_is_described_with_its_default():
     """The schema has every option but the name of the file itself, also by its other name, and its defaults fit it."""
-    described = schema.configuration()["properties"]
-    names = {field.name for field in dataclasses.fields(RunOptions)} - {"config"} | set(ALIASES)
+    described = schema.configuration(RunOptions)["properties"]
+    names = {field.name for field in dataclasses.fields(RunOptions)} - {"config"} | set(aliases(RunOptions))
     assert names | {name.replace("_", "-") for name in names} == set(described)
     assert all(option["description"] for option in described.values())
-    assert [] == errors(schema.configuration(), {name: option["default"] for name, option in described.items()})
+    defaults = {name: option["default"] for name, option in described.items()}
+    assert [] == errors(schema.configuration(RunOptions), defaults)
+
+
+@pytest.mark.parametrize("options", [RunOptions, ScrapeOptions, WatchOptions])
+def test_every_number_has_its_bounds(options: type):
+    """What the command refuses, an editor marks: each number has a least and a greatest value."""
+    described = schema.configuration(options)["properties"]
+    numbers = {
+        name: kind
+        for name, option in described.items()
+        for kind in option.get("anyOf", [option])
+        if kind.get("type") in {"number", "integer"}
+    }
+    assert [] == [name for name, kind in numbers.items() if not {"minimum", "maximum"} <= set(kind)]
+    interval = numbers["scrape_interval"]
+    assert (0.01, 3600.0) == (interval["minimum"], interval["maximum"])
+
+
+@pytest.mark.parametrize("text", ["rate: 0", "workers: 257", "warmup: -1", "seed: -1", "scrape_timeout: 4000"])
+def test_a_value_out_of_bounds_does_not_fit(text: str):
+    """The schema and the command refuse the same values."""
+    assert errors(schema.configuration(RunOptions), yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(ScrapeOptions, "url: http://h\nduration: 5\nformats: json"), (WatchOptions, "keep: 1h\nlisten: 127.0.0.1:0")],
+)
+def test_scrape_and_watch_have_schemas_of_their_own(options: type, text: str):
+    """Of their own options only."""
+    assert [] == errors(schema.configuration(options), yaml.safe_load(text))
+    assert errors(schema.configuration(options), {"rate": 1})
 
 
 def properties(node: object, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,9 +11,9 @@ import pytest
 from rundir.access import Access
 from rundir.clock import anchor
 from sidecar.errors import ConfigurationError
-from sidecar.options.config import as_recorded, check_scrape
+from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.scrape import ScrapeOptions, check_scrape
 from sidecar.options.spans import SpanOptions, forward_access, receiver_spec, require_ports
 
 LISTEN = "127.0.0.1:4317"

@@ -20,7 +20,8 @@ from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
 from sidecar.errors import ConfigurationError
-from sidecar.options.config import as_recorded, check
+from sidecar.options.checks import check_run
+from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 
 S = 10**9
@@ -128,7 +129,7 @@ def test_a_run_without_requests_says_that_there_are_no_spans(sidelight: Sideligh
 def test_a_url_that_is_none_is_refused_before_anything_is_done(sidelight: Sidelight, tmp_path: Path, url: str):
     """By `run` and by `report`, naming the option."""
     with pytest.raises(ConfigurationError, match="--otlp-export: "):
-        check(RunOptions(url=("http://h",), otlp_export=url))
+        check_run(RunOptions(url=("http://h",), otlp_export=url))
     done = sidelight("report", tmp_path, "--otlp-export", url)
     assert (2, "") == (done.code, done.out)
     assert done.err.startswith("sidelight: --otlp-export: ")

@@ -1,0 +1,182 @@
+"""How an option is declared: its group, help and bounds, and what of it is recorded; and the options that several
+commands share. The checks, --help, the manifest and the schema of a configuration file read these declarations.
+"""
+
+# No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from urllib.parse import urlsplit
+
+from cyclopts import Group, Parameter
+from msgspec import Meta
+
+from rundir.access import MASK, masked
+from sidecar.errors import ConfigurationError
+
+TARGET = Group("Target", sort_key=1)
+SCRAPING = Group("Scraping", sort_key=4)
+OUTPUT = Group("Output", sort_key=5)
+
+LONGEST_S = 1e7  # four months
+Duration = Annotated[float, Meta(ge=1e-3, le=LONGEST_S)]
+Pause = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
+Interval = Annotated[float, Meta(ge=0.01, le=3600.0)]
+Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
+
+D = TypeVar("D")
+
+FORMATS = ("json", "csv", "jsonl", "parquet", "text")
+DEFAULT_FORMATS = ("json", "csv", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """What of an option may be recorded: its value as `show` returns it. `secret` options never show their value."""
+
+    show: Callable[[Any], object]
+    secret: bool = False
+
+
+def header_names(headers: Sequence[str]) -> list[str]:
+    """Return headers as they may be recorded: the names alone."""
+    return [f"{header.partition(':')[0]}: {MASK}" if ":" in header else MASK for header in headers]
+
+
+SECRET = Masked(lambda _: MASK, secret=True)
+HEADERS = Masked(header_names, secret=True)
+MASKED_URL = Masked(masked)
+MASKED_URLS = Masked(lambda urls: [masked(url) for url in urls])
+
+
+def option(group: Group, text: str, **more: Any) -> Parameter:
+    """Return where an option stands in --help, and its description there."""
+    return Parameter(group=group, help=text, **more)
+
+
+def flag(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same for a flag: off until it is given, so that its default is not shown."""
+    return option(group, text, negative="", show_default=False, **more)
+
+
+def repeatable(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same for a list: empty until a value is given, so that its default is not shown."""
+    return flag(group, text, **more)
+
+
+def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
+    """Convert a,b and several tokens alike; `check_formats` says which names are valid."""
+    return tuple(name.strip() for token in tokens for name in token.value.split(",") if name.strip())
+
+
+Metrics = Annotated[
+    tuple[str, ...],
+    repeatable(
+        SCRAPING,
+        "Prometheus URL (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's /perf_metrics is read "
+        "in addition: it holds the times of each request, and a record that was read once is gone for other readers.",
+    ),
+    MASKED_URLS,
+]
+ScrapeInterval = Annotated[Interval, option(SCRAPING, "Seconds between scrapes.")]
+SliceDuration = Annotated[
+    Annotated[float, Meta(ge=0.01, le=LONGEST_S)], option(SCRAPING, "Length of a time slice, in seconds.")
+]
+Out = Annotated[
+    Path | None, option(OUTPUT, "Run directory; must not contain a run yet. Default: a new one under runs/.")
+]
+Listen = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "HOST:PORT of the live Prometheus page; port 0 picks a free port, 'off' disables the page. Default: "
+        "127.0.0.1:9464, or a free port if that one is taken.",
+    ),
+]
+Formats = Annotated[
+    tuple[str, ...],
+    repeatable(
+        OUTPUT,
+        "Files to write besides summary.json, comma-separated: json, csv, jsonl, parquet (the export of server "
+        "metrics; jsonl and parquet hold every scrape), text (report.txt). Default: json,csv,text.",
+        converter=_split,
+    ),
+]
+Quiet = Annotated[bool, flag(OUTPUT, "Print the result only, without progress.")]
+JsonProgress = Annotated[bool, flag(OUTPUT, "Machine-readable progress on stderr: one JSON object per line.")]
+Verbose = Annotated[bool, flag(OUTPUT, "Print the traceback of an error.")]
+ConfigFile = Annotated[
+    Path | None, option(OUTPUT, "YAML file with any of these options; the command line takes precedence.")
+]
+
+
+def declarations(options: type, kind: type[D]) -> dict[str, D]:
+    """Return the declarations of one kind that stand at the options of a dataclass, by the options' names."""
+    hints = get_type_hints(options, include_extras=True)
+    each = ((field.name, _declared(hints[field.name], kind)) for field in dataclasses.fields(options))
+    return {name: declaration for name, declaration in each if declaration is not None}
+
+
+def _declared(hint: Any, kind: type[D]) -> D | None:
+    if isinstance(hint, kind):
+        return hint
+    return next((inner for part in get_args(hint) if (inner := _declared(part, kind)) is not None), None)
+
+
+def flag_of(name: str) -> str:
+    """Return an option as it is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def check_bounds(options: object) -> None:
+    """Raise ConfigurationError naming the first option that is out of its declared bounds, and the bound."""
+    for name, bounds in declarations(type(options), Meta).items():
+        value = getattr(options, name)
+        least, most = cast("tuple[float, float]", (bounds.ge, bounds.le))
+        if value is None or isinstance(value, str) or least <= value <= most:
+            continue
+        if value > most:
+            raise ConfigurationError(f"{flag_of(name)} {value:g}: must be at most {most:g}")
+        positive = isinstance(value, float) and least > 0 and not value > 0
+        need = "greater than 0" if positive else f"at least {least:g}"
+        raise ConfigurationError(f"{flag_of(name)} {value:g}: must be {need}")
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raise ConfigurationError naming the first format that does not exist, or is not written yet."""
+    for name in formats:
+        if name not in FORMATS:
+            wrong = "is not written yet" if name == "html" else "no such format"
+            raise ConfigurationError(f"--formats {name}: {wrong}; choose from {', '.join(FORMATS)}")
+
+
+def listen_address(listen: str) -> tuple[str, int] | None:
+    """Return host and port of a HOST:PORT option, or None for 'off'. Raises ConfigurationError."""
+    if listen == "off":
+        return None
+    host, separator, port = listen.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"--listen {listen}: must be HOST:PORT (port 0 picks a free one) or 'off'")
+    return host.strip("[]"), int(port)
+
+
+def http_url(name: str, url: str, *, user: bool = False) -> None:
+    """Raise ConfigurationError unless the URL is http(s) with a host; a password in it only with `user`."""
+    secret = False
+    try:
+        parts = urlsplit(url)
+        secret = bool(parts.username or parts.password)
+        usable = parts.scheme in {"http", "https"} and parts.hostname is not None and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if secret and not user:
+        raise ConfigurationError(
+            f"{name}: a user name or password in the URL would stand in every file of the run; "
+            "put the key into SIDELIGHT_API_KEY"
+        )
+    if not usable:
+        raise ConfigurationError(
+            f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000"
+        )

@@ -1,7 +1,0 @@
-"""Which Sidelight this is."""
-
-from __future__ import annotations
-
-from importlib.metadata import version
-
-VERSION = version("sidelight")
