@@ -3,14 +3,17 @@
 Its stamps are seconds of the engine's steady clock, which `/steady_clock_offset` beside it tells: its two stamps of an
 exchange, with ours around them, bound how far that clock is from ours (as in NTP). Whose request a record is, the
 correlator finds by time.
+
+Reading `/perf_metrics` empties it, so what was not kept is gone for good: the log holds each reply as it came.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -19,19 +22,38 @@ import msgspec
 import numpy as np
 
 from rundir.columns import Floats, Ints, Texts
+from rundir.frames import FrameLog, read_frames
 from rundir.stats import Missing
-from scraper.targets.fetch import clock_of
-from scraper.timing_log import ReplyRecord
+from scraper.targets.fetch import Scrape, clock_of
 
 NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record tells of each alone"
 MALFORMED = "not of the form of TensorRT-LLM's"
 DISORDER = "stamps out of order, or not set"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error)
+_COMPRESSION_LEVEL = 1
 _MOST_S = 9e9  # beyond it there is no int64 of ns
 _COLUMNS = dict.fromkeys(("arrival_ns", "first_token_ns", "last_token_ns", "error_ns"), "int64") | dict.fromkeys(
     ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s"), "float64"
 )
+
+
+class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One reply, or why there was none: stamps are int64 ns Unix, `packed` is the body in zlib, empty with an error.
+
+    `url` is masked; `status` is that of HTTP, 0 where there was no reply.
+    """
+
+    url: str
+    request_ns: int
+    response_ns: int
+    status: int
+    error: str
+    packed: bytes
+
+    def body(self) -> bytes:
+        """Return the bytes of the reply. Raises zlib.error for what `TimingLog` has not written."""
+        return zlib.decompress(self.packed) if self.packed else b""
 
 
 class _Times(msgspec.Struct, frozen=True):
@@ -58,9 +80,48 @@ class _Exchange(msgspec.Struct, frozen=True):
     transmit_ts: float
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(ReplyRecord)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _item = msgspec.json.Decoder(_Item)
 _exchange = msgspec.json.Decoder(_Exchange)
+
+
+class TimingLog:
+    """Owns an append-only file of replies."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._frames = FrameLog(path)
+
+    def append(self, scrape: Scrape) -> str:
+        """Write one reply, unless it is an empty list; return its error.
+
+        Raises OSError when it cannot be written whole, as on a full disk.
+        """
+        if scrape.error or scrape.body.strip() != b"[]":
+            self._frames.append(_encode(record_of(scrape)))
+        return scrape.error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._frames.close()
+
+
+def record_of(scrape: Scrape) -> ReplyRecord:
+    """Return the record of one reply."""
+    return ReplyRecord(
+        url=scrape.url,
+        request_ns=scrape.request_ns,
+        response_ns=scrape.response_ns,
+        status=scrape.status,
+        error=scrape.error,
+        packed=b"" if scrape.error else zlib.compress(scrape.body, _COMPRESSION_LEVEL),
+    )
+
+
+def read_log(path: str | os.PathLike[str]) -> Iterator[ReplyRecord]:
+    """Give the replies of a log up to its end or its tear. Raises msgspec.DecodeError on anything else."""
+    yield from map(_record.decode, read_frames(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,12 +27,12 @@ import msgspec
 from rundir.access import Access, UnusableFile
 from rundir.frames import Rotation, open_append
 from scraper.hardware.sampler import record
+from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
 from scraper.targets.fetch import LIMIT_BYTES, Limits, clock_of, open_session
-from scraper.targets.pool import Pages
-from scraper.targets.target import Asking
-from scraper.timing_log import TimingLog
+from scraper.targets.pool import ScrapePool
+from scraper.targets.target import ScrapeConfig
 
 if TYPE_CHECKING:
     from scraper.spans.receiver import Receiver
@@ -113,26 +113,26 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
             logs.callback(timings.close)
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
-                asking = Asking(
+                config = ScrapeConfig(
                     clock_offset_ns=spec.clock_offset_ns,
                     seed=spec.seed,
                     access=spec.access,
                     limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
                     session=session,
                 )
-                pages = Pages(asking, log=log, timings=timings, group=group, say=_say_if_read)
-                first = pages.turn_to(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
+                pool = ScrapePool(config, log=log, timings=timings, group=group, say=_say_if_read)
+                first = pool.set_targets(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
                 stopping = asyncio.Event()
                 if spec.hardware_out:
                     reading = record(spec.hardware_out, clock_offset_ns=spec.clock_offset_ns, stopping=stopping)
                     group.create_task(reading)
                 await first
-                _say({"event": "ready", **pages.counts()})
-                settled = await _obey(pages, receiver, commands)
+                _say({"event": "ready", **pool.counts()})
+                settled = await _obey(pool, receiver, commands)
                 stopping.set()
-                pages.rest()
+                pool.stop_schedule()
             if not settled:
-                await pages.scrape_all(within_s=END_WITHIN_S)
+                await pool.scrape_all(within_s=END_WITHIN_S)
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
         log.close()
 
 
-async def _obey(pages: Pages, receiver: Receiver | None, commands: asyncio.StreamReader) -> bool:
+async def _obey(pool: ScrapePool, receiver: Receiver | None, commands: asyncio.StreamReader) -> bool:
     """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
     settled = False
     while True:
@@ -162,16 +162,16 @@ async def _obey(pages: Pages, receiver: Receiver | None, commands: asyncio.Strea
         if command is None or isinstance(command, Exit):
             return settled and command is not None
         if isinstance(command, OtherPages):
-            await pages.turn_to(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
+            await pool.set_targets(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
             settled = False
-            _say({"event": "scraping", **pages.counts()})
+            _say({"event": "scraping", **pool.counts()})
             continue
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(_spans_of(receiver, command)) if receiver else None
             await asyncio.sleep(command.seconds)
-            await pages.scrape_all(within_s=SETTLE_WITHIN_S)
+            await pool.scrape_all(within_s=SETTLE_WITHIN_S)
         settled = True
-        _say({"event": "settled", **pages.counts(), **({"spans": waiting.result()} if waiting else {})})
+        _say({"event": "settled", **pool.counts(), **({"spans": waiting.result()} if waiting else {})})
 
 
 async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:

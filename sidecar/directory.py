@@ -17,10 +17,11 @@ import msgspec
 from loadgen.records import RequestPart, WorkerStat, read_log, read_plan
 from loadgen.requests.table import RequestLog, assemble
 from rundir.frames import FrameLog, read_frames
-from scraper import perf_metrics, timing_log
+from scraper import perf_metrics
 from scraper.hardware import records as readings
+from scraper.series import log as scrape_log
 from scraper.series import table as series
-from scraper.series.log import FailureRecord, LogReader, Row
+from scraper.series.log import FailureRecord, Row
 from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
@@ -197,16 +198,12 @@ def _logs(path: Path, pattern: str) -> list[Path]:
 
 def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
     for name in _logs(path, "scrapes-*.log"):
-        reader = LogReader()
-        for payload in read_frames(name):
-            scrape = reader.take(payload)
-            if scrape is not None:
-                yield scrape
+        yield from scrape_log.read_log(name)
 
 
-def _replies(path: Path) -> Iterator[timing_log.ReplyRecord]:
+def _replies(path: Path) -> Iterator[perf_metrics.ReplyRecord]:
     for name in _logs(path, "timings-*.log"):
-        yield from map(timing_log.decode, read_frames(name))
+        yield from perf_metrics.read_log(name)
 
 
 def _spans(path: Path) -> dict[str, Any]:
@@ -218,7 +215,7 @@ def _spans(path: Path) -> dict[str, Any]:
 
     def records() -> Iterator[span_log.SpanLogRecord]:
         for name in _logs(path, "spans-*.log"):
-            yield from map(span_log.decode, read_frames(name))
+            yield from span_log.read_log(name)
 
     states = [record for record in records() if isinstance(record, span_log.StateRecord)]
     counts, deaths = span_log.last_counts(states) if states else (None, 0)

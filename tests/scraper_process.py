@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rundir.frames import read_frames
-from scraper.series.log import FailureRecord, LogReader, Row
+from scraper.series.log import FailureRecord, Row, read_log
 
 
 class Worker:
@@ -42,8 +41,7 @@ class Worker:
         return await asyncio.wait_for(self.process.wait(), 30)
 
     def records(self) -> list[Row | FailureRecord]:
-        reader = LogReader()
-        return [found for payload in read_frames(self.log) if (found := reader.take(payload)) is not None]
+        return list(read_log(self.log))
 
 
 @asynccontextmanager

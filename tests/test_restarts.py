@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from rundir.frames import read_frames
-from scraper.series.log import LogReader, ScrapeLog
+from scraper.series.log import ScrapeLog, read_log
 from scraper.series.table import build
 from scraper.targets.fetch import Limits, open_session, scrape
 from scraper.window.summary import server_summary
@@ -92,8 +91,7 @@ async def live(engine: str, directory: Path, *, last_seen: bool) -> Lived:
                         await ask(client, url, f"{life}-{half}", lengths)
                         if last_seen or half == 0:
                             end_ns = await look(url)
-    reader = LogReader()
-    read = [row for payload in read_frames(path) if (row := reader.take(payload)) is not None]
+    read = list(read_log(path))
     summary = server_summary(build(read), Window(start_ns=start_ns, end_ns=end_ns), 10**9)
     return Lived(server=summary, truth=[json.loads(line) for line in truth.read_text().splitlines()])
 

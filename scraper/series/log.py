@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from rundir.columns import Floats
-from rundir.frames import FrameLog, Rotation
+from rundir.frames import FrameLog, Rotation, read_frames
 from scraper.exposition import MalformedPage, PageReader, Series
 from scraper.targets.fetch import Scrape
 
@@ -199,6 +199,15 @@ class LogReader:
             values=before,
             changed=changed,
         )
+
+
+def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:
+    """Give the scrapes of a log up to its end or its tear. Raises msgspec.DecodeError as `LogReader.take` does."""
+    reader = LogReader()
+    for payload in read_frames(path):
+        scrape = reader.take(payload)
+        if scrape is not None:
+            yield scrape
 
 
 def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:

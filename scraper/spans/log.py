@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rundir.frames import FrameLog, Rotation
+from rundir.frames import FrameLog, Rotation, read_frames
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
@@ -120,6 +120,11 @@ def packed(received_ns: int, via: str, body: bytes) -> ExportRecord:
 def decode(payload: bytes) -> SpanLogRecord:
     """Return what one payload of the log says. Raises msgspec.DecodeError on what `SpanLog` has not written."""
     return _decoder.decode(payload)
+
+
+def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
+    """Give the records of a log up to its end or its tear. Raises msgspec.DecodeError as `decode` does."""
+    yield from map(decode, read_frames(path))
 
 
 def fault(span: Span, received_ns: int) -> str:

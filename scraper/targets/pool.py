@@ -8,33 +8,33 @@ from dataclasses import replace
 
 from rundir.access import bare
 from scraper.targets.fetch import clock_of, scrape
-from scraper.targets.target import Asking, Log, Say, Target
+from scraper.targets.target import Log, Say, ScrapeConfig, Target
 
 _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 
 
-class Pages:
-    """Owns the targets that are scraped now and the tasks that do it, which `turn_to` exchanges for others.
+class ScrapePool:
+    """Owns the targets that are scraped now and the tasks that do it, which `set_targets` exchanges for others.
 
     What a `/perf_metrics` of TensorRT-LLM says, and its clock whenever all are scraped, goes to `timings`.
     """
 
     def __init__(
-        self, asking: Asking, *, log: Log, timings: Log | None = None, group: asyncio.TaskGroup, say: Say
+        self, config: ScrapeConfig, *, log: Log, timings: Log | None = None, group: asyncio.TaskGroup, say: Say
     ) -> None:
-        self._asking, self._log, self._timings, self._group, self._say = asking, log, timings or log, group, say
+        self._config, self._log, self._timings, self._group, self._say = config, log, timings or log, group, say
         self._targets: list[Target] = []
         self._clocks: list[str] = []
         self._ticking: list[asyncio.Task[None]] = []
 
-    def turn_to(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
+    def set_targets(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
         """Scrape these at this interval from now on; the task is done when each has been scraped once, or could not be
         within that time. A URL that stands there twice is scraped once.
         """
-        self.rest()
-        self._asking = replace(self._asking, interval_ns=round(interval_s * 1e9))
+        self.stop_schedule()
+        self._config = replace(self._config, interval_ns=round(interval_s * 1e9))
         self._targets = [
-            Target(url, self._asking, self._timings if clock_of(url) else self._log)
+            Target(url, self._config, self._timings if clock_of(url) else self._log)
             for url in {bare(url): url for url in urls}.values()
         ]
         self._clocks = [clock for url in urls if (clock := clock_of(url))]
@@ -43,34 +43,34 @@ class Pages:
         self._ticking = [self._group.create_task(target.tick(self._say)) for target in self._targets]
         return first
 
-    def rest(self) -> None:
+    def stop_schedule(self) -> None:
         """Scrape at no more ticks."""
         for task in self._ticking:
             task.cancel()
 
     async def scrape_all(self, *, within_s: float) -> None:
         """Scrape each now, at a tick that none of them has answered: the first such one, also if it is to come."""
-        interval_ns = self._asking.interval_ns
-        begun_ns = self._asking.now_ns()
+        interval_ns = self._config.interval_ns
+        begun_ns = self._config.now_ns()
         this_ns = begun_ns // interval_ns * interval_ns
         tick_ns = max([this_ns, *(target.last_tick_ns + interval_ns for target in self._targets)])
         async with asyncio.TaskGroup() as group:
             for target in self._targets:
                 group.create_task(target.scrape(tick_ns, within_s=within_s))
         # Not beside the others: what the reply waits for them is error of the clock.
-        left_s = max(_CLOCK_S, within_s - (self._asking.now_ns() - begun_ns) / 1e9)
+        left_s = max(_CLOCK_S, within_s - (self._config.now_ns() - begun_ns) / 1e9)
         for url in self._clocks:
             await self._read_clock(url, tick_ns, left_s / len(self._clocks))
 
     async def _read_clock(self, url: str, tick_ns: int, within_s: float) -> None:
-        asking = self._asking
+        config = self._config
         found = await scrape(
-            asking.session,
+            config.session,
             url,
             tick_ns=tick_ns,
-            clock_offset_ns=asking.clock_offset_ns,
-            limits=replace(asking.limits, timeout_s=min(asking.limits.timeout_s, within_s)),
-            access=asking.access,
+            clock_offset_ns=config.clock_offset_ns,
+            limits=replace(config.limits, timeout_s=min(config.limits.timeout_s, within_s)),
+            access=config.access,
             any_json=True,
         )
         self._timings.append(found)

@@ -34,7 +34,7 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class ScrapeConfig:
     """How targets are asked: at which ticks (interval and clock offset, monotonic to Unix, in ns), as whom, at what
     cost, over which session; and the seed of the jitter.
     """
@@ -54,20 +54,20 @@ class Asking:
 class Target:
     """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count."""
 
-    def __init__(self, url: str, asking: Asking, log: Log) -> None:
+    def __init__(self, url: str, config: ScrapeConfig, log: Log) -> None:
         self.ok = 0
         self.failed = 0
         self.skipped = 0
         self.stale = False
         self.last_tick_ns = 0
         self.shown = masked(url)
-        self._url, self._asking, self._log = url, asking, log
+        self._url, self._config, self._log = url, config, log
         self._begun = asyncio.Event()
         self._busy = asyncio.Lock()
-        self._offset_ns = offset_ns(bare(url), asking.interval_ns)
-        self._jitter = random.Random(f"{asking.seed} {bare(url)}")
+        self._offset_ns = offset_ns(bare(url), config.interval_ns)
+        self._jitter = random.Random(f"{config.seed} {bare(url)}")
         self._failures = 0  # in a row
-        self._answered_ns = asking.now_ns()
+        self._answered_ns = config.now_ns()
 
     async def tick(self, say: Say) -> None:
         """Scrape at every tick until cancelled, and at fewer of them while the target fails.
@@ -75,13 +75,13 @@ class Target:
         Begins when `scrape` has been done once. A tick that finds a scrape under way is skipped. A target that has not
         answered for STALE_TICKS intervals is said to be stale, once, and fresh when it answers again.
         """
-        interval_ns = self._asking.interval_ns
+        interval_ns = self._config.interval_ns
         await self._begun.wait()
-        now_ns = self._asking.now_ns() - self._offset_ns
+        now_ns = self._config.now_ns() - self._offset_ns
         self.last_tick_ns = max(self.last_tick_ns, next_tick(now_ns, interval_ns) - interval_ns)
         while True:
             due_ns = self.last_tick_ns + wait_ticks(self._failures, interval_ns, self._jitter) * interval_ns
-            now_ns = self._asking.now_ns()
+            now_ns = self._config.now_ns()
             tick_ns = max(due_ns, next_tick(now_ns - self._offset_ns, interval_ns))
             self.skipped += (tick_ns - due_ns) // interval_ns
             await asyncio.sleep((tick_ns + self._offset_ns - now_ns) / 1e9)
@@ -92,37 +92,37 @@ class Target:
                 self.skipped += 1
                 continue
             async with self._busy:
-                error = await self._scrape(tick_ns, self._asking.limits)
+                error = await self._scrape(tick_ns, self._config.limits)
             self._judge(error, say)
 
     async def scrape(self, tick_ns: int, *, within_s: float) -> None:
         """Scrape now, whatever failed before, after a scrape that may be under way; done in `within_s` seconds."""
         self.last_tick_ns = tick_ns
-        asked_ns = self._asking.now_ns()
+        asked_ns = self._config.now_ns()
         try:
             await asyncio.wait_for(self._busy.acquire(), within_s)
         except TimeoutError:
             error = "timeout: the scrape before was still under way"
-            now_ns = self._asking.now_ns()
+            now_ns = self._config.now_ns()
             self._keep(Scrape(url=self.shown, tick_ns=tick_ns, request_ns=asked_ns, response_ns=now_ns, error=error))
             return
         try:
-            left_s = within_s - (self._asking.now_ns() - asked_ns) / 1e9
-            limits = self._asking.limits
+            left_s = within_s - (self._config.now_ns() - asked_ns) / 1e9
+            limits = self._config.limits
             await self._scrape(tick_ns, replace(limits, timeout_s=max(0.001, min(limits.timeout_s, left_s))))
         finally:
             self._busy.release()
             self._begun.set()
 
     async def _scrape(self, tick_ns: int, limits: Limits) -> str:
-        asking = self._asking
+        config = self._config
         found = await scrape(
-            asking.session,
+            config.session,
             self._url,
             tick_ns=tick_ns,
-            clock_offset_ns=asking.clock_offset_ns,
+            clock_offset_ns=config.clock_offset_ns,
             limits=limits,
-            access=asking.access,
+            access=config.access,
         )
         return self._keep(found)
 
@@ -138,8 +138,8 @@ class Target:
         return error
 
     def _judge(self, error: str, say: Say) -> None:
-        silent_s = (self._asking.now_ns() - self._answered_ns) / 1e9
-        if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._asking.interval_ns:
+        silent_s = (self._config.now_ns() - self._answered_ns) / 1e9
+        if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._config.interval_ns:
             self.stale = True
             say({"event": "stale", "url": self.shown, "silent_s": round(silent_s, 3), "reason": error})
         elif self.stale and not error:

@@ -7,19 +7,20 @@ NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, Engine, canonical, detect
+from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import Part
 from scraper.window.statistics import describe, measure
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 Json = dict[str, Any]
+Sources = Mapping[str, CanonicalSource | Missing]
 _Own = tuple[Part, Json]  # one endpoint's part of a quantity, and the description of that part alone
 
 
@@ -34,15 +35,18 @@ def server_summary(
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
     """
     engines = [detect(one.series) for one in endpoints]
-    engine = _leading(endpoints, engines)
+    shown = [
+        canonical(one.series, engine.name) if engine else {} for one, engine in zip(endpoints, engines, strict=True)
+    ]
+    engine = _leading(engines, shown)
     parts: dict[str, list[_Own]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Json] = []
-    for one, found in zip(endpoints, engines, strict=True):
+    for one, found, sources in zip(endpoints, engines, shown, strict=True):
         selection = select_scrapes(one, window, slice_ns)
         entry = _endpoint(one, selection, found)
         if found is not None:
-            own, absent = _parts(one, selection, found)
+            own, absent = _parts(one, selection, sources)
             entry |= {name: described for name, (_, described) in own.items()}
             entry["missing"] = absent
             if engine is not None and found.name == engine.name:
@@ -62,27 +66,25 @@ def server_summary(
         if len(given) == 1:
             summary[name] = given[0][1]
         elif given:
-            shown = [part for part, _ in given]
-            summary[name] = describe(shown, measure(shown))
+            added = [part for part, _ in given]
+            summary[name] = describe(added, measure(added))
     summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
     summary["endpoints"] = listed
     return summary
 
 
-def _leading(endpoints: Sequence[EndpointSeries], engines: Sequence[Engine | None]) -> Engine | None:
-    shown = [(one, engine) for one, engine in zip(endpoints, engines, strict=True) if engine is not None]
-    telling = (
-        engine for one, engine in shown if not isinstance(canonical(one.series, engine.name)["queue_time"], Missing)
-    )
-    return next(telling, shown[0][1] if shown else None)
+def _leading(engines: Sequence[Engine | None], shown: Sequence[Sources]) -> Engine | None:
+    recognised = [(engine, sources) for engine, sources in zip(engines, shown, strict=True) if engine is not None]
+    telling = (engine for engine, sources in recognised if not isinstance(sources["queue_time"], Missing))
+    return next(telling, recognised[0][0] if recognised else None)
 
 
 def _parts(
-    endpoint: EndpointSeries, selection: ScrapeSelection | Missing, engine: Engine
+    endpoint: EndpointSeries, selection: ScrapeSelection | Missing, sources: Sources
 ) -> tuple[dict[str, _Own], dict[str, str]]:
     own: dict[str, _Own] = {}
     absent: dict[str, str] = {}
-    for name, source in canonical(endpoint.series, engine.name).items():
+    for name, source in sources.items():
         if isinstance(source, Missing):
             absent[name] = source.reason
         elif isinstance(selection, Missing):

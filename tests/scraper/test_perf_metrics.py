@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rundir.frames import read_frames
 from rundir.stats import Missing
 from scraper import perf_metrics
-from scraper.perf_metrics import SteadyClock, clock_reading, timings
+from scraper.perf_metrics import ReplyRecord, SteadyClock, TimingLog, clock_reading, read_log, record_of, timings
 from scraper.targets.fetch import Scrape, clock_of
-from scraper.timing_log import ReplyRecord, TimingLog, decode, record_of
 
 URL = "http://engine.test:8000/perf_metrics"
 CLOCK = "http://engine.test:8000/steady_clock_offset"
@@ -202,6 +200,6 @@ def test_a_log_gives_replies_back_but_empty_lists(tmp_path: Path):
     ]
     assert ["", "", "HTTP 500"] == [log.append(one) for one in told]
     log.close()
-    found = [decode(payload) for payload in read_frames(tmp_path / "timings-0.log")]
+    found = list(read_log(tmp_path / "timings-0.log"))
     assert [record_of(told[0]), record_of(told[2])] == found
     assert [b'[{"a":1}]', b""] == [one.body() for one in found]

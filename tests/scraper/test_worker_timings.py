@@ -10,9 +10,7 @@ from aiohttp import web
 from scraper_process import started
 from served import Serve, answer
 
-from rundir.frames import read_frames
-from scraper.perf_metrics import timings
-from scraper.timing_log import ReplyRecord, decode
+from scraper.perf_metrics import ReplyRecord, read_log, timings
 
 TIMES = {"arrival_time": 1.0, "first_scheduled_time": 2.0, "first_token_time": 3.0, "last_token_time": 4.0}
 ITEM = {"request_id": 1, "perf_metrics": {"timing_metrics": TIMES}}
@@ -24,7 +22,7 @@ async def steady_clock(_: web.Request) -> web.Response:
 
 
 def replies(path: Path) -> list[ReplyRecord]:
-    return [decode(payload) for payload in read_frames(path / "timings-0.log")]
+    return list(read_log(path / "timings-0.log"))
 
 
 async def test_each_record_is_kept_once_and_the_clock_is_read_at_both_ends(serve: Serve, tmp_path: Path):

@@ -20,10 +20,10 @@ from sent_requests import parts, planned
 from loadgen.records import WorkerStat, append_record, plan_end
 from loadgen.requests.table import RequestLog
 from rundir.frames import FrameLog
+from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, SpanLog, StateRecord
 from scraper.targets.fetch import Scrape
-from scraper.timing_log import TimingLog
 from sidecar.directory import (
     Event,
     Phase,

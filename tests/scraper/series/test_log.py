@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rundir.frames import read_frames
 from scraper.exposition import parse
-from scraper.series.log import Encoder, FailureRecord, LogReader, Row, ScrapeLog, rows
+from scraper.series.log import Encoder, FailureRecord, Row, ScrapeLog, read_log, rows
 from scraper.series.table import SeriesTable, build
 from scraper.targets.fetch import Scrape
 
@@ -37,8 +36,7 @@ def scrape(number: int, page: str, *, url: str = "u", error: str = "") -> Scrape
 
 
 def read(path: Path) -> list[Row | FailureRecord]:
-    reader = LogReader()
-    return [found for payload in read_frames(path) if (found := reader.take(payload)) is not None]
+    return list(read_log(path))
 
 
 @settings(deadline=None)
