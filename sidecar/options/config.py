@@ -10,6 +10,7 @@ from typing import Any
 
 from cyclopts import Parameter
 
+from loadgen.plan.workloads.fields import WorkloadError, read_yaml
 from rundir.access import MASK, masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import Masked, declarations, flag_of
@@ -31,18 +32,10 @@ def load_yaml(path: Path, options: type) -> dict[str, Any]:
     Raises ConfigurationError: unreadable, not YAML (with line and column), not a mapping, or an unknown key (names the
     key and the nearest valid one).
     """
-    import yaml  # noqa: PLC0415  15 ms, where no file is read
-
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"--config {path}: {error.strerror}; give the path of a YAML file") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(f"--config {path}{where}: not YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+        data = read_yaml(path)
+    except WorkloadError as error:
+        raise ConfigurationError(f"--config {error}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
-from loadgen.plan.workloads import custom, distributions, fields, mix
+from loadgen.plan.workloads import custom, distributions, mix
 from loadgen.plan.workloads.fields import WorkloadError
 
 WHOLE = """
@@ -123,6 +123,7 @@ def test_long_context_of_the_drafts_other_range_can_be_written(tmp_path: Path):
         ("{input: 1, output: 1, classes: [{name: a}, {name: a}]}", "classes[1].name: 'a' is another class's already"),
         ("[1]", "must be a mapping with input and output, or with classes"),
         ("a: [", "line 1, column 5: not YAML"),
+        ("[" * 2000, "not YAML: nested too deeply"),
         (f"input: {10**400}\noutput: 1", "must be a number"),
     ],
 )
@@ -158,8 +159,8 @@ _PARAMETERS: dict[str, Any] = {
 def test_a_length_is_a_whole_number_within_its_bounds(kind: str, data: st.DataObject, seed: int):
     """Whatever the parameters are; and the same generator draws the same."""
     parameters = data.draw(_PARAMETERS[kind])
-    bounds = fields.Bounds(least=1)
-    read = fields.read_distribution({kind: parameters}, "x", bounds)
+    bounds = custom.Bounds(least=1)
+    read = custom.read_distribution({kind: parameters}, "x", bounds)
     lengths = distributions.whole(read, np.random.default_rng(seed), 50)
     assert lengths.dtype == np.int64
     assert lengths.min() >= 1
@@ -198,6 +199,6 @@ def test_the_documents_examples_are_workloads():
     kinds = []
     for row in rows:
         written = yaml.safe_load(row)
-        fields.read_distribution(written, "input", fields.Bounds(least=0))
+        custom.read_distribution(written, "input", custom.Bounds(least=0))
         kinds += written
-    assert list(fields.KINDS) == kinds
+    assert list(custom.KINDS) == kinds

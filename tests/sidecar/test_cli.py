@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,3 +183,12 @@ def test_schemas_are_printed(sidelight: Sidelight, of: list[str], title: str):
     """As JSON, ready for an editor."""
     printed = sidelight("schema", *of)
     assert (0, "", title) == (printed.code, printed.err, json.loads(printed.out)["title"])
+
+
+def test_help_does_not_wait_for_numpy():
+    """Nor for other imports that only a run or a report needs: they cost a multiple of what --help takes."""
+    loaded = (
+        "import sys, sidecar.cli; print(sorted({'numpy', 'aiohttp', 'pyarrow', 'grpc', 'yaml'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert "[]\n" == shown.stdout
