@@ -150,18 +150,18 @@ def naives(case: Case) -> Iterator[tuple[Floats, Floats]]:
     interval of its first token; and the median that linear interpolation in the buckets gives.
     """
     engines = [one for one in map(observe, case.scrapes) if isinstance(one, Observed)]
-    cells = engines[0].ends
-    busy = np.flatnonzero(cells.count > 0)
-    means = [cells.sums[part][busy] / cells.count[busy] for part in PARTS]
+    intervals = engines[0].ends
+    busy = np.flatnonzero(intervals.count > 0)
+    means = [intervals.sums[part][busy] / intervals.count[busy] for part in PARTS]
     requests = case.requests
     wait_s = np.where(requests.first_output_ns < 0, np.nan, (requests.first_output_ns - requests.submit_ns) / 1e9)
 
     def at(stamps_ns: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        place = np.minimum(np.searchsorted(cells.end_ns[busy], stamps_ns), len(busy) - 1)
+        place = np.minimum(np.searchsorted(intervals.end_ns[busy], stamps_ns), len(busy) - 1)
         return means[0][place], means[1][place]
 
-    overall = float(cells.sums["prefill"].sum() / cells.count.sum())
-    medians = [linear(one.bounds, one.counts, [0.5])[0] for one in (cells.buckets[part] for part in PARTS)]
+    overall = float(intervals.sums["prefill"].sum() / intervals.count.sum())
+    medians = [linear(one.bounds, one.counts, [0.5])[0] for one in (intervals.buckets[part] for part in PARTS)]
     size = len(wait_s)
     yield at(requests.end_ns)
     yield np.maximum(wait_s - overall, 0.0), np.full(size, overall)

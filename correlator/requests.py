@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from correlator.live.client_spans import ClientSpan
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Ints, Texts
 
@@ -47,44 +42,3 @@ class Columns:
 
 
 Requests = RequestLog | Columns
-
-
-def columns(spans: Sequence[ClientSpan | None]) -> Columns:
-    """Return the spans of clients as columns."""
-
-    def numbers(read: Callable[[ClientSpan], int]) -> Ints:
-        return np.array([-1 if one is None else read(one) for one in spans], dtype=np.int64)
-
-    def texts(values: Sequence[str]) -> Texts:
-        return np.array(values, dtype=np.object_)
-
-    size = len(spans)
-    unknown, untold, unknown_ms = np.full(size, -1, dtype=np.int64), texts([""] * size), np.full(size, math.nan)
-    start_ns = numbers(lambda one: one.start_ns)
-    first_ns = numbers(lambda one: one.start_ns + round(one.first_s * 1e9) if one.first_s >= 0 else -1)
-    return Columns(
-        trace_id=texts([str(place) if one else "" for place, one in enumerate(spans)]),
-        request_id=untold,
-        response_id=untold,
-        endpoint_url=texts([one.server if one else "" for one in spans]),
-        status=texts(["ok"] * size),
-        finish_reason=untold,
-        http_status=unknown,
-        dispatch_ns=start_ns,
-        submit_ns=start_ns,
-        first_output_ns=first_ns,
-        first_token_ns=first_ns,
-        last_token_ns=unknown,
-        end_ns=numbers(lambda one: one.end_ns),
-        declared_input_tokens=unknown,
-        input_tokens=numbers(lambda one: one.input_tokens),
-        output_tokens=numbers(lambda one: one.output_tokens),
-        cached_tokens=numbers(lambda one: one.cached_tokens),
-        chunk_ns=np.zeros(0, dtype=np.int64),
-        chunk_start=np.zeros(size + 1, dtype=np.int64),
-        server_queue_ms=unknown_ms,
-        server_prefill_ms=unknown_ms,
-        server_decode_ms=unknown_ms,
-        server_ttft_ms=unknown_ms,
-        server_e2e_ms=unknown_ms,
-    )

@@ -209,7 +209,7 @@ def _replies(path: Path) -> Iterator[perf_metrics.ReplyRecord]:
 def _spans(path: Path) -> dict[str, Any]:
     """Return the fields of a Run that are read from the logs of spans."""
     # Protobuf takes a tenth of a second to import, and a run's start has no use for it.
-    from correlator.exact import gateways  # noqa: PLC0415
+    from correlator.live import client_spans  # noqa: PLC0415
     from scraper.spans import log as span_log  # noqa: PLC0415
     from scraper.spans import requests as engine_spans  # noqa: PLC0415
 
@@ -221,7 +221,7 @@ def _spans(path: Path) -> dict[str, Any]:
     counts, deaths = span_log.last_counts(states) if states else (None, 0)
     return {
         "spans": engine_spans.engine_spans(records()),
-        "gateway_first_s": gateways.first_output_s(records()),
+        "gateway_first_s": client_spans.gateway_first_output_s(records()),
         "span_counts": counts,
         "receiver_deaths": deaths,
     }

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from correlator.breakdown import Parts
-from correlator.estimate.percentiles import ServerPercentiles
+from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.association import Association
-from correlator.statistics.decompose import Breakdown
 from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
@@ -82,21 +81,21 @@ def estimates(reason: str = "no scrape succeeded") -> Attribution:
     return table
 
 
-def means(*, server_requests: int = SIZE, missing: str | None = None) -> Breakdown:
+def means(*, server_requests: int = SIZE, missing: str | None = None) -> ServerMeans:
     """What the histograms tell of the run as a whole."""
-    told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
-    return Breakdown(
+    known = {"queue_s": 0.15, "prefill_s": 0.03}
+    return ServerMeans(
         client_requests=SIZE,
         server_requests=0 if missing else server_requests,
-        coverage=None if missing else server_requests / SIZE,
-        ttft_ms=200.0,
-        **(dict.fromkeys(told) if missing else told),
+        ratio=None if missing else server_requests / SIZE,
+        ttft_s=0.2,
+        **(dict.fromkeys(known) if missing else known),
         missing=missing,
     )
 
 
 def findings(
-    of: Parts | None = None, *, whole: Breakdown | None = None, clock: ClockOffset = CLOCK, why: str = "no cell"
+    of: Parts | None = None, *, whole: ServerMeans | None = None, clock: ClockOffset = CLOCK, why: str = "no cell"
 ) -> Findings:
     """Requests of one class at one URL, in five slices of 2 s."""
     return Findings(

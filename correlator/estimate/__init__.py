@@ -1,8 +1,8 @@
-"""Queue and prefill time of every request, estimated from scrapes alone, with errors, bounds and how far to trust them.
+"""Queue and prefill time of every request, estimated from scrapes alone, with errors and how far to trust them.
 
-Engines that observe both when a request ends tell, between two scrapes, how many ended and what their times add up to.
+Engines that observe both when a request ends show, between two scrapes, how many ended and what their times add up to.
 The client knows which of its requests ended there and how long each waited. From both follows each request's share.
-Spans and timings in replies are exact where there are any, and go before this.
+Spans and timings in replies are exact where there are any, and take precedence.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from correlator.estimate.assignment import Members, assign
-from correlator.estimate.exchange import Whole
-from correlator.estimate.intervals import Cells, Observed, observe, pooled
-from correlator.estimate.network import Network, assumed, measure
-from correlator.estimate.regression import Estimate, doubted, estimate
+from correlator.estimate.assignment import IntervalTotals, Members, assign
+from correlator.estimate.conditioning import Estimate, estimate_parts, mark_impossible
+from correlator.estimate.intervals import Intervals, Observed, observe, pooled
+from correlator.estimate.priors import Network, assume_network, measure_network
 from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
 from correlator.estimate.waits import Waits, read_waits, select
@@ -30,7 +29,7 @@ TIGHT = 3
 CLEAR_JITTERS = 3.0
 NO_FIRST = "it had no first token to measure a wait by"
 NOT_ENDED = "the engine did not end it, so that its histograms do not hold it"
-NO_CELL = "it ended before the first scrape, after the last, or while the engine began anew"
+NO_INTERVAL = "it ended before the first scrape, after the last, or while the engine began anew"
 NOT_SCRAPED = "the server that it was sent to was not scraped"
 APART = "the engines were not scraped at the same times"
 
@@ -82,108 +81,119 @@ def _attributed(requests: Requests, rows: Indices, engines: list[Observed]) -> A
     parts = aligned(ends) if len(ends) > 1 else ends
     if parts is None:
         return nothing(len(rows), APART)
-    cells, members = _place_ends(waits, parts, origin_ns, max(one.stamp_error_s for one in engines))
-    # Who has no first token takes part in the sums of a cell like a stranger: there is no wait to divide.
-    silent = np.bincount(members.cell[(members.cell >= 0) & ~timed], minlength=len(cells))
-    own = replace(
-        members, cell=members.cell[timed], clear_s=members.clear_s[timed], strangers=members.strangers + silent
+    intervals, members = _place_ends(waits, parts, origin_ns, max(one.stamp_error_s for one in engines))
+    # A request without a first token counts in the sums like an unmatched one: it has no wait to divide.
+    silent = np.bincount(members.interval[(members.interval >= 0) & ~timed], minlength=len(intervals))
+    members = replace(
+        members,
+        interval=members.interval[timed],
+        clear_s=members.clear_s[timed],
+        unmatched=members.unmatched + silent,
     )
-    speaking = select(waits, timed)
-    own = doubted(speaking, cells, own)
-    network = _network(speaking, engines, cells, origin_ns)
+    timed_waits = select(waits, timed)
+    members = mark_impossible(timed_waits, intervals, members)
+    network = _network(timed_waits, engines, intervals, origin_ns)
     never_waiting = all(one.never_waiting for one in engines)
-    found = estimate(speaking, cells, own, network, origin_ns=origin_ns, never_waiting=never_waiting)
-    if isinstance(found, Missing):
-        return nothing(len(rows), found.reason)
-    # Without token counts, ranks prove it where nobody else is there: one engine, and as many ends as ours.
-    proven = own.verified | (not own.checked and len(engines) == 1 and own.by_rank)
-    return _table(waits, timed, cells, own, network, found, proven)
+    estimates = estimate_parts(
+        timed_waits, intervals, members, network, origin_ns=origin_ns, never_waiting=never_waiting
+    )
+    if isinstance(estimates, Missing):
+        return nothing(len(rows), estimates.reason)
+    # Without token counts, ranks prove it where there is no other traffic: one engine, and as many ends as ours.
+    proven = members.verified | (not members.checked and len(engines) == 1 and members.by_rank)
+    return _table(waits, timed, intervals, members, network, estimates, proven)
 
 
-def _place_ends(waits: Waits, parts: list[Cells], origin_ns: int, stamp_error_s: float) -> tuple[Cells, Members]:
-    """Put every request that the engine ended into a cell; the members' columns are of all requests."""
+def _place_ends(
+    waits: Waits, parts: list[Intervals], origin_ns: int, stamp_error_s: float
+) -> tuple[Intervals, Members]:
+    """Put every request that the engine ended into an interval; the members' columns are of all requests."""
     whole = pooled(parts) if len(parts) > 1 else parts[0]
     tokens = np.column_stack((waits.prompt_tokens, waits.output_tokens))
     ended = np.flatnonzero(waits.ended)
     names = TOKENS if all(name in whole.sums for name in TOKENS) else ()
-    found = assign(
+    members = assign(
         waits.end_s[ended],
         tokens[ended][:, : len(names)],
-        _whole(whole, names, origin_ns),
+        _totals(whole, names, origin_ns),
         stamp_error_s=stamp_error_s,
     )
-    cells = whole
+    intervals = whole
     if len(parts) > 1 and names:
-        cells, found = divided(whole, parts, found, tokens[ended])
-    cell = np.full(len(waits.end_s), -1, dtype=np.intp)
+        intervals, members = divided(whole, parts, members, tokens[ended])
+    interval = np.full(len(waits.end_s), -1, dtype=np.intp)
     clear_s = np.full(len(waits.end_s), -np.inf)
-    cell[ended], clear_s[ended] = found.cell, found.clear_s
-    return cells, replace(found, cell=cell, clear_s=clear_s)
+    interval[ended], clear_s[ended] = members.interval, members.clear_s
+    return intervals, replace(members, interval=interval, clear_s=clear_s)
 
 
-def _whole(cells: Cells, names: Sequence[str], origin_ns: int) -> Whole:
-    columns = [np.rint(cells.sums[name]) for name in names]
-    return Whole(
-        start_s=(cells.start_ns - origin_ns) / 1e9,
-        end_s=(cells.end_ns - origin_ns) / 1e9,
-        lost=cells.lost,
-        count=cells.count,
-        tokens=np.column_stack(columns) if columns else np.zeros((len(cells), 0)),
+def _totals(intervals: Intervals, names: Sequence[str], origin_ns: int) -> IntervalTotals:
+    columns = [np.rint(intervals.sums[name]) for name in names]
+    return IntervalTotals(
+        start_s=(intervals.start_ns - origin_ns) / 1e9,
+        end_s=(intervals.end_ns - origin_ns) / 1e9,
+        lost=intervals.lost,
+        count=intervals.count,
+        tokens=np.column_stack(columns) if columns else np.zeros((len(intervals), 0)),
     )
 
 
-def _network(waits: Waits, engines: list[Observed], cells: Cells, origin_ns: int) -> Network:
+def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin_ns: int) -> Network:
     """Measure the network by the engine's own TTFT where there is one engine that has it."""
-    kept = ~cells.lost
-    queue_s, prefill_s = cells.sums["queue"][kept].sum(), cells.sums["prefill"][kept].sum()
-    served_s = float(queue_s + prefill_s) / max(int(cells.count[kept].sum()), 1)
+    kept = ~intervals.lost
+    queue_s, prefill_s = intervals.sums["queue"][kept].sum(), intervals.sums["prefill"][kept].sum()
+    served_s = float(queue_s + prefill_s) / max(int(intervals.count[kept].sum()), 1)
     firsts = engines[0].firsts
     if len(engines) > 1 or firsts is None:
-        return assumed(waits, max(float(np.mean(waits.wait_s)) - served_s, 0.0) if len(waits.wait_s) else 0.0)
+        return assume_network(waits, max(float(np.mean(waits.wait_s)) - served_s, 0.0) if len(waits.wait_s) else 0.0)
     counted = ~firsts.lost
     ttft_s = float(firsts.sums["ttft"][counted].sum()) / max(int(firsts.count[counted].sum()), 1)
     names = [name for name in ("prompt_tokens",) if name in firsts.sums]
     members = assign(
         waits.first_s,
         waits.prompt_tokens[:, None][:, : len(names)],
-        _whole(firsts, names, origin_ns),
+        _totals(firsts, names, origin_ns),
         stamp_error_s=engines[0].stamp_error_s,
     )
-    return measure(waits, firsts, members, max(ttft_s - served_s, 0.0))
+    return measure_network(waits, firsts, members, max(ttft_s - served_s, 0.0))
 
 
 def _table(
-    waits: Waits, timed: Bools, cells: Cells, members: Members, network: Network, found: Estimate, proven: Bools
+    waits: Waits,
+    timed: Bools,
+    intervals: Intervals,
+    members: Members,
+    network: Network,
+    estimates: Estimate,
+    proven: Bools,
 ) -> Attribution:
     table = nothing(len(timed), NO_FIRST)
     rows = np.flatnonzero(timed)
-    inside = found.cell >= 0
-    own = np.bincount(found.cell[inside], minlength=len(cells))
-    count = np.where(inside, own[found.cell], 0)
-    alone = inside & (members.strangers[found.cell] == 0) & ~members.contradicts[found.cell]
-    clear = members.verified[found.cell] | (members.clear_s > CLEAR_JITTERS * members.jitter_s)
-    exact = alone & (count == 1) & proven[found.cell] & clear
-    sums = np.column_stack((cells.sums["queue"], cells.sums["prefill"]))[found.cell]
+    interval = estimates.interval
+    inside = interval >= 0
+    own = np.bincount(interval[inside], minlength=len(intervals))
+    count = np.where(inside, own[interval], 0)
+    alone = inside & (members.unmatched[interval] == 0) & ~members.inconsistent[interval]
+    clear = members.verified[interval] | (members.clear_s > CLEAR_JITTERS * members.jitter_s)
+    exact = alone & (count == 1) & proven[interval] & clear
+    sums = np.column_stack((intervals.sums["queue"], intervals.sums["prefill"]))[interval]
     wait_s = waits.wait_s[rows]
-    value, sd = found.value.copy(), found.sd.copy()
+    value, sd = estimates.value.copy(), estimates.sd.copy()
     value[:, :2] = np.where(exact[:, None], np.maximum(sums, 0.0), value[:, :2])
     sd[:, :2] = np.where(exact[:, None], 0.0, sd[:, :2])
     network_s = np.minimum(network.value_s, np.maximum(wait_s - value[:, :2].sum(axis=1), 0.0))
-    columns = {"network": (network_s, np.sqrt(network.variance))}
-    columns["rest"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
-    if not network.measured:
-        columns["network"] = (np.full(len(rows), np.nan), np.full(len(rows), np.nan))
+    columns = {"queue": (value[:, 0], sd[:, 0]), "prefill": (value[:, 1], sd[:, 1])}
+    if network.measured:
+        columns["network"] = (network_s, np.sqrt(network.variance))
+        columns["rest"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
+    else:
         columns["rest"] = (wait_s - value[:, 0] - value[:, 1], np.sqrt(sd[:, 2] ** 2 + network.variance))
-    for part, name in enumerate(("queue", "prefill")):
-        columns[name] = (value[:, part], sd[:, part])
-        getattr(table, f"{name}_low_s")[rows] = np.where(exact, value[:, part], found.low[:, part])
-        getattr(table, f"{name}_high_s")[rows] = np.where(exact, value[:, part], found.high[:, part])
     for name, (values, errors) in columns.items():
         getattr(table, f"{name}_s")[rows], getattr(table, f"{name}_sd_s")[rows] = values, errors
     quality = np.select(
         [~inside, exact, alone & (count <= TIGHT), alone], ["prior", "exact", "tight", "shared"], "foreign"
     )
     table.quality[rows] = quality
-    table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_CELL, NOT_ENDED))
-    table.interval[rows] = found.cell
+    table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_INTERVAL, NOT_ENDED))
+    table.interval[rows] = interval
     return table

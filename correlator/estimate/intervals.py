@@ -1,7 +1,7 @@
-"""What an engine counted between two scrapes: the cells that per-request times are estimated from.
+"""What an engine counted between two scrapes: the intervals that per-request times are estimated from.
 
-A cell is a pair of consecutive usable scrapes of one endpoint: so many requests ended in it (or had their first token),
-and their times and tokens add up to so much. Which of our requests those are is left to `membership`.
+An interval lies between two consecutive usable scrapes of one endpoint: so many requests ended in it (or had their
+first token), and their times and tokens add up to so much. Which of our requests those are is left to `assignment`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from correlator.estimate.engine import Sources, sums_of, told_by
 from rundir.columns import Bools, Floats, Indices, Ints
 from rundir.stats import Missing
+from scraper import engines
 from scraper.engines import CanonicalSource, catalogue
 from scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
 from scraper.series.table import EndpointSeries, HistogramColumns, histograms
 
+Sources = Mapping[str, CanonicalSource | Missing]
+
+LARGEST = 2.0**53  # requests or seconds: whole numbers beyond are not exact, and no run has as many
 # Histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the prompt but not cached.
 END_TOKENS = {
     "vllm": {
@@ -39,10 +42,10 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """C cells in the order of time, stamps int64 ns Unix, sums [C] by name in seconds or tokens.
+class Intervals:
+    """C intervals in the order of time, stamps int64 ns Unix, sums [C] by name in seconds or tokens.
 
-    The cell c lies between the scrapes at start_ns[c] and end_ns[c]. `lost[c]`: the engine began anew in it, so that
+    The interval c lies between the scrapes at start_ns[c] and end_ns[c]. `lost[c]`: the engine restarted in it, so that
     what it counted is not known. Sums and buckets that the engine does not show are not there.
     """
 
@@ -59,31 +62,34 @@ class Cells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One endpoint: the cells of ends (`queue`, `prefill`, tokens) and of first tokens (`ttft`), where it has them.
+    """One endpoint: the intervals of ends (`queue`, `prefill`, tokens) and of first tokens (`ttft`), where it has them.
 
     `never_waiting`: the gauge of waiting requests is on the page and was 0 in every scrape. `stamp_error_s` is half of
     a scrape's usual round trip.
     """
 
-    ends: Cells
-    firsts: Cells | None
+    ends: Intervals
+    firsts: Intervals | None
     never_waiting: bool
     stamp_error_s: float
 
 
 def observe(endpoint: EndpointSeries) -> Observed | Missing:
-    """Read the cells off an endpoint's scrapes; a scrape that failed makes one longer cell.
+    """Read the intervals off an endpoint's scrapes; a scrape that failed makes one longer interval.
 
     A page on which the histograms of the end disagree in count was read half written: it counts as not scraped.
-    Missing: what `engine.finish_sums` says (no scrape, no known engine, no queue or prefill histogram, or one observed
-    at another moment than the end of a request), or fewer than two usable scrapes.
+    Missing: fewer than two usable scrapes, no known engine, no queue or prefill histogram, one without count or sum,
+    or one that is observed at another moment than the end of a request: its sums then speak of other requests than
+    those that ended.
     """
-    told = told_by(endpoint)
-    if isinstance(told, Missing):
-        return told
-    engine, sources = told
+    if not len(endpoint.at_ns):
+        return Missing("no scrape succeeded")
+    engine = engines.detect(endpoint.series)
+    if engine is None:
+        return Missing("the page shows no engine that is known")
+    sources = engines.canonical(endpoint.series, engine.name)
     restarts = restarts_of(endpoint)
-    ends = _ends(endpoint, engine, sources, restarts)
+    ends = _ends(endpoint, engine.name, sources, restarts)
     if isinstance(ends, Missing):
         return ends
     return Observed(
@@ -94,27 +100,27 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
     )
 
 
-def merge(cells: Cells, groups: Indices) -> Cells:
-    """Join the neighbouring cells of one number in groups[C], which ascends by steps of 1 from 0."""
+def merge(intervals: Intervals, groups: Indices) -> Intervals:
+    """Join the neighbouring intervals of one number in groups[C], which ascends by steps of 1 from 0."""
     first = np.searchsorted(groups, np.arange(groups[-1] + 1))
     last = np.append(first[1:], len(groups)) - 1
-    whole = _folded([cells], lambda one: np.add.reduceat(one[0], first))
-    lost = np.asarray(np.logical_or.reduceat(cells.lost, first))
-    return replace(whole, start_ns=cells.start_ns[first], end_ns=cells.end_ns[last], lost=lost)
+    whole = _folded([intervals], lambda one: np.add.reduceat(one[0], first))
+    lost = np.asarray(np.logical_or.reduceat(intervals.lost, first))
+    return replace(whole, start_ns=intervals.start_ns[first], end_ns=intervals.end_ns[last], lost=lost)
 
 
-def pick(cells: Cells, rows: Indices) -> Cells:
-    """Return some of the cells."""
-    return _folded([cells], lambda one: one[0][rows])
+def pick(intervals: Intervals, rows: Indices) -> Intervals:
+    """Return some of the intervals."""
+    return _folded([intervals], lambda one: one[0][rows])
 
 
-def joined(parts: Sequence[Cells]) -> Cells:
-    """Put cells of several endpoints one behind the other; sums and buckets that some part lacks are left out."""
+def joined(parts: Sequence[Intervals]) -> Intervals:
+    """Put intervals of several endpoints one behind the other; sums and buckets that some part lacks are left out."""
     return _folded(parts, np.concatenate)
 
 
-def pooled(parts: Sequence[Cells]) -> Cells:
-    """Add up endpoints with equally many cells, scraped at about the same times; stamps are the means."""
+def pooled(parts: Sequence[Intervals]) -> Intervals:
+    """Add up endpoints with equally many intervals, scraped at about the same times; stamps are the means."""
     start_ns, end_ns = (
         np.mean([getattr(one, name) for one in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
     )
@@ -122,48 +128,69 @@ def pooled(parts: Sequence[Cells]) -> Cells:
     return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([one.lost for one in parts], axis=0))
 
 
-def _folded(parts: Sequence[Cells], fold: Callable[[list[Any]], Any]) -> Cells:
+def _folded(parts: Sequence[Intervals], fold: Callable[[list[Any]], Any]) -> Intervals:
     """Make one of several, column by column; sums and buckets that some part lacks are left out."""
     columns = {name: fold([getattr(one, name) for one in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
     first = parts[0]
-    return Cells(
+    return Intervals(
         **columns,
         sums={
             name: fold([one.sums[name] for one in parts]) for name in first.sums if all(name in p.sums for p in parts)
         },
         buckets={
-            name: Buckets(bounds=mine.bounds, counts=fold([one.buckets[name].counts for one in parts]))
-            for name, mine in first.buckets.items()
-            if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, mine.bounds) for one in parts)
+            name: Buckets(bounds=buckets.bounds, counts=fold([one.buckets[name].counts for one in parts]))
+            for name, buckets in first.buckets.items()
+            if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, buckets.bounds) for one in parts)
         },
     )
 
 
-def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Restarts) -> Cells | Missing:
-    totals = sums_of(endpoint, sources, restarts)
-    if isinstance(totals, Missing):
-        return totals
-    times = {name: groups for name in ("queue", "prefill") if (groups := _histograms(sources[f"{name}_time"]))}
-    risen = {
+@np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
+def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Restarts) -> Intervals | Missing:
+    queue, prefill = sources["queue_time"], sources["prefill_time"]
+    if isinstance(queue, Missing):
+        return queue
+    if isinstance(prefill, Missing):
+        return prefill
+    if unusable := _why_unusable(queue) or _why_unusable(prefill):
+        return Missing(unusable)
+    times = {"queue": queue.histograms, "prefill": prefill.histograms}
+    rising_of = {
         name: [rising_histogram(endpoint, columns, restarts) for columns in groups]
         for name, groups in (times | _end_tokens(endpoint, engine)).items()
     }
-    counts = [_count(parts) for parts in risen.values()]
+    counts = [_count(label_sets) for label_sets in rising_of.values()]
+    sums = {name: _sum(label_sets) for name, label_sets in rising_of.items()}
+    if not (np.abs([counts[0], counts[1], sums["queue"], sums["prefill"]]) < LARGEST).all():
+        return Missing("the server's sums are too large to add up")
     rows = np.flatnonzero(np.all([np.abs(one - counts[0]) < 0.5 for one in counts], axis=0))
     if len(rows) < 2:
         return Missing("fewer than two scrapes are usable")
-    buckets = {name: _buckets(groups, risen[name], rows) for name, groups in times.items()}
-    return Cells(
+    resets = _resets([one for label_sets in rising_of.values() for one in label_sets])
+    buckets = {name: _buckets(groups, rising_of[name], rows) for name, groups in times.items()}
+    return Intervals(
         start_ns=endpoint.at_ns[rows[:-1]],
         end_ns=endpoint.at_ns[rows[1:]],
-        lost=np.diff(np.cumsum(_resets([one for parts in risen.values() for one in parts]))[rows]) > 0,
+        lost=np.diff(np.cumsum(resets)[rows]) > 0,
         count=np.rint(np.diff(counts[0][rows])).astype(np.int64),
-        sums={name: np.diff(_sum(parts)[rows]) for name, parts in risen.items()},
-        buckets={name: one for name, one in buckets.items() if one is not None},
+        sums={name: np.diff(values[rows]) for name, values in sums.items()},
+        buckets={name: counted for name, counted in buckets.items() if counted is not None},
     )
 
 
-def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> Cells | None:
+def _why_unusable(source: CanonicalSource) -> str:
+    """Return why a histogram's sums are not those of the requests that ended between two scrapes, or ''."""
+    if source.quantity.observed != "finish":
+        moment = source.quantity.observed.replace("_", " ")
+        return (
+            f"{source.metric} is observed not when a request ends, but at its {moment}: over a window it speaks of "
+            "other requests than those that ended"
+        )
+    absent = [part for part in ("count", "sum") if any(getattr(one, part) < 0 for one in source.histograms)]
+    return f"{source.metric} has no _{absent[0]}" if absent else ""
+
+
+def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> Intervals | None:
     ttft, prompt = sources["ttft"], sources["prompt_tokens"]
     groups = _histograms(ttft)
     if isinstance(ttft, Missing) or ttft.quantity.observed != "first_token":
@@ -175,7 +202,7 @@ def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> C
     if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
         tokens = [rising(endpoint, column, restarts).values for column in prompt.columns]
         sums["prompt_tokens"] = np.diff(np.sum(tokens, axis=0))
-    return Cells(
+    return Intervals(
         start_ns=endpoint.at_ns[:-1],
         end_ns=endpoint.at_ns[1:],
         lost=_resets(risen)[1:],
@@ -202,12 +229,12 @@ def _resets(histograms: Sequence[RisingHistogram]) -> Bools:
 
 
 def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[HistogramColumns]]:
-    found: dict[str, list[HistogramColumns]] = {}
+    tokens: dict[str, list[HistogramColumns]] = {}
     for name, wanted in END_TOKENS.get(engine, {}).items():
         groups = [one for one in histograms(endpoint.series) if catalogue(engine).normalised(one.family) == wanted]
         if groups and all(one.sum >= 0 and one.count >= 0 for one in groups):
-            found[name] = groups
-    return found
+            tokens[name] = groups
+    return tokens
 
 
 def _buckets(

@@ -1,7 +1,8 @@
-"""Percentiles of queue and prefill time, through the client's eyes where buckets alone cannot tell.
+"""Percentiles and means of the server's queue and prefill time, over all requests that it finished.
 
-A first bucket of 0.3 s says almost nothing of a prefill of 50 ms; the estimates of single requests do. They speak of
-our requests, so that they stand for the server's percentiles only where next to nobody else was served.
+A first bucket of 0.3 s says almost nothing of a prefill of 50 ms; the estimates of single requests do. Those are of our
+requests, so that they stand for the server's percentiles only where there was next to no other traffic. Means need no
+estimates, and stand in for a breakdown by request in a run that is too short for one.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from correlator.estimate.intervals import Cells, Observed, observe
+from correlator.estimate.intervals import Intervals, Observed, observe
 from correlator.estimate.table import Attribution
-from rundir.columns import Floats
+from rundir.columns import Floats, Ints
 from rundir.stats import Missing
 from scraper import quantiles
 from scraper.quantiles import Estimates
 from scraper.series.table import EndpointSeries
+from scraper.window.window import Window
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645
+NO_SERVER = "no server offers queue and prefill times"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +61,92 @@ def server_percentiles(
     covered = float(seen.sum()) / counted
     buckets = _read_buckets([one.ends for one in engines], part, wanted)
     if buckets is not None and covered < LEAST_COVERED:
-        told = {"values_s": buckets.values, "low_s": buckets.low, "high_s": buckets.high}
-        return ServerPercentiles(**told, source="buckets and sums", covered_ratio=covered)
+        return ServerPercentiles(
+            values_s=buckets.values,
+            low_s=buckets.low,
+            high_s=buckets.high,
+            source="buckets and sums",
+            covered_ratio=covered,
+        )
     if not seen.any():
         return Missing("no request of ours ended between two scrapes, and the histogram has no buckets")
-    own, error = values_s[seen], NORMAL_95 * sd_s[seen]
-    found = np.stack([np.quantile(np.maximum(own + shift * error, 0.0), wanted) for shift in (0, -1, 1)])
+    error_s = NORMAL_95 * sd_s[seen]
+    columns = (np.maximum(values_s[seen] + shift * error_s, 0.0) for shift in (0, -1, 1))
+    quantiles_s = np.stack([np.quantile(column_s, wanted) for column_s in columns])
     if buckets is not None and covered <= 1:
-        found = np.clip(found, buckets.lowest, buckets.highest)
-    told = dict(zip(("values_s", "low_s", "high_s"), found, strict=True))
-    return ServerPercentiles(**told, source="client spans", covered_ratio=covered)
+        quantiles_s = np.clip(quantiles_s, buckets.lowest, buckets.highest)
+    middle_s, low_s, high_s = quantiles_s
+    return ServerPercentiles(
+        values_s=middle_s, low_s=low_s, high_s=high_s, source="client spans", covered_ratio=covered
+    )
 
 
-def _read_buckets(parts: Sequence[Cells], part: str, qs: Floats) -> Estimates | None:
+def _read_buckets(parts: Sequence[Intervals], part: str, qs: Floats) -> Estimates | None:
     """Read the quantiles off the histograms alone, None where some engine shows no buckets."""
     if any(part not in one.buckets for one in parts):
         return None
-    kept = [(one.buckets[part], one.sums[part], ~one.lost) for one in parts]
-    return quantiles.read([quantiles.fit(held.bounds, held.counts[own], sums[own]) for held, sums, own in kept], qs)
+    columns = [(one.buckets[part], one.sums[part], ~one.lost) for one in parts]
+    return quantiles.read([quantiles.fit(one.bounds, one.counts[rows], sums[rows]) for one, sums, rows in columns], qs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMeans:
+    """Mean TTFT, s, of the client's requests that ended in a window, and the server's mean queue and prefill time.
+
+    `ratio` is server over client requests: above 1 the server finished requests that are not ours. Where there are no
+    means, `missing` says why, and they are None.
+    """
+
+    client_requests: int
+    server_requests: int
+    ratio: float | None
+    ttft_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    missing: str | None
+
+
+def server_means(
+    ended_ns: Ints,
+    ttft_s: Floats,
+    scrapes: Sequence[EndpointSeries],
+    window: Window,
+    *,
+    no_server: str = "",
+) -> ServerMeans:
+    """Average over a window what servers observed and what clients (ended_ns[n], ttft_s[n] or NaN) waited.
+
+    Server sums run from the last scrape at or before the window's start to the last scrape: what settles after its end
+    is of requests that ended before. Where scrapes began later or ended earlier, only the requests that ended while all
+    servers were scraped count. `no_server` is why nothing was scraped, where the caller knows.
+    """
+    observed = [observe(endpoint) for endpoint in scrapes]
+    engines = [one.ends for one in observed if isinstance(one, Observed)]
+    reasons = "; ".join(dict.fromkeys(one.reason for one in observed if isinstance(one, Missing)))
+    inside = (ended_ns >= window.start_ns) & (ended_ns <= window.end_ns)
+    count, queue_s, prefill_s = 0, 0.0, 0.0
+    for ends in engines:
+        inside &= ended_ns <= ends.end_ns[-1]
+        if ends.start_ns[0] > window.start_ns:
+            inside &= ended_ns > ends.start_ns[0]
+        rows = ends.end_ns > window.start_ns
+        count += int(ends.count[rows].sum())
+        queue_s += float(ends.sums["queue"][rows].sum())
+        prefill_s += float(ends.sums["prefill"][rows].sum())
+    known_s = ttft_s[inside & np.isfinite(ttft_s)]
+    missing = None
+    if not engines:
+        missing = reasons or no_server or NO_SERVER
+    elif not len(known_s):
+        missing = "no request with a first token ended here"
+    elif not count:
+        missing = "the server observed no finished request here"
+    return ServerMeans(
+        client_requests=len(known_s),
+        server_requests=count,
+        ratio=count / len(known_s) if len(known_s) and engines else None,
+        ttft_s=float(known_s.mean()) if len(known_s) else None,
+        queue_s=None if missing else queue_s / count,
+        prefill_s=None if missing else prefill_s / count,
+        missing=missing,
+    )

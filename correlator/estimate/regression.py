@@ -1,178 +1,110 @@
-"""Queue and prefill time of each request of one engine, from its cells.
-
-What is known exactly of a request is its wait; of a cell, the sums over its members. Models learned on those sums say
-how a wait is likely to divide (`wait_models`), and `condition` makes both hold. Strangers in a cell widen its sums.
-"""
+"""Small linear models of a time per request, learned from sums over intervals alone: no request is labelled."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import nnls
 
-from correlator.estimate.assignment import Members
-from correlator.estimate.conditioning import Problem, Solution, solve
-from correlator.estimate.intervals import Buckets, Cells
-from correlator.estimate.network import Network
-from correlator.estimate.priors import LEAST_CELLS, LEAST_S, Ground, prefill_prior, queue_prior, rest_prior
-from correlator.estimate.wait_models import around
-from correlator.estimate.waits import Waits
 from rundir.columns import Floats, Indices
-from rundir.stats import Missing
 
-LOCAL_S = 5.0  # a stranger is taken for one of our requests that ended so near
-UNLINKED = 1e9  # s^2: a sum that says nothing
-SURPRISING = 2.5
+HUBER = 1.345
+ROUNDS = 12
+WINSOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """For m requests, seconds: parts and standard deviations [m, 3] of queue, prefill and rest; bounds [m, 2] of
-    queue and prefill, which hold if the request ended in `cell` (-1: in none).
+class Prior:
+    """What is expected of each request before its interval's sums are looked at: mean and variance [n], s and s^2."""
+
+    mean: Floats
+    variance: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What was learned: the prior, weights[F], and the median error of a sum, in s over the root of its requests."""
+
+    prior: Prior
+    weights: Floats
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSums:
+    """What to learn from: interval[m] (0..C-1) and features[m, F] of each member, and sums[C] of each interval.
+
+    `unmatched`[C] are requests in the sums without features; they count with the mean features.
     """
 
-    value: Floats
-    sd: Floats
-    low: Floats
-    high: Floats
-    cell: Indices
+    interval: Indices
+    features: Floats
+    sums: Floats
+    unmatched: Floats
 
 
-def estimate(
-    waits: Waits, cells: Cells, members: Members, network: Network, *, origin_ns: int, never_waiting: bool
-) -> Estimate | Missing:
-    """Estimate all requests that had a first token; `waits`, `network` and `members.cell` are of these.
+def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> Prior:
+    """Return mean and variance of values (at at_s[n]) within reach of each centre [C]; of all where there are none."""
+    order = np.argsort(at_s, kind="stable")
+    sums = np.concatenate([np.zeros((1, 2)), np.cumsum(np.column_stack((values, values**2))[order], axis=0)])
+    low = np.searchsorted(at_s[order], centre_s - reach_s)
+    high = np.searchsorted(at_s[order], centre_s + reach_s, side="right")
+    few = high - low < 2
+    low, high = np.where(few, 0, low), np.where(few, len(at_s), high)
+    moments = (sums[high] - sums[low]) / np.maximum(high - low, 1)[:, None]
+    return Prior(mean=moments[:, 0], variance=np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0))
 
-    Missing: fewer than LEAST_CELLS cells to learn from.
+
+def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: float) -> Model:
+    """Learn non-negative weights on the sums, and what they say of features[n, F].
+
+    Weighted by 1 / (requests x mean^2), an unmatched request three times; Huber's weights against outliers. The
+    variance a + b mean^2 is fitted to the squared residuals of the sums, winsorised, and widened for few intervals; it
+    is at least least_s^2 + (floor_share mean)^2.
     """
-    usable = ~cells.lost & (cells.count > 0) & np.isfinite([cells.sums["queue"], cells.sums["prefill"]]).all(axis=0)
-    cell = np.where((members.cell >= 0) & usable[members.cell], members.cell, -1)
-    taught = np.flatnonzero(np.bincount(cell[cell >= 0], minlength=len(cells)) * ~members.contradicts)
-    if len(taught) < LEAST_CELLS:
-        return Missing(f"requests of ours ended in {len(taught)} usable scrape intervals; {LEAST_CELLS} are needed")
-    ground = Ground(waits=waits, cells=cells, members=members, cell=cell, taught=taught)
-    server_s = np.maximum(waits.wait_s - network.value_s, 0.0)
-    prefill = prefill_prior(ground)
-    rest = rest_prior(ground, server_s, network)
-    queue = queue_prior(ground, server_s - prefill.mean, never_waiting=never_waiting)
-    mean = np.column_stack((queue.mean, prefill.mean, rest.mean))
-    variance = np.column_stack((queue.variance, prefill.variance, rest.variance))
-    if never_waiting:
-        spread = np.sqrt(variance.sum(axis=1) + network.variance)
-        surprise = np.abs(server_s - mean.sum(axis=1)) / (SURPRISING * spread)
-        variance *= np.maximum(surprise, 1.0)[:, None] ** 2
-    centre_s = ((cells.start_ns + cells.end_ns) // 2 - origin_ns) / 1e9
-    return _conditioned(ground, network, mean, variance, centre_s)
+    intervals = len(data.sums)
+    own = np.bincount(data.interval, minlength=intervals).astype(np.float64)
+    total = np.zeros((intervals, data.features.shape[1]))
+    np.add.at(total, data.interval, data.features)
+    total += data.unmatched[:, None] * data.features.mean(axis=0)
+    weight = 1.0 / np.maximum(own + 3.0 * data.unmatched, 1.0)
+    theta = _robust(total, data.sums, weight)
+    expected = data.features @ theta
+    squares = data.unmatched * np.mean(expected**2)
+    np.add.at(squares, data.interval, expected**2)
+    a, b = _variance(data.sums - total @ theta, own + data.unmatched, squares)
+    widened = 1.0 + 2.0 * data.features.shape[1] / max(intervals, 1)
+    mean = features @ theta
+    variance = np.maximum(widened * (a + b * mean**2), least_s**2 + (floor_share * mean) ** 2)
+    error = float(np.median(np.abs(data.sums - total @ theta) * np.sqrt(weight)))
+    return Model(prior=Prior(mean=mean, variance=variance), weights=theta, error_s=error)
 
 
-def doubted(waits: Waits, cells: Cells, members: Members) -> Members:
-    """Note cells of ours alone whose queue and prefill times exceed what their members waited: some member is not."""
-    inside = members.cell >= 0
-    waited = np.bincount(members.cell[inside], waits.wait_s[inside], minlength=len(cells))
-    own = np.bincount(members.cell[inside], minlength=len(cells))
-    served = cells.sums["queue"] + cells.sums["prefill"]
-    impossible = (members.strangers == 0) & (own > 0) & (served > waited + own * members.jitter_s)
-    return replace(members, contradicts=members.contradicts | impossible, verified=members.verified & ~impossible)
+def _robust(total: Floats, sums: Floats, weight: Floats) -> Floats:
+    """Solve weighted non-negative least squares with Huber's weights."""
+    scale = np.sqrt((total**2).mean(axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    huber = np.ones(len(sums))
+    theta = np.zeros(total.shape[1])
+    for _ in range(ROUNDS):
+        root = np.sqrt(weight * huber)
+        before = theta
+        theta = nnls(total / scale * root[:, None], sums * root)[0] / scale
+        error = np.abs(sums - total @ theta) * np.sqrt(weight)
+        limit = HUBER * 1.4826 * max(float(np.median(error)), 1e-9)
+        huber = np.minimum(1.0, limit / np.maximum(error, 1e-12))
+        if np.allclose(theta, before, rtol=1e-4, atol=1e-12):
+            break
+    return theta
 
 
-def _conditioned(ground: Ground, network: Network, mean: Floats, variance: Floats, centre_s: Floats) -> Estimate:
-    waits, cells, cell, members = ground.waits, ground.cells, ground.cell, ground.members
-    sums = np.column_stack((cells.sums["queue"], cells.sums["prefill"]))
-    strangers = members.strangers.astype(np.float64)
-    noise = np.zeros(sums.shape)
-    for part in (0, 1):
-        local = around(waits.end_s, mean[:, part], centre_s, LOCAL_S)
-        spread = local.variance + variance[:, part].mean() * (part == 1)
-        sums[:, part] = np.maximum(sums[:, part] - strangers * local.mean, 0.0)
-        # In a cell that contradicts some member is another's: one too many, one missing.
-        noise[:, part] = (strangers + 2.0 * members.contradicts) * (spread + LEAST_S**2)
-    low, high = _box(waits, cells, cell, members)
-    # Who is in no cell has one of its own, of which nothing is known.
-    single = np.flatnonzero(cell < 0)
-    place = cell.copy()
-    place[single] = len(cells) + np.arange(len(single))
-    problem = Problem(
-        mean=mean,
-        variance=variance,
-        low=np.column_stack((low, np.zeros(len(low)))),
-        high=np.column_stack((high, waits.wait_s)),
-        wait=np.maximum(waits.wait_s - network.value_s, 0.0),
-        wait_variance=network.variance,
-        cell=place,
-        sums=np.vstack((sums, np.zeros((len(single), 2)))),
-        noise=np.vstack((noise, np.full((len(single), 2), UNLINKED))),
-    )
-    solution = solve(problem)
-    ranked = _ranked_box(problem, solution, cells, members, cell)
-    if (ranked.low > solution.value + 1e-9).any() or (ranked.high < solution.value - 1e-9).any():
-        solution = solve(ranked)
-    hard = _hard_bounds(problem, cells, members, cell)
-    value = solution.value.copy()
-    value[:, :2] = np.clip(value[:, :2], hard[0], hard[1])
-    return Estimate(value=value, sd=solution.sd, low=hard[0], high=hard[1], cell=cell)
-
-
-def _box(waits: Waits, cells: Cells, cell: Indices, members: Members) -> tuple[Floats, Floats]:
-    """Return bounds [m, 2] of queue and prefill: not below 0, not above the wait, nor above the cell's sum."""
-    trusted = (cell >= 0) & ~members.contradicts[cell]
-    low = np.zeros((len(cell), 2))
-    high = np.repeat(waits.wait_s[:, None], 2, axis=1)
-    for part, name in enumerate(("queue", "prefill")):
-        high[:, part] = np.where(trusted, np.minimum(high[:, part], cells.sums[name][cell]), high[:, part])
-        if name in cells.buckets:
-            edges = _outermost(cells.buckets[name])
-            low[:, part] = np.where(trusted, np.minimum(edges[cell, 0], high[:, part]), 0.0)
-            high[:, part] = np.where(trusted, np.minimum(edges[cell, 1], high[:, part]), high[:, part])
-    return low, np.maximum(high, 0.0)
-
-
-def _outermost(buckets: Buckets) -> Floats:
-    """Return the lower edge of each cell's lowest occupied bucket and the upper one of its highest: [C, 2]."""
-    held = buckets.counts > 0
-    lower = np.concatenate([[0.0], np.maximum(buckets.bounds[:-1], 0.0)])
-    first = held.argmax(axis=1)
-    last = held.shape[1] - 1 - held[:, ::-1].argmax(axis=1)
-    some = held.any(axis=1)
-    return np.column_stack((np.where(some, lower[first], 0.0), np.where(some, buckets.bounds[last], np.inf)))
-
-
-def _ranked_box(problem: Problem, solution: Solution, cells: Cells, members: Members, cell: Indices) -> Problem:
-    """Narrow the box: the r-th smallest estimate of a cell lies in the bucket of its r-th smallest observation.
-
-    Strangers may stand anywhere in the order, so that with f of them it lies between those of ranks r and r + f.
-    """
-    low, high = problem.low.copy(), problem.high.copy()
-    for part, name in enumerate(("queue", "prefill")):
-        held = cells.buckets.get(name)
-        if held is None:
-            continue
-        lower = np.concatenate([[0.0], np.maximum(held.bounds[:-1], 0.0)])
-        upto = np.cumsum(held.counts, axis=1)
-        order = np.lexsort((solution.value[:, part], cell))
-        order = order[cell[order] >= 0]
-        mine = cell[order]
-        rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
-        fits = ~members.contradicts[mine] & (rank + members.strangers[mine] < upto[mine, -1])
-        order, mine, rank = order[fits], mine[fits], rank[fits]
-        found = (upto[mine] <= rank[:, None]).sum(axis=1)
-        limit = (upto[mine] <= (rank + members.strangers[mine])[:, None]).sum(axis=1)
-        low[order, part] = np.minimum(np.maximum(low[order, part], lower[found]), high[order, part])
-        high[order, part] = np.maximum(np.minimum(high[order, part], held.bounds[limit]), low[order, part])
-    return replace(problem, low=low, high=high)
-
-
-def _hard_bounds(problem: Problem, cells: Cells, members: Members, cell: Indices) -> tuple[Floats, Floats]:
-    """Return [m, 2] what queue and prefill cannot lie outside of: the box, and what the others leave of the sum."""
-    low, high = problem.low[:, :2], problem.high[:, :2]
-    alone = (cell >= 0) & ~members.contradicts[cell] & (members.strangers[cell] == 0)
-    trusted = (cell >= 0) & ~members.contradicts[cell]
-    lows, highs = low.copy(), high.copy()
-    for part, name in enumerate(("queue", "prefill")):
-        inside = cell >= 0
-        lowest = np.bincount(cell[inside], low[inside, part], minlength=len(cells))[cell] - low[:, part]
-        highest = np.bincount(cell[inside], high[inside, part], minlength=len(cells))[cell] - high[:, part]
-        total = cells.sums[name][cell]
-        lows[:, part] = np.where(alone, np.maximum(low[:, part], total - highest), low[:, part])
-        highs[:, part] = np.where(trusted, np.minimum(high[:, part], total - lowest), high[:, part])
-    highs = np.maximum(highs, 0.0)
-    return np.minimum(lows, highs), highs
+def _variance(residual: Floats, count: Floats, squares: Floats) -> tuple[float, float]:
+    """Fit residual^2 = a count + b squares, a and b not negative."""
+    per_request = residual**2 / np.maximum(count, 1)
+    limit = (WINSOR * 1.4826 * np.sqrt(np.median(per_request))) ** 2
+    clipped = np.minimum(per_request, max(float(limit), 1e-12))
+    design = np.column_stack((count, squares)) / np.maximum(count, 1)[:, None]
+    root = 1.0 / np.maximum(design @ [1e-6, 0.04], 1e-12)
+    a, b = nnls(design * root[:, None], clipped * root)[0]
+    return float(a), float(b)

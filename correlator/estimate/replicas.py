@@ -1,7 +1,7 @@
-"""Several engines behind one address: which requests ended on which, told by whole numbers where they can tell it.
+"""Several engines behind one address: which requests ended on which engine, where token sums decide it.
 
-The cells of all engines are added up. A cell of few requests is taken apart again where its token sums by engine admit
-just one division of its members; otherwise it stays together.
+The intervals of all engines are added up. An interval of few requests is taken apart again where its token sums by
+engine admit just one division of its members; otherwise it stays together.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import Cells, joined, merge, pick
+from correlator.estimate.intervals import Intervals, joined, merge, pick
 from rundir.columns import Bools, Indices, Ints
 
 MOST_MEMBERS = 8
@@ -21,8 +22,8 @@ MOST_CHANCE = 0.1
 TOKENS = ("prompt_tokens", "output_tokens")
 
 
-def aligned(parts: Sequence[Cells]) -> list[Cells] | None:
-    """Cut the cells of engines at common edges: the scrapes of the first to which every other has one near.
+def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
+    """Cut the intervals of engines at common edges: the scrapes of the first to which every other has one near.
 
     Near is half of the usual distance. None where fewer than two edges are common.
     """
@@ -36,36 +37,36 @@ def aligned(parts: Sequence[Cells]) -> list[Cells] | None:
         kept &= np.append(True, np.diff(place) > 0)
     if kept.sum() < 2:
         return None
-    found = []
+    cut = []
     for one, place in zip(parts, nearest, strict=True):
         rows = np.arange(place[kept][0], place[kept][-1])
-        found.append(merge(pick(one, rows), np.searchsorted(place[kept], rows, side="right") - 1))
-    return found
+        cut.append(merge(pick(one, rows), np.searchsorted(place[kept], rows, side="right") - 1))
+    return cut
 
 
-def divided(whole: Cells, parts: Sequence[Cells], members: Members, tokens: Ints) -> tuple[Cells, Members]:
-    """Take apart the cells of `pooled(parts)` whose members (tokens[m, 2] of prompt and output) can be told apart.
+def divided(whole: Intervals, parts: Sequence[Intervals], members: Members, tokens: Ints) -> tuple[Intervals, Members]:
+    """Take apart the intervals of `pooled(parts)` whose members (tokens[m, 2] of prompt and output) can be told apart.
 
-    Returns the cells that then are, and the members of each.
+    Returns the intervals that then are, and the members of each.
     """
-    groups = _groups(members.cell, len(whole))
+    groups = _groups(members.interval, len(whole))
     origin: list[tuple[int, int]] = []  # (part, or -1 for all; row)
-    cell = np.full(len(members.cell), -1, dtype=np.intp)
+    interval = np.full(len(members.interval), -1, dtype=np.intp)
     verified = []
     for row in range(len(whole)):
-        mine = groups[row]
-        found = _division(row, parts, mine, tokens) if members.verified[row] else None
-        if found is None:
-            cell[mine] = len(origin)
+        group = groups[row]
+        division = _division(row, parts, group, tokens) if members.verified[row] else None
+        if division is None:
+            interval[group] = len(origin)
             origin.append((-1, row))
             verified.append(bool(members.verified[row]))
             continue
-        for part, share in enumerate(found):
+        for part, share in enumerate(division):
             if len(share):
-                cell[mine[share]] = len(origin)
+                interval[group[share]] = len(origin)
                 origin.append((part, row))
                 verified.append(True)
-    return _gathered(whole, parts, origin), _moved(members, cell, origin, np.array(verified))
+    return _gathered(whole, parts, origin), _regrouped(members, interval, origin, np.array(verified))
 
 
 def _nearest(edges: Ints, other: Ints) -> Indices:
@@ -73,30 +74,26 @@ def _nearest(edges: Ints, other: Ints) -> Indices:
     return np.where(edges - other[after - 1] < other[after] - edges, after - 1, after).astype(np.intp)
 
 
-def _groups(cell: Indices, cells: int) -> list[Indices]:
-    order = np.argsort(cell, kind="stable")
-    bounds = np.searchsorted(cell[order], np.arange(cells + 1))
-    return [order[bounds[row] : bounds[row + 1]] for row in range(cells)]
+def _groups(interval: Indices, intervals: int) -> list[Indices]:
+    order = np.argsort(interval, kind="stable")
+    bounds = np.searchsorted(interval[order], np.arange(intervals + 1))
+    return [order[bounds[row] : bounds[row + 1]] for row in range(intervals)]
 
 
-def _division(row: int, parts: Sequence[Cells], mine: Indices, tokens: Ints) -> list[list[int]] | None:
+def _division(row: int, parts: Sequence[Intervals], group: Indices, tokens: Ints) -> list[list[int]] | None:
     """Return the one division of members by part, None where there are none, several, or too many to be sure."""
     counts = [int(part.count[row]) for part in parts]
-    if len(mine) == 1:  # where the one request was counted
+    if len(group) == 1:  # where the one request was counted
         return [[0] if count else [] for count in counts]
-    if not 1 < len(mine) <= MOST_MEMBERS:
+    if not 1 < len(group) <= MOST_MEMBERS:
         return None
-    possible = math.factorial(len(mine)) / math.prod(math.factorial(count) for count in counts)
-    ranges = np.ptp(tokens[mine], axis=0) * np.minimum(counts, len(mine) - np.array(counts)).max() + 1.0
+    possible = math.factorial(len(group)) / math.prod(math.factorial(count) for count in counts)
+    ranges = np.ptp(tokens[group], axis=0) * np.minimum(counts, len(group) - np.array(counts)).max() + 1.0
     if possible > MOST_CHANCE * float(np.prod(ranges)) ** (len(parts) - 1) and possible > 1:
         return None
     wanted = [[round(float(part.sums[name][row])) for name in TOKENS] for part in parts]
-    found = []
-    for division in _divisions([tuple(pair) for pair in tokens[mine].tolist()], counts, wanted):
-        found.append(division)
-        if len(found) > 1:
-            return None
-    return found[0] if found else None
+    divisions = list(islice(_divisions([tuple(pair) for pair in tokens[group].tolist()], counts, wanted), 2))
+    return divisions[0] if len(divisions) == 1 else None
 
 
 def _divisions(tokens: list[tuple[int, ...]], counts: list[int], wanted: list[list[int]]) -> Iterator[list[list[int]]]:
@@ -121,20 +118,20 @@ def _divisions(tokens: list[tuple[int, ...]], counts: list[int], wanted: list[li
     yield from place(0)
 
 
-def _gathered(whole: Cells, parts: Sequence[Cells], origin: Sequence[tuple[int, int]]) -> Cells:
-    """Return the cells that `origin` names, in its order."""
+def _gathered(whole: Intervals, parts: Sequence[Intervals], origin: Sequence[tuple[int, int]]) -> Intervals:
+    """Return the intervals that `origin` names, in its order."""
     sources = [whole, *parts]
     starts = np.cumsum([0, *(len(one) for one in sources)])
     rows = np.array([starts[part + 1] + row for part, row in origin], dtype=np.intp)
     return pick(joined(sources), rows)
 
 
-def _moved(members: Members, cell: Indices, origin: Sequence[tuple[int, int]], verified: Bools) -> Members:
+def _regrouped(members: Members, interval: Indices, origin: Sequence[tuple[int, int]], verified: Bools) -> Members:
     rows = np.array([row for _, row in origin], dtype=np.intp)
     return replace(
         members,
-        cell=cell,
-        strangers=np.where(verified, 0, members.strangers[rows]),
-        contradicts=members.contradicts[rows] & ~verified,
+        interval=interval,
+        unmatched=np.where(verified, 0, members.unmatched[rows]),
+        inconsistent=members.inconsistent[rows] & ~verified,
         verified=verified,
     )

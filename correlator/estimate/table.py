@@ -15,8 +15,7 @@ QUALITIES = ("exact", "tight", "shared", "foreign", "prior", "none")
 class Attribution:
     """Columns of n requests, in their order; seconds, NaN where unknown.
 
-    queue_s, prefill_s      estimates; _sd_s their standard deviations, 0 where they are the engine's own numbers;
-                            _low_s and _high_s bounds that hold if the request ended where it is thought to have ended
+    queue_s, prefill_s      estimates; _sd_s their standard deviations, 0 where they are the engine's own numbers
     network_s, rest_s       outside the engine, and in it but neither queue nor prefill: the four add up to the client's
                             wait for its first output. Where nothing tells the two apart (the engine has no TTFT, or
                             there are several engines), network_s is NaN and rest_s both
@@ -30,12 +29,8 @@ class Attribution:
 
     queue_s: Floats
     queue_sd_s: Floats
-    queue_low_s: Floats
-    queue_high_s: Floats
     prefill_s: Floats
     prefill_sd_s: Floats
-    prefill_low_s: Floats
-    prefill_high_s: Floats
     network_s: Floats
     network_sd_s: Floats
     rest_s: Floats

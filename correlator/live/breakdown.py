@@ -15,8 +15,8 @@ import numpy as np
 from correlator.breakdown import Parts, decomposed
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import SLACK_MS, Joined, join
+from correlator.live.client_spans import columns
 from correlator.live.traces import EngineSpan, TracedRequest
-from correlator.requests import columns
 from rundir.columns import Bools, Floats, Texts
 from scraper.spans.requests import EngineSpans, request_spans
 

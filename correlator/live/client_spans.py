@@ -7,11 +7,16 @@ event.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from scraper.spans.requests import plain
+from correlator.requests import Columns
+from rundir.columns import Ints, Texts
+from scraper.spans.log import ExportRecord, SpanLogRecord, fault
+from scraper.spans.requests import part_told, plain
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
@@ -116,3 +121,65 @@ def _server(told: dict[str, str | float]) -> str:
     ):
         return ""
     return f"http://{f'[{address}]' if ':' in address else address}:{int(port)}"
+
+
+def columns(spans: Sequence[ClientSpan | None]) -> Columns:
+    """Return the spans of clients as columns."""
+
+    def numbers(read: Callable[[ClientSpan], int]) -> Ints:
+        return np.array([-1 if one is None else read(one) for one in spans], dtype=np.int64)
+
+    def texts(values: Sequence[str]) -> Texts:
+        return np.array(values, dtype=np.object_)
+
+    size = len(spans)
+    unknown, untold, unknown_ms = np.full(size, -1, dtype=np.int64), texts([""] * size), np.full(size, math.nan)
+    start_ns = numbers(lambda one: one.start_ns)
+    first_ns = numbers(lambda one: one.start_ns + round(one.first_s * 1e9) if one.first_s >= 0 else -1)
+    return Columns(
+        trace_id=texts([str(place) if one else "" for place, one in enumerate(spans)]),
+        request_id=untold,
+        response_id=untold,
+        endpoint_url=texts([one.server if one else "" for one in spans]),
+        status=texts(["ok"] * size),
+        finish_reason=untold,
+        http_status=unknown,
+        dispatch_ns=start_ns,
+        submit_ns=start_ns,
+        first_output_ns=first_ns,
+        first_token_ns=first_ns,
+        last_token_ns=unknown,
+        end_ns=numbers(lambda one: one.end_ns),
+        declared_input_tokens=unknown,
+        input_tokens=numbers(lambda one: one.input_tokens),
+        output_tokens=numbers(lambda one: one.output_tokens),
+        cached_tokens=numbers(lambda one: one.cached_tokens),
+        chunk_ns=np.zeros(0, dtype=np.int64),
+        chunk_start=np.zeros(size + 1, dtype=np.int64),
+        server_queue_ms=unknown_ms,
+        server_prefill_ms=unknown_ms,
+        server_decode_ms=unknown_ms,
+        server_ttft_ms=unknown_ms,
+        server_e2e_ms=unknown_ms,
+    )
+
+
+def gateway_first_output_s(records: Iterable[SpanLogRecord]) -> dict[str, float]:
+    """Return how long gateways took to their first output, s, by trace id in hex; none of traces that do not tell.
+
+    The client is us, so what calls a model in a trace of ours and is no engine's request is a gateway. Of several, one
+    behind the other, the longest holds the others.
+    """
+    longest: dict[str, tuple[float, float]] = {}
+    for record in records:
+        if not isinstance(record, ExportRecord):
+            continue
+        for received_ns, scope, span in record.spans():
+            told = part_told(span, scope)
+            if fault(span, received_ns) or told in ("request", "stage"):
+                continue
+            call = client_span(span, received_ns, is_gateway=told == "gateway")
+            if call.is_call and call.first_s >= 0:
+                before = longest.get(span.trace_id.hex(), (0.0, 0.0))
+                longest[span.trace_id.hex()] = max(before, (call.whole_s, call.first_s))
+    return {trace: first_s for trace, (_, first_s) in longest.items()}

@@ -16,8 +16,8 @@ import numpy as np
 from correlator.estimate import attribute
 from correlator.estimate.table import nothing, select
 from correlator.live.breakdown import Ended, broken_down
+from correlator.live.client_spans import columns
 from correlator.live.traces import TracedRequest
-from correlator.requests import columns
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
 

@@ -17,11 +17,10 @@ import numpy.typing as npt
 from msgspec import to_builtins
 
 from correlator.breakdown import SOURCES, Parts
-from correlator.estimate.percentiles import ServerPercentiles
+from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.accuracy import agreement
-from correlator.statistics.decompose import Breakdown
 from loadgen.requests.summary import QUANTILES
 from rundir.columns import Ints, Texts
 from rundir.stats import Missing, describe, finite
@@ -60,7 +59,7 @@ class Findings:
     parts: Parts
     attribution: Attribution
     clocks: Mapping[str, ClockOffset]
-    means: Breakdown
+    means: ServerMeans
     ok: Bools
     submit_ns: Ints
     workload_class: Texts
@@ -92,7 +91,7 @@ def correlation(found: Findings) -> dict[str, Any]:
         "estimated_reasons": _counted(parts.reason[timed & (parts.source == "histogram")]),
         "client_requests": means.client_requests,
         "server_requests": means.server_requests,
-        "server_over_client": means.coverage,
+        "server_over_client": means.ratio,
         "comparable": comparable,
         "classes": _groups(found, found.workload_class),
         "urls": _groups(found, found.endpoint_url),
@@ -181,17 +180,18 @@ def _why_unknown(found: Findings, name: str) -> str:
     return "not told apart: in other_ms"
 
 
-def _of_means(means: Breakdown, why: str) -> dict[str, Any]:
+def _of_means(means: ServerMeans, why: str) -> dict[str, Any]:
     """Return what the histograms' sums tell of the breakdown, in place of what each request tells."""
     blank = dict.fromkeys(SPREAD)
+    ttft_ms, queue_ms, prefill_ms = (1e3 * (mean_s or 0.0) for mean_s in (means.ttft_s, means.queue_s, means.prefill_s))
+    means_ms = {"queue_ms": queue_ms, "prefill_ms": prefill_ms, "other_ms": ttft_ms - queue_ms - prefill_ms}
     shown = {}
-    for name in ("queue_ms", "prefill_ms", "other_ms"):
-        mean_ms = getattr(means, name)
+    for name, mean_ms in means_ms.items():
         shown[name] = {
             "count": means.server_requests,
             "mean": mean_ms,
             **blank,
-            "share_of_ttft": mean_ms / means.ttft_ms if means.ttft_ms else None,
+            "share_of_ttft": mean_ms / ttft_ms if ttft_ms else None,
             "source": "histogram",
             "error_ms": None,
             "missing": f"only the mean is known: {why}",

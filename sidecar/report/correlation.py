@@ -11,15 +11,12 @@ import numpy as np
 
 from correlator.breakdown import Parts, decomposed
 from correlator.estimate import attribute
-from correlator.estimate.engine import finish_sums
-from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
+from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import SLACK_MS, Joined, join
 from correlator.exact.matching import Matched, matched
 from correlator.statistics.association import associations
-from correlator.statistics.decompose import NO_SERVER, FinishSums, decompose
-from correlator.statistics.decompose import Breakdown as Means
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
@@ -133,17 +130,14 @@ def _spans(run: Run) -> dict[str, int] | None:
     }
 
 
-def _means(run: Run, measured: RequestLog, window: Window) -> Means:
+def _means(run: Run, measured: RequestLog, window: Window) -> ServerMeans:
     """Return what the histograms' sums tell of the run as a whole."""
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     ok = take(measured, measured.status == "ok")
-    finished = [finish_sums(endpoint) for endpoint in run.endpoints]
-    reasons = dict.fromkeys(sums.reason for sums in finished if isinstance(sums, Missing))
-    return decompose(
+    return server_means(
         ok.end_ns,
-        request_metrics(ok).ttft_ms,
-        [sums for sums in finished if isinstance(sums, FinishSums)],
-        start_ns=window.start_ns,
-        end_ns=window.end_ns,
-        no_server="; ".join(reasons) or run.manifest.get("server_missing") or NO_SERVER,
+        request_metrics(ok).ttft_ms / 1e3,
+        run.endpoints,
+        window,
+        no_server=run.manifest.get("server_missing") or "",
     )

@@ -1,4 +1,4 @@
-"""The steps of the estimator by themselves: putting ends into cells, mending by tokens, and conditioning on sums."""
+"""The steps of the estimator by themselves: putting ends into intervals, exchange by tokens, conditioning on sums."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.estimate.assignment import assign, find_lag
+from correlator.estimate.assignment import IntervalTotals, assign, exchange_requests, find_lag
 from correlator.estimate.conditioning import Problem, solve
-from correlator.estimate.exchange import Whole, exchanged
-from correlator.estimate.step_clock import nearest_step, rest_features
-from correlator.estimate.wait_models import Sums, learn
+from correlator.estimate.regression import TrainingSums, learn
+from correlator.estimate.waits import nearest_step, rest_features
 
 Floats = npt.NDArray[np.float64]
 
 
-def whole(at_s: Floats, tokens: npt.NDArray[np.int64], cells: int, width_s: float) -> Whole:
-    """What an engine that ends requests at at_s counts in cells of one width."""
-    edges = np.arange(cells + 1) * width_s
-    place = np.clip(np.searchsorted(edges, at_s) - 1, 0, cells - 1)
-    sums = np.zeros((cells, tokens.shape[1]))
+def whole(at_s: Floats, tokens: npt.NDArray[np.int64], intervals: int, width_s: float) -> IntervalTotals:
+    """What an engine that ends requests at at_s counts in intervals of one width."""
+    edges = np.arange(intervals + 1) * width_s
+    place = np.clip(np.searchsorted(edges, at_s) - 1, 0, intervals - 1)
+    sums = np.zeros((intervals, tokens.shape[1]))
     np.add.at(sums, place, tokens)
-    return Whole(
+    return IntervalTotals(
         start_s=edges[:-1],
         end_s=edges[1:],
-        lost=np.zeros(cells, dtype=np.bool_),
-        count=np.bincount(place, minlength=cells),
+        lost=np.zeros(intervals, dtype=np.bool_),
+        count=np.bincount(place, minlength=intervals),
         tokens=sums,
     )
 
 
-def problem(seed: int, size: int, cells: int) -> Problem:
+def problem(seed: int, size: int, intervals: int) -> Problem:
     """Members whose parts add up to what is known of them."""
     random = np.random.default_rng(np.random.SeedSequence(seed))
     truth = random.exponential([0.5, 0.05, 0.01], (size, 3))
-    cell = np.concatenate([np.arange(cells), random.integers(0, cells, size - cells)])
-    sums = np.zeros((cells, 2))
-    np.add.at(sums, cell, truth[:, :2])
+    interval = np.concatenate([np.arange(intervals), random.integers(0, intervals, size - intervals)])
+    sums = np.zeros((intervals, 2))
+    np.add.at(sums, interval, truth[:, :2])
     wait = truth.sum(axis=1)
     return Problem(
         mean=truth * random.lognormal(0, 0.5, truth.shape),
@@ -49,28 +48,28 @@ def problem(seed: int, size: int, cells: int) -> Problem:
         high=np.repeat(wait[:, None], 3, axis=1),
         wait=wait,
         wait_variance=np.full(size, 1e-8),
-        cell=cell,
+        interval=interval,
         sums=sums,
-        noise=np.zeros((cells, 2)),
+        noise=np.zeros((intervals, 2)),
     )
 
 
 @given(st.integers(0, 2**32), st.integers(6, 60))
 def test_conditioned_parts_add_up_to_sums_and_stay_in_the_box(seed: int, size: int):
-    """Queue and prefill over each cell, to the nanosecond."""
+    """Queue and prefill over each interval, to the nanosecond."""
     given_problem = problem(seed, size, 5)
 
     found = solve(given_problem)
 
     sums = np.zeros((5, 2))
-    np.add.at(sums, given_problem.cell, found.value[:, :2])
+    np.add.at(sums, given_problem.interval, found.value[:, :2])
     assert given_problem.sums == pytest.approx(sums, abs=1e-9)
     assert (given_problem.low <= found.value + 1e-12).all()
     assert (found.value[:, :2] <= given_problem.high[:, :2] + 1e-12).all()
 
 
 def test_conditioning_is_that_of_the_normal_distribution():
-    """In one cell of three, inside the box: m + V C' (C V C' + N)^-1 (d - C m), and its covariance."""
+    """In one interval of three, inside the box: m + V C' (C V C' + N)^-1 (d - C m), and its covariance."""
     given_problem = replace(problem(3, 3, 1), low=np.full((3, 3), -9.0), high=np.full((3, 3), 9.0))
     mean, variance = given_problem.mean.ravel(), np.diag(given_problem.variance.ravel())
     rows = np.zeros((5, 9))
@@ -97,8 +96,8 @@ def test_the_lag_is_by_how_much_ends_come_late():
     assert 0.040 == pytest.approx(find_lag(at_s + 0.040, counted), abs=0.002)
 
 
-def test_tokens_put_requests_that_came_out_of_order_into_their_cells():
-    """Delays of up to 150 ms on cells of 100 ms: by rank alone many are wrong, by tokens few, and they are known."""
+def test_tokens_put_requests_that_came_out_of_order_into_their_intervals():
+    """Delays of up to 150 ms on intervals of 100 ms: by rank many are wrong, by tokens few, and they are known."""
     random = np.random.default_rng(np.random.SeedSequence(2))
     at_s = np.sort(random.uniform(0, 20, 200))
     tokens = random.integers(10, 2000, (200, 2))
@@ -109,19 +108,19 @@ def test_tokens_put_requests_that_came_out_of_order_into_their_cells():
     by_tokens = assign(seen_s, tokens, counted, stamp_error_s=0.001)
 
     truth = np.clip(np.searchsorted(np.arange(201) * 0.1, at_s) - 1, 0, 199)
-    right = by_tokens.cell == truth
+    right = by_tokens.interval == truth
     assert right.mean() > 0.95
-    assert (by_rank.cell == truth).mean() < 0.9
-    assert right[by_tokens.verified[by_tokens.cell]].all()
+    assert (by_rank.interval == truth).mean() < 0.9
+    assert right[by_tokens.verified[by_tokens.interval]].all()
     assert not by_rank.verified.any()
 
 
 def test_an_exchange_that_proves_nothing_is_not_made():
-    """Cells whose sums agree keep their members, however odd their times."""
+    """Intervals whose sums agree keep their members, however odd their times."""
     tokens = np.array([[10.0], [20.0], [30.0]])
     counted = whole(np.array([0.5, 1.5, 2.5]), tokens.astype(np.int64), 3, 1.0)
 
-    placed = exchanged(np.array([0, 1, 2]), np.array([2.5, 0.5, 1.5]), tokens, counted, 0.01, moves=False)
+    placed = exchange_requests(np.array([0, 1, 2]), np.array([2.5, 0.5, 1.5]), tokens, counted, 0.01, moves=False)
 
     assert [0, 1, 2] == placed.tolist()
 
@@ -129,13 +128,16 @@ def test_an_exchange_that_proves_nothing_is_not_made():
 def test_a_model_is_learned_from_sums_alone():
     """2 ms a request and 3 ms a unit, from 40 sums over five each, one of them a stall of a second."""
     random = np.random.default_rng(np.random.SeedSequence(4))
-    cell = np.repeat(np.arange(40), 5)
+    interval = np.repeat(np.arange(40), 5)
     features = np.column_stack((np.ones(200), random.uniform(1, 20, 200)))
-    sums = np.bincount(cell, features @ [0.002, 0.003]) + random.normal(0, 1e-4, 40)
+    sums = np.bincount(interval, features @ [0.002, 0.003]) + random.normal(0, 1e-4, 40)
     sums[7] += 1.0
 
     model = learn(
-        Sums(cell=cell, features=features, sums=sums, strangers=np.zeros(40)), features, floor_share=0.1, least_s=1e-4
+        TrainingSums(interval=interval, features=features, sums=sums, unmatched=np.zeros(40)),
+        features,
+        floor_share=0.1,
+        least_s=1e-4,
     )
 
     assert [0.002, 0.003] == pytest.approx(model.weights.tolist(), rel=0.1)
@@ -143,13 +145,13 @@ def test_a_model_is_learned_from_sums_alone():
 
 def test_a_stranger_in_every_sum_is_taken_for_one_of_ours():
     random = np.random.default_rng(np.random.SeedSequence(5))
-    cell = np.repeat(np.arange(100), 4)
+    interval = np.repeat(np.arange(100), 4)
     features = np.column_stack((np.ones(400), random.uniform(1, 20, 400)))
-    sums = np.bincount(cell, features @ [0.002, 0.003])
+    sums = np.bincount(interval, features @ [0.002, 0.003])
     ours = np.arange(400) % 4 != 0
 
     model = learn(
-        Sums(cell=cell[ours], features=features[ours], sums=sums, strangers=np.ones(100)),
+        TrainingSums(interval=interval[ours], features=features[ours], sums=sums, unmatched=np.ones(100)),
         features,
         floor_share=0.1,
         least_s=1e-4,

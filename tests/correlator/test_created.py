@@ -10,7 +10,6 @@ import pytest
 from engine_series import requests
 from scraped import scraped
 
-from correlator.estimate.engine import finish_sums
 from correlator.estimate.intervals import Observed, observe
 from correlator.statistics.server_load import server_loads
 from rundir.stats import Missing
@@ -67,14 +66,6 @@ def test_increases_over_a_window(endpoint: EndpointSeries, selection: ScrapeSele
     assert (170, 85.0, 1) == (observed.count, observed.sum, observed.resets)
 
 
-def test_sums_of_finished_requests(endpoint: EndpointSeries):
-    """They go on from where they were."""
-    sums = finish_sums(endpoint)
-    assert not isinstance(sums, Missing)
-    assert [100, 110, 260, 270] == sums.count.tolist()
-    assert [50.0, 55.0, 130.0, 135.0] == sums.queue_s.tolist() == sums.prefill_s.tolist()
-
-
 def test_scrape_intervals(endpoint: EndpointSeries):
     """The interval of the restart is lost: what the engine counted in it is not known."""
     observed = observe(endpoint)
@@ -83,6 +74,7 @@ def test_scrape_intervals(endpoint: EndpointSeries):
     for intervals in (observed.ends, observed.firsts):
         assert ([False, True, False], [10, 150, 10]) == (intervals.lost.tolist(), intervals.count.tolist())
     assert [10.0, 150.0, 10.0] == observed.firsts.sums["prompt_tokens"].tolist()
+    assert [5.0, 75.0, 5.0] == observed.ends.sums["queue"].tolist() == observed.ends.sums["prefill"].tolist()
 
 
 def test_recent_load(endpoint: EndpointSeries):

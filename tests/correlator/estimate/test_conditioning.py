@@ -24,7 +24,7 @@ def test_of_two_whose_sum_is_known_neither_is_surer_than_the_other(one: float, o
             high=np.array([[9.0, edge, 9.0], [9.0, 9.0, 9.0]]),
             wait=2.0 + prefill + 0.01,
             wait_variance=np.full(2, 1e-6),
-            cell=np.array([0, 0]),
+            interval=np.array([0, 0]),
             sums=np.array([[4.0, prefill.sum()]]),
             noise=np.zeros((1, 2)),
         )

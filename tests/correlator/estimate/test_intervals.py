@@ -1,0 +1,206 @@
+"""What engines count between two scrapes, off real pages; the means of it; and histograms that cannot give them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from correlator.estimate.intervals import Observed, observe
+from correlator.estimate.percentiles import ServerMeans, server_means
+from rundir.stats import Missing
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build
+from scraper.targets.fetch import Scrape
+from scraper.window.window import Window
+
+QUEUE = "vllm:request_queue_time_seconds"
+PREFILL = "vllm:request_prefill_time_seconds"
+
+
+def histogram(family: str, count: float | str, total: float | str, *, without: str = "") -> str:
+    """A histogram of one bound, one of its sample names left out."""
+    lines = [
+        f'{family}_bucket{{le="1.0"}} {count}',
+        f'{family}_bucket{{le="+Inf"}} {count}',
+        f"{family}_sum {total}",
+        f"{family}_count {count}",
+    ]
+    kept = [line for line in lines if not without or not line.startswith(family + without)]
+    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
+
+
+def scraped(*pages: str, first_s: int = 0) -> EndpointSeries:
+    """Pages a second apart. A gauge ends each: a page that ended in half a histogram would be taken for a cut one."""
+    (endpoint,) = build(
+        rows(
+            Scrape(
+                url="u",
+                tick_ns=at,
+                request_ns=at,
+                response_ns=at,
+                status=200,
+                content_type="text/plain",
+                body=f"{page}# TYPE end gauge\nend 1\n".encode(),
+                error="",
+            )
+            for at, page in zip(range(first_s * 10**9, 10**11, 10**9), pages, strict=False)
+        )
+    )
+    return endpoint
+
+
+def page(count: float | str, queue_s: float | str, prefill_s: float | str) -> str:
+    """What an engine shows after so many requests."""
+    return histogram(QUEUE, count, queue_s) + histogram(PREFILL, count, prefill_s)
+
+
+def test_an_interval_with_a_restart_is_lost():
+    """What the engine counted before it restarted is unknown; counts and sums go on after it."""
+    found = observe(scraped(*(page(n, n / 2, n / 4) for n in (2.0, 4.0, 1.0, 3.0))))
+
+    assert isinstance(found, Observed)
+    assert ([2, 1, 2], [False, True, False]) == (found.ends.count.tolist(), found.ends.lost.tolist())
+    assert [1.0, 0.5, 1.0] == found.ends.sums["queue"].tolist()
+    assert [0.5, 0.25, 0.5] == found.ends.sums["prefill"].tolist()
+
+
+@pytest.mark.parametrize("family", [QUEUE, PREFILL])
+@pytest.mark.parametrize("without", ["_sum", "_count"])
+def test_a_histogram_without_count_or_sum_is_a_reason(family: str, without: str):
+    """Not the page's last column, which is what an index of -1 would read."""
+    other = PREFILL if family == QUEUE else QUEUE
+    shown = histogram(family, 2, 1, without=without) + histogram(other, 2, 1)
+
+    assert Missing(f"{family} has no {without}") == observe(scraped(shown, shown))
+
+
+def test_a_histogram_without_buckets_has_its_sums():
+    """Means need no buckets."""
+    pages = [histogram(QUEUE, n, n / 2, without="_bucket") + histogram(PREFILL, n, n / 4) for n in (0.0, 2.0)]
+
+    found = observe(scraped(*pages))
+
+    assert isinstance(found, Observed)
+    assert ([2], [1.0], [0.5]) == (
+        found.ends.count.tolist(),
+        found.ends.sums["queue"].tolist(),
+        found.ends.sums["prefill"].tolist(),
+    )
+    assert {"prefill"} == set(found.ends.buckets)
+
+
+@pytest.mark.parametrize("largest", [1e17, 1e308])
+def test_sums_beyond_the_largest_number_are_a_reason(largest: float):
+    """Restarts add them up to more than a number holds."""
+    pages = [page(n, n, n) for n in (0.0, largest, 0.0, largest, 0.0)]
+
+    assert Missing("the server's sums are too large to add up") == observe(scraped(*pages))
+
+
+def test_histograms_of_another_moment_than_the_end_are_a_reason():
+    """SGLang observes a queue time at the first forward pass: in a window, of other requests than ended in it."""
+    families = ("sglang:queue_time_seconds", "sglang:per_stage_req_latency_seconds")
+    shown = "".join(histogram(family, 2, 1) for family in families).replace(
+        "per_stage_req_latency_seconds_bucket{", 'per_stage_req_latency_seconds_bucket{stage="prefill_forward",'
+    )
+    for part in ("_sum", "_count"):
+        shown = shown.replace(f"req_latency_seconds{part}", f'req_latency_seconds{part}{{stage="prefill_forward"}}')
+
+    assert Missing(
+        "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it "
+        "speaks of other requests than those that ended"
+    ) == observe(scraped(shown))
+
+
+def means(
+    ended_s: list[float], ttft_s: list[float], *endpoints: EndpointSeries, end_s: float, no_server: str = ""
+) -> ServerMeans:
+    """Average over a window from 0 s on."""
+    return server_means(
+        np.array([round(at * 1e9) for at in ended_s], dtype=np.int64),
+        np.array(ttft_s),
+        endpoints,
+        Window(start_ns=0, end_ns=round(end_s * 1e9)),
+        no_server=no_server,
+    )
+
+
+def test_means_are_those_of_the_requests_that_ended():
+    """Two requests waited 200 ms each; the server says 300 ms of queue and 60 ms of prefill between them."""
+    server = scraped(page(10, 5.0, 1.0), page(11, 5.1, 1.02), page(12, 5.3, 1.06))
+
+    found = means([0.5, 1.5], [0.2, 0.2], server, end_s=2)
+
+    assert (2, 2, 1.0, 0.2) == (found.client_requests, found.server_requests, found.ratio, found.ttft_s)
+    assert (0.15, 0.03) == (pytest.approx(found.queue_s), pytest.approx(found.prefill_s))
+
+
+def test_what_settles_after_the_window_belongs_to_requests_that_ended_in_it():
+    found = means([0.9], [0.1], scraped(page(0, 0, 0), page(0, 0, 0), page(1, 0.05, 0.01)), end_s=1)
+
+    assert (1, pytest.approx(0.05)) == (found.server_requests, found.queue_s)
+
+
+def test_a_request_that_ended_after_the_last_scrape_is_in_no_sum():
+    """The scraper died at 2 s: what ended later is left out on the client's side too."""
+    server = scraped(page(0, 0, 0), page(1, 0.1, 0), page(2, 0.2, 0))
+    longer = scraped(*[page(0, 0, 0)] * 4)
+
+    found = means([0.5, 1.5, 2.5, 9.5], [0.15, 0.15, 0.9, 0.9], server, longer, end_s=10)
+
+    assert (0.15, 2, 2, 1.0) == (found.ttft_s, found.client_requests, found.server_requests, found.ratio)
+
+
+def test_a_request_that_ended_before_a_late_first_scrape_is_in_no_sum():
+    """Without a scrape before the window the first one is the reference, on the client's side too."""
+    server = scraped(page(5, 0, 0), page(6, 0.1, 0), page(7, 0.2, 0), first_s=1)
+
+    found = means([0.5, 1.0, 1.5, 2.5], [0.9, 0.9, 0.15, 0.15], server, end_s=3)
+
+    assert (0.15, 2, 2) == (found.ttft_s, found.client_requests, found.server_requests)
+
+
+def test_a_request_at_the_very_start_counts_where_the_reference_is_no_later():
+    assert 1 == means([0], [0.15], scraped(page(0, 0, 0), page(1, 0.1, 0)), end_s=1).client_requests
+
+
+def test_the_sums_of_several_servers_add_up():
+    one, other = scraped(page(0, 0, 0), page(1, 0.1, 0.02)), scraped(page(7, 3.0, 1.0), page(8, 3.3, 1.04))
+
+    found = means([0.5, 0.6], [0.3, 0.5], one, other, end_s=1)
+
+    assert (2, pytest.approx(0.2), pytest.approx(0.03)) == (found.server_requests, found.queue_s, found.prefill_s)
+
+
+@pytest.mark.parametrize(
+    ("pages", "ttft_s", "reason"),
+    [
+        ([], 1.0, "no server offers queue and prefill times"),
+        ([page(0, 0, 0), page(1, 1, 1)], np.nan, "no request with a first token ended here"),
+        ([page(4, 1, 1), page(4, 1, 1)], 1.0, "the server observed no finished request here"),
+        ([page(0, 0, 0), page(1e308, 1, 1)], 1.0, "the server's sums are too large to add up"),
+        ([page(0, 0, 0)], 1.0, "fewer than two scrapes are usable"),
+    ],
+)
+def test_means_that_cannot_be_known_have_a_reason(pages: list[str], ttft_s: float, reason: str):
+    found = means([0.5], [ttft_s], *([scraped(*pages)] if pages else []), end_s=1)
+
+    assert (None, None, reason) == (found.queue_s, found.prefill_s, found.missing)
+
+
+def test_why_nothing_was_scraped_is_what_the_caller_knows():
+    """It stands in place of the general reason."""
+    assert "it was switched off" == means([0.5], [1.0], end_s=1, no_server="it was switched off").missing
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=30), st.floats(0, 1e3), st.floats(0, 1e3))
+def test_means_are_sums_over_counts(ttft_s: list[float], queue_s: float, prefill_s: float):
+    count = len(ttft_s)
+
+    found = means([0.5] * count, ttft_s, scraped(page(0, 0, 0), page(count, queue_s, prefill_s)), end_s=1)
+
+    assert found.ttft_s == pytest.approx(sum(ttft_s) / count)
+    assert (found.queue_s, found.prefill_s) == (pytest.approx(queue_s / count), pytest.approx(prefill_s / count))
