@@ -96,7 +96,7 @@ def test_nothing_listens_is_one_line_and_exit_3(sidelight: Sidelight):
             assert "Connection refused" in ended.err
         examined = sidelight("doctor", "--url", f"http://{host}")
         assert (3, "") == (examined.code, examined.err)
-        assert examined.out.startswith(f"lack  cannot connect to {host}")
+        assert examined.out.startswith(f"fail  cannot connect to {host}")
     assert [] == list(Path().iterdir())  # no run was begun
 
 

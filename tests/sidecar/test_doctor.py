@@ -73,15 +73,15 @@ async def test_a_page_with_everything(examine: Examine, shared: Path):
     assert "ok    URL/metrics: 445 series in " in said
     assert "KiB of text 0.0.4" in said
     assert "ok    engine vllm (vLLM, by metric vllm:num_requests_running)" in lines
-    assert "brought the same page" in said
+    assert "returned the same page" in said
     quantities = {line.split()[1]: line for line in lines if " at " in line and "vllm:" in line}
-    assert "306 seen, mean 0.3047 seconds" in quantities["queue_time"]
+    assert "306 observed, mean 0.3047 seconds" in quantities["queue_time"]
     assert "29 requests" in quantities["requests_waiting"]
     assert "306 requests (5 label sets)" in quantities["requests_finished"]
     moments = {line.index(" at ") for name, line in quantities.items() if name in ("queue_time", "requests_waiting")}
     assert 1 == len(moments)
     assert "--otlp-traces-endpoint" in said
-    assert "lack" not in said
+    assert "fail" not in said
 
 
 async def test_what_lacks_is_told_with_its_reason_and_switch(examine: Examine, shared: Path):
@@ -91,11 +91,11 @@ async def test_what_lacks_is_told_with_its_reason_and_switch(examine: Examine, s
     assert 0 == code
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert (
-        "ok prefill_time 2 seen, mean 0.02807 seconds at finish "
+        "ok prefill_time 2 observed, mean 0.02807 seconds at finish "
         "trtllm_time_to_first_token_seconds - trtllm_request_queue_time_seconds"
     ) in lines
     assert (
-        "lack requests_waiting the page shows no gauge trtllm_num_requests_waiting; "
+        "fail requests_waiting the page shows no gauge trtllm_num_requests_waiting; "
         "enable_iter_perf_stats: true switches it on"
     ) in lines
 
@@ -108,9 +108,9 @@ async def test_means_and_several_pages(examine: Examine):
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert "ok engine llamacpp (llama.cpp, by metric llamacpp:requests_processing)" in lines
     latency = "llamacpp:tokens_predicted_seconds_total / llamacpp:tokens_predicted_total"
-    assert f"ok inter_token_latency 400 seen, mean 0.02 seconds at finish {latency}" in lines
-    assert "lack queue_time not exposed; requests_waiting tells whether requests wait" in lines
-    assert "lack no server metrics: URL/b/metrics: HTTP 404" in lines
+    assert f"ok inter_token_latency 400 observed, mean 0.02 seconds at finish {latency}" in lines
+    assert "fail queue_time not exposed; requests_waiting tells whether requests wait" in lines
+    assert "fail no server metrics: URL/b/metrics: HTTP 404" in lines
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_a_malformed_page(examine: Examine):
     """It is named with what is wrong; the examination goes on."""
     code, said = await examine({"/metrics": (200, TEXT, "a 1\nb ")}, metrics=("/metrics",))
     assert 0 == code
-    assert "lack  no server metrics: URL/metrics: speaks something else" in said
+    assert "fail  no server metrics: URL/metrics: speaks something else" in said
 
 
 async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
@@ -166,8 +166,8 @@ async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
     code = await doctor.examine(DoctorOptions(url=("http://127.0.0.1:9",), metrics=("http://127.0.0.1:9/metrics",)))
     said = capsys.readouterr().out
     assert 3 == code
-    assert said.startswith("lack  cannot connect to 127.0.0.1:9")
-    assert "lack  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said
+    assert said.startswith("fail  cannot connect to 127.0.0.1:9")
+    assert "fail  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said
 
 
 async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.CaptureFixture[str]):
@@ -179,7 +179,7 @@ async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.Capt
     assert 0 == code
     engine = "ok engine trtllm (TensorRT-LLM, by metric trtllm_iteration_num_active_requests (iteration JSON))"
     assert engine in lines
-    assert "note each reading empties this page: it was read once, and no other reader gets what it held" in lines
+    assert "note each reading empties this page: it was read once, and other readers do not get what it held" in lines
 
 
 @pytest.mark.parametrize("kept", [0, 10])
@@ -193,9 +193,9 @@ async def test_records_of_requests_are_looked_at_where_they_are_named(capsys: py
     assert 0 == code
     assert "ok    engine trtllm" in said
     records = 1 if kept else 0  # of doctor's own request
-    assert f"ok    URL/perf_metrics: {records} records of requests; no other reader gets them" in said
-    assert (kept == 0) == ("or it is off: return_perf_metrics: true" in said)
-    assert "ok    the clock of its stamps is known to " in said
+    assert f"ok    URL/perf_metrics: {records} request records; a record that was read is gone for others" in said
+    assert (kept == 0) == ("or records are off: return_perf_metrics: true" in said)
+    assert "ok    the clock of its timestamps is known to " in said
 
 
 async def test_records_without_a_clock(examine: Examine):
@@ -203,9 +203,9 @@ async def test_records_without_a_clock(examine: Examine):
     pages = {"/perf_metrics": (200, "application/json", "[{}]"), "/metrics": (200, TEXT, "a 1\n")}
     code, said = await examine(pages, metrics=("/perf_metrics",))
     assert 0 == code
-    assert "lack  URL/perf_metrics: its clock is not known (/steady_clock_offset): HTTP 404" in said
+    assert "fail  URL/perf_metrics: its clock is not known (/steady_clock_offset): HTTP 404" in said
     code, said = await examine({"/metrics": (200, TEXT, "a 1\n")}, metrics=("/perf_metrics",))
-    assert "lack  URL/perf_metrics: HTTP 404" in said
+    assert "fail  URL/perf_metrics: HTTP 404" in said
 
 
 def test_a_counter_that_is_not_created_yet_is_none_so_far():
@@ -217,7 +217,7 @@ def test_a_counter_that_is_not_created_yet_is_none_so_far():
     scrape = Scrape(
         url="u", tick_ns=0, request_ns=0, response_ns=0, status=200, content_type=TEXT, body=text.encode(), error=""
     )
-    look = doctor.Look(url="http://u/metrics", scrapes=(scrape,) * 5, pages=(page,) * 5)
-    said = [" ".join(line.split()) for _, line in doctor.describe(look, anchor())]
-    none_yet = "preemptions 0 preemptions (not shown before the first) at step sglang:num_retracted_requests_total"
+    samples = doctor.Samples(url="http://u/metrics", scrapes=(scrape,) * 5, pages=(page,) * 5)
+    said = [" ".join(line.split()) for _, line in doctor.describe(samples, anchor())]
+    none_yet = "preemptions 0 preemptions (not exposed before the first) at step sglang:num_retracted_requests_total"
     assert none_yet in said
