@@ -8,7 +8,7 @@ tokens (135 KB on the wire): 2.4 ms of CPU time in all (events 1.2, JSON 0.75, d
 0.26 ms at p90 and 0.8 ms at p99 (median of five runs), against 0.8 and 4.2 ms when replies are read in one go, and 0.1
 and 1.0 ms without sessions; threads gained nothing.
 
-A load worker imports this only where there are sessions: reading replies takes numpy.
+A load worker imports this only where there are sessions, because reading replies takes time to load.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ async def _main() -> int:
 
 
 def _follow(spec: WorkerSpec) -> Follow | None:
-    """What finds a session's next turn; it reads replies, which takes numpy."""
+    """Return what finds a session's next turn; only then are the protocols loaded."""
     if not spec.sessions:
         return None
     from loadgen.protocols import PROTOCOLS  # noqa: PLC0415

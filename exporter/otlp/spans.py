@@ -27,9 +27,6 @@ SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_
 # A server may answer an error with a page.
 TEXT_CHARS = 300
 
-# https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai: by what is asked for, prompt or messages
-_OPERATIONS = dict.fromkeys(("completions", "sglang", "tgi", "grpc"), "text_completion")
-_PROVIDERS = {name: name for name in ("sglang", "tgi", "ollama", "exo")}
 _TIMES = (
     "ttft_ms",
     "send_ms",
@@ -130,7 +127,7 @@ def _conventional(told: Told, place: int) -> dict[str, Value]:
     chunk_ms = float(requests.first_output_ns[place] - requests.submit_ns[place]) / 1e6
     return {
         "gen_ai.operation.name": _operation(told.protocol),
-        "gen_ai.provider.name": told.provider or _PROVIDERS.get(told.protocol, "openai"),
+        "gen_ai.provider.name": told.provider or protocol.provider,
         "gen_ai.request.model": told.model,
         "gen_ai.request.max_tokens": _count(requests.max_tokens[place]),
         "gen_ai.request.stream": protocol.streams,
@@ -167,7 +164,8 @@ def _ours(told: Told, place: int) -> dict[str, Value]:
 
 
 def _operation(protocol: str) -> str:
-    return _OPERATIONS.get(protocol, "chat")
+    # https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai: by what is sent, text or messages
+    return "chat" if PROTOCOLS[protocol].templated else "text_completion"
 
 
 def _end_ns(requests: RequestLog, place: int) -> int:

@@ -36,8 +36,6 @@ _FITTED_AT_ONCE = 8
 _NOTHING = FittedPrompt("", 0)
 # A text is repeated to so many times its estimated length, so that a bisection has room on both sides.
 _ROOM = 2
-# Protocols that send messages, which the server puts under its chat template.
-_TEMPLATED = ("chat", "responses", "websocket", "ollama", "exo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +119,12 @@ class Fitter:
 
     def __init__(self, *, target: Target, tokenizer: Tokenizer, order: PlanOrder) -> None:
         """Raises TokenizerError where exact lengths are wanted and the tokenizer has no chat template."""
-        self._templated = target.endpoint in _TEMPLATED
-        if order.exact and self._templated and not tokenizer.template:
+        self._protocol = PROTOCOLS[target.endpoint]
+        if order.exact and self._protocol.templated and not tokenizer.template:
             raise TokenizerError(
                 f"{tokenizer.name} ({tokenizer.source}) has no chat template to count exact prompts with"
             )
         self._target = target
-        self._protocol = PROTOCOLS[target.endpoint]
         self._tokenizer = tokenizer
         self._reference = tokenizer if isinstance(tokenizer, ReferenceTokenizer) else reference()
         self._order = order
@@ -200,7 +197,7 @@ class Fitter:
     async def _exactly(self, own: FittedPrompt, parts: _Parts, tokens: int) -> tuple[FittedPrompt, int]:
         async def count(piece: str) -> int:
             prompt = Prompt(text=parts.prefix.text + piece + parts.suffix.text, system=parts.system.text)
-            if self._templated:
+            if self._protocol.templated:
                 return await self._tokenizer.count_chat(prompt.system, prompt.text)
             return await count_text(self._tokenizer, joined(prompt))
 

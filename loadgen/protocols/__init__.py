@@ -1,17 +1,23 @@
-"""How one request is written and how its reply is read, a module a protocol, and the table of them all."""
+"""How one request is written and how its reply is read, a module a protocol, and the table of them all.
+
+A new protocol is one module here and one row in PROTOCOLS: the command line, the load and the report read the table.
+The table itself needs no numpy, so that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from loadgen.protocols import carry, kserve, models, ollama, openai, responses, sglang, tgi, websocket
-from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.reading.stream import Form, read_reply
-from loadgen.protocols.request import Asked, Prompt, Target
-from rundir.columns import Ints
+from loadgen.protocols import kserve, models, ollama, openai, responses, sglang, tgi, websocket
+from loadgen.protocols.reading.stream import Form
+from loadgen.protocols.request import Asked, Prompt, Target, carry_messages, carry_text
+
+if TYPE_CHECKING:
+    from loadgen.protocols.reading.reply import Reply
+    from rundir.columns import Ints
 
 Transport = Literal["http", "websocket", "grpc"]
 
@@ -20,12 +26,14 @@ Transport = Literal["http", "websocket", "grpc"]
 class Protocol:
     """One way to ask and to be answered.
 
-    path     where requests go, from the server's root
-    body     writes a request; equal arguments give equal bytes
-    form     how replies look
-    carry    the next turn's whole body from (previous body, the reply's text, the body of what the turn adds)
-    models   where the server lists its models, and how that is read; None where it cannot be asked over HTTP
-    streams  whether replies come in pieces, so that the client sees a first token
+    path       where requests go, from the server's root
+    body       writes a request; equal arguments give equal bytes
+    form       how replies look
+    carry      the next turn's whole body from (previous body, the reply's text, the body of what the turn adds)
+    models     where the server lists its models, and how that is read; None where it cannot be asked over HTTP
+    streams    whether replies come in pieces, so that the client sees a first token
+    templated  whether the server puts prompts under the model's chat template
+    provider   gen_ai.provider.name of its spans, where no engine was recognised
     """
 
     name: str
@@ -36,21 +44,25 @@ class Protocol:
     carry: Callable[[bytes, str, bytes], bytes]
     models: models.Listing | None = models.OPENAI
     streams: bool = True
+    templated: bool = True
+    provider: str = "openai"
 
     def encode(
         self, target: Target, prompt: Prompt, max_tokens: int, temperature: float, *, ignore_eos: bool = True
     ) -> tuple[str, bytes]:
-        """One request: its path, from the server's root, and its body."""
+        """Return one request: its path, from the server's root, and its body."""
         return self.path, self.body(
             Asked(target=target, prompt=prompt, max_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos)
         )
 
     def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
-        """What a reply said and when; see stream.read_reply."""
+        """Return what a reply said and when; see reply.read_reply."""
+        from loadgen.protocols.reading.reply import read_reply  # noqa: PLC0415  the one thing here that needs numpy
+
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 
 
-_messages = partial(carry.messages, "messages")
+_messages = partial(carry_messages, "messages")
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
@@ -60,21 +72,10 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             name="completions", path="/v1/completions", body=openai.completions_body, form=openai.FORM,
-            carry=partial(carry.text, "prompt"),
+            carry=partial(carry_text, "prompt"), templated=False,
         ),
         Protocol(
-            name="responses", path="/v1/responses", body=responses.body, form=responses.FORM, carry=carry.responses
-        ),
-        Protocol(
-            name="sglang", path="/generate", body=sglang.body, form=sglang.FORM, carry=partial(carry.text, "text")
-        ),
-        Protocol(
-            name="tgi", path="/generate_stream", body=tgi.body, form=tgi.FORM, carry=partial(carry.text, "inputs"),
-            models=models.TGI,
-        ),
-        Protocol(
-            name="ollama", path="/api/chat", body=ollama.body, form=ollama.FORM, carry=_messages,
-            models=models.OLLAMA,
+            name="responses", path="/v1/responses", body=responses.body, form=responses.FORM, carry=responses.carry
         ),
         Protocol(
             name="websocket", transport="websocket", path="/v1/stream", body=websocket.body, form=websocket.FORM,
@@ -82,11 +83,29 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             name="grpc", transport="grpc", path=kserve.METHOD, body=kserve.body, form=kserve.FORM,
-            carry=kserve.carry, models=None,
+            carry=kserve.carry, models=None, templated=False,
+        ),
+        Protocol(
+            name="sglang", path="/generate", body=sglang.body, form=sglang.FORM, carry=partial(carry_text, "text"),
+            templated=False, provider="sglang",
+        ),
+        Protocol(
+            name="tgi", path="/generate_stream", body=tgi.body, form=tgi.FORM, carry=partial(carry_text, "inputs"),
+            models=models.TGI, templated=False, provider="tgi",
+        ),
+        Protocol(
+            name="ollama", path="/api/chat", body=ollama.body, form=ollama.FORM, carry=_messages,
+            models=models.OLLAMA, provider="ollama",
         ),
         Protocol(
             name="exo", path="/bench/chat/completions", body=openai.exo_body, form=openai.FORM, carry=_messages,
-            streams=False,
+            streams=False, provider="exo",
         ),
     )
 }  # fmt: skip
+
+# A name in PROTOCOLS: what a type checker cannot see, the command line can.
+if TYPE_CHECKING:
+    Endpoint = str
+else:
+    Endpoint = Literal[tuple(PROTOCOLS)]

@@ -10,9 +10,8 @@ import msgspec
 
 from loadgen.protocols.reading.events import SseEvent, lines
 from loadgen.protocols.reading.failures import NULL, failure_of
-from loadgen.protocols.reading.reply import ServerTimings
 from loadgen.protocols.reading.stream import Form, Seen
-from loadgen.protocols.reading.timings import Count
+from loadgen.protocols.reading.timings import Count, ServerTimings
 from loadgen.protocols.request import Asked, json_body, messages_of
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 import msgspec
 
-Endpoint = Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"]
+_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Target:
 
     base_url: str
     model: str
-    endpoint: Endpoint = "chat"
+    endpoint: str = "chat"
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -63,3 +63,20 @@ def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object
 def json_body(fields: Mapping[str, object], target: Target) -> bytes:
     """The same as JSON; equal fields give equal bytes."""
     return msgspec.json.encode(with_extra(fields, target))
+
+
+# The next turn of a session is one body: what was said so far, the reply to it, and what the turn adds. An added body
+# is a whole request that holds only the new turn; its own settings (model, lengths) are those sent.
+
+
+def carry_messages(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
+    """Return the next turn where the field `name` is a list of messages; the reply becomes the assistant's."""
+    previous, added = _object(previous_body), _object(added_body)
+    history = [*previous[name], {"role": "assistant", "content": reply_text}]
+    return msgspec.json.encode({**added, name: [*history, *added[name]]})
+
+
+def carry_text(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
+    """Return the next turn where the field `name` is one text, which the reply continues."""
+    previous, added = _object(previous_body), _object(added_body)
+    return msgspec.json.encode({**added, name: f"{previous[name]}{reply_text}{added[name]}"})

@@ -13,7 +13,7 @@ from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL, Payload, failure_of
 from loadgen.protocols.reading.stream import Form, Seen, reader
 from loadgen.protocols.reading.timings import Count, of_vllm
-from loadgen.protocols.request import Asked, json_body
+from loadgen.protocols.request import Asked, carry_messages, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.
@@ -33,6 +33,15 @@ def body(asked: Asked) -> bytes:
         "ignore_eos": asked.ignore_eos or None,
     }
     return json_body(fields, asked.target)
+
+
+def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
+    """Return the next turn: messages in `input`; the instructions beside them go on unless the turn has its own."""
+    previous = msgspec.json.decode(previous_body)
+    kept = {"instructions": previous["instructions"]} if "instructions" in previous else {}
+    return carry_messages(
+        "input", previous_body, reply_text, msgspec.json.encode(kept | msgspec.json.decode(added_body))
+    )
 
 
 class _InputDetails(msgspec.Struct, gc=False):

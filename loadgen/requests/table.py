@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from loadgen.protocols import PROTOCOLS, Protocol
-from loadgen.protocols.reading.reply import Reply, ServerTimings
+from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from loadgen.requests.packing import unpack
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take

@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from loadgen.plan import workloads
+from loadgen.protocols import Endpoint
 from sidecar.options.access import AccessOptions
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
@@ -76,7 +77,7 @@ class ContactOptions(AccessOptions):
     ] = ()
     model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
     endpoint: Annotated[
-        Literal["chat", "completions", "responses", "websocket", "grpc", "sglang", "tgi", "ollama", "exo"],
+        Endpoint,
         option(TARGET, "Which API to load; docs/protocols.md describes each."),
     ] = "chat"
     api_key: Annotated[

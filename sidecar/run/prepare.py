@@ -22,6 +22,7 @@ from loadgen.plan.tokenizers import (
     TokenizerError,
     probe_server,
 )
+from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.stats import Missing
@@ -216,8 +217,7 @@ async def _tokenizer(
     found, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
     if isinstance(found, ServerTokenizer):
         await stack.enter_async_context(found)
-    chats = contact.endpoint not in {"completions", "sglang", "tgi", "grpc"}
-    if options.exact_tokens and chats and not found.template:
+    if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not found.template:
         raise ConfigurationError(
             f"--exact-tokens: {found.name} does not count a chat template; name a --tokenizer that does (a server "
             "with /tokenize, or the model's tokenizer.json), or load --endpoint completions"

@@ -21,7 +21,7 @@ from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.models import OPENAI
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.request import Endpoint, Prompt, Target
+from loadgen.protocols.request import Prompt, Target
 from loadgen.records import plan_end
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
@@ -42,7 +42,7 @@ VERSION_PATHS = ("/version", "/server_info", "/get_server_info")
 class Contact:
     """How a target is spoken to: which API, and what goes with every request."""
 
-    endpoint: Endpoint = "chat"
+    endpoint: str = "chat"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
     tls: Tls = field(default_factory=Tls)

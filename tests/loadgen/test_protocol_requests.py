@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import json
 import re
+from array import array
+from collections.abc import Iterator
 from importlib import resources
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.plan.fitting import PlanOrder, plan
+from loadgen.plan.tokenizers import ReferenceTokenizer
+from loadgen.plan.workloads.request import WorkloadRequest
+from loadgen.protocols import PROTOCOLS, Endpoint, kserve
 from loadgen.protocols.request import Prompt, Target
+from loadgen.records import RequestPart
+from loadgen.requests.packing import pack
+from loadgen.requests.table import assemble
+from sidecar.options.load import RunOptions
 from simulator.api import grpc as grpc_server
+
+REPOSITORY = Path(__file__).parents[2]
 
 X = Prompt(text="x")
 SYSTEM = Prompt(text="hé", system="Be brief.")
@@ -79,6 +93,41 @@ def test_the_table_names_every_protocol():
     assert all(protocol.name == name for name, protocol in PROTOCOLS.items())
     other = {name: protocol.transport for name, protocol in PROTOCOLS.items() if protocol.transport != "http"}
     assert {"websocket": "websocket", "grpc": "grpc"} == other
+
+
+def _literals(module: ast.AST) -> Iterator[set[object]]:
+    """Give the constants of each list, tuple, set and dictionary that is written out in a module."""
+    for node in ast.walk(module):
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        yield {item.value for item in items if isinstance(item, ast.Constant)}
+
+
+def test_protocols_are_listed_in_one_place():
+    """A new protocol is one module and one row: the command line reads the table, and nothing else lists the names."""
+    assert tuple(PROTOCOLS) == get_args(Endpoint) == get_args(get_type_hints(RunOptions)["endpoint"])
+    described = (REPOSITORY / "docs/protocols.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert set(PROTOCOLS) == set(re.findall(r"^\| `(\w+)` \|", described, flags=re.MULTILINE))
+    for package in ("loadgen", "exporter", "correlator", "sidecar"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            names = [constants & set(PROTOCOLS) for constants in _literals(ast.parse(path.read_text(encoding="utf-8")))]
+            assert all(len(listed) < 3 for listed in names), path
+
+
+async def test_a_row_is_all_that_the_load_and_the_report_need(monkeypatch: pytest.MonkeyPatch):
+    """A protocol of one's own is planned and read by its name."""
+    toy = dataclasses.replace(PROTOCOLS["completions"], name="toy", path="/toy")
+    monkeypatch.setitem(PROTOCOLS, "toy", toy)
+    order = PlanOrder(phase="measure", count=1)
+    workload = [WorkloadRequest(workload_class="c", text="hi", max_tokens=5)]
+    planning = plan(workload, target=_target("toy"), tokenizer=ReferenceTokenizer(), order=order)
+    (planned,) = [fitted.request async for fitted in planning]
+    assert ("/toy", "hi") == (planned.path, json.loads(planned.body)["prompt"])
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    packed = pack(array("q", [5]), array("q", [40]), b'data: {"choices": [{"text": "yes"}]}\n\n ')
+    part = RequestPart(
+        index=0, last=True, status=200, head=head, reads_ns=packed.reads_ns, body=packed.body, packing=packed.packing
+    )
+    assert [5] == assemble([planned], [part], run_id="r", protocol="toy").first_token_ns.tolist()
 
 
 @pytest.mark.parametrize("protocol", EXPECTED)

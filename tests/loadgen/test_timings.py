@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.reading.reply import Reply, ServerTimings
+from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.timings import ServerTimings
 
 NAN = math.nan
 JSON = "application/json"

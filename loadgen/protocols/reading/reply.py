@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from loadgen.http1 import Dechunked
+from loadgen.protocols.reading.stream import Form, Seen, reading
+from loadgen.protocols.reading.timings import ServerTimings
 from rundir.columns import Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTimings:
-    """What the server told of this very request inside its reply; NaN and -1 where it did not.
-
-    source             whose words they are: vllm, llamacpp, sglang, dynamo, tgi, ollama, exo, websocket
-    queue_ms           waiting before the engine began with the prompt
-    prefill_ms         from there to the first token
-    decode_ms          from the first token to the last
-    ttft_ms, e2e_ms    from the server's receipt of the request to its first and last token
-    load_ms            until the model was loaded
-    prompt_tps         prompt tokens/s of the prefill
-    generation_tps     output tokens/s of the decode
-    peak_memory_bytes  of the accelerator, so far
-    """
-
-    source: str
-    queue_ms: float = math.nan
-    prefill_ms: float = math.nan
-    decode_ms: float = math.nan
-    ttft_ms: float = math.nan
-    e2e_ms: float = math.nan
-    load_ms: float = math.nan
-    prompt_tps: float = math.nan
-    generation_tps: float = math.nan
-    peak_memory_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +53,61 @@ class Reply:
     blank_before_first: int = 0
     response_id: str = ""
     timings: ServerTimings | None = None
+
+
+def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
+    """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
+
+    head       the raw response head; empty when none came
+    body       the wire body, chunk framing included, whole or torn anywhere
+    reads_ns   int64[k]: when each read returned
+    read_ends  int64[k], ascending: length of `body` after each read
+
+    Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
+    times. Any status but 200 is an error with the server's message.
+    """
+    if not head:
+        return Reply()
+    seen = Seen()
+    for _ in reading(seen, form, http_status, head, body):
+        pass
+    ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
+    *_, first_output_ns, last_output_ns, done_ns = stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)
+    told = seen.first >= 0
+    return Reply(
+        first_output_ns=int(first_output_ns),
+        last_output_ns=int(last_output_ns),
+        first_token_ns=int(stamps[seen.first]) if told else -1,
+        last_token_ns=int(stamps[-4]) if told else -1,
+        first_kind=seen.first_kind,
+        chunk_ns=stamps[:-3],
+        chunk_chars=np.asarray(seen.chars, np.int64),
+        output_tokens=seen.output_tokens,
+        input_tokens=seen.input_tokens,
+        cached_tokens=seen.cached_tokens,
+        timed_tokens=seen.timed_tokens,
+        finish_reason=seen.finish_reason,
+        error=seen.error,
+        complete=seen.complete,
+        done=seen.done_end >= 0,
+        done_ns=int(done_ns),
+        role_only_first=seen.role_only_first,
+        blank_before_first=seen.first if told else len(seen.ends),
+        response_id=seen.response_id,
+        timings=seen.timings,
+    )
+
+
+def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: Ints) -> Ints:
+    """When the byte before each position of a decoded body was read, int64[len(ends)].
+
+    reads_ns, read_ends  int64[k]: when each read returned, and how much was on the wire by then
+
+    -1 where no read reached that far, and for positions that are not behind any byte.
+    """
+    last = np.asarray(ends, np.int64) - 1
+    piece = np.searchsorted(body.data_starts, last, side="right") - 1
+    wire = np.take(body.wire_starts, piece) + last - np.take(body.data_starts, piece) + 1
+    read = np.searchsorted(read_ends, wire, side="left")
+    stamps = np.append(reads_ns, np.int64(-1))[np.minimum(read, len(reads_ns))]
+    return np.where(last >= 0, stamps, -1)

@@ -13,21 +13,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
-from loadgen.http1 import Dechunked, ProtocolError, parse_head
-from loadgen.protocols.reading.body import NO_BODY, body_of, stamps_at
+from loadgen.http1 import Dechunked, Head, ProtocolError, dechunk, is_chunked, parse_head
 from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import UNREADABLE, Payload, failure_of, server_message
-from loadgen.protocols.reading.reply import Reply, ServerTimings
-from loadgen.protocols.reading.timings import of_headers, of_llamacpp
-from rundir.columns import Ints
+from loadgen.protocols.reading.timings import ServerTimings, of_headers, of_llamacpp
 
 _Payload = TypeVar("_Payload", bound=Payload)
 
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
+NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,54 +142,11 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
     return read
 
 
-def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
-    """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
-
-    head       the raw response head; empty when none came
-    body       the wire body, chunk framing included, whole or torn anywhere
-    reads_ns   int64[k]: when each read returned
-    read_ends  int64[k], ascending: length of `body` after each read
-
-    Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
-    times. Any status but 200 is an error with the server's message.
-    """
-    if not head:
-        return Reply()
-    seen = Seen()
-    for _ in reading(seen, form, http_status, head, body):
-        pass
-    ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
-    *_, first_output_ns, last_output_ns, done_ns = stamps = stamps_at(ends, seen.body, reads_ns, read_ends)
-    told = seen.first >= 0
-    return Reply(
-        first_output_ns=int(first_output_ns),
-        last_output_ns=int(last_output_ns),
-        first_token_ns=int(stamps[seen.first]) if told else -1,
-        last_token_ns=int(stamps[-4]) if told else -1,
-        first_kind=seen.first_kind,
-        chunk_ns=stamps[:-3],
-        chunk_chars=np.asarray(seen.chars, np.int64),
-        output_tokens=seen.output_tokens,
-        input_tokens=seen.input_tokens,
-        cached_tokens=seen.cached_tokens,
-        timed_tokens=seen.timed_tokens,
-        finish_reason=seen.finish_reason,
-        error=seen.error,
-        complete=seen.complete,
-        done=seen.done_end >= 0,
-        done_ns=int(done_ns),
-        role_only_first=seen.role_only_first,
-        blank_before_first=seen.first if told else len(seen.ends),
-        response_id=seen.response_id,
-        timings=seen.timings,
-    )
-
-
 def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) -> Iterator[None]:
     """Read a reply into `seen`; pauses when the body's framing is off, and behind each event of a stream."""
     try:
         parsed = parse_head(head)
-        seen.body = body_of(parsed, wire)
+        seen.body = _body_of(parsed, wire)
     except ProtocolError as error:
         seen.error = f"protocol: {error}"
         return
@@ -242,3 +196,14 @@ def _kind(text: str, reasoning: str, *, tools: bool) -> str:
     if reasoning.strip():
         return "reasoning"
     return "tool" if tools else ""
+
+
+def _body_of(head: Head, wire: bytes) -> Dechunked:
+    """Take the chunk framing off. Raises ProtocolError on framing that is none and on a coding nobody asked for."""
+    encoding = head.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ProtocolError(f"content-encoding {encoding!r} was not asked for")
+    if not is_chunked(head):
+        return Dechunked(data=wire, data_starts=[0], wire_starts=[0])
+    plain = dechunk(wire)
+    return plain if plain.data else NO_BODY

@@ -8,18 +8,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import field
 
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.reply import ServerTimings
 
 # A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 _Extra = TypeVar("_Extra", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimings:
+    """What the server told of this very request inside its reply; NaN and -1 where it did not.
+
+    source             whose words they are: vllm, llamacpp, sglang, dynamo, tgi, ollama, exo, websocket
+    queue_ms           waiting before the engine began with the prompt
+    prefill_ms         from there to the first token
+    decode_ms          from the first token to the last
+    ttft_ms, e2e_ms    from the server's receipt of the request to its first and last token
+    load_ms            until the model was loaded
+    prompt_tps         prompt tokens/s of the prefill
+    generation_tps     output tokens/s of the decode
+    peak_memory_bytes  of the accelerator, so far
+    """
+
+    source: str
+    queue_ms: float = math.nan
+    prefill_ms: float = math.nan
+    decode_ms: float = math.nan
+    ttft_ms: float = math.nan
+    e2e_ms: float = math.nan
+    load_ms: float = math.nan
+    prompt_tps: float = math.nan
+    generation_tps: float = math.nan
+    peak_memory_bytes: int = -1
 
 
 # Fields bear the names that the times have in ServerTimings.
