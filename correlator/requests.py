@@ -1,11 +1,15 @@
-"""What is read of requests, whoever made the table: a run's log, or the spans of clients."""
+"""What is read of requests, of a run's log or of clients' spans alike; and which engine each was sent to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import numpy as np
 
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, Ints, Texts
+from rundir.columns import Bools, Floats, Indices, Ints, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +46,42 @@ class Columns:
 
 
 Requests = RequestLog | Columns
+
+_TLS_SCHEMES = ("https", "wss", "grpcs")
+
+
+def address(url: str) -> tuple[str, int]:
+    """Return the host, in lower case, and the port of a URL, without user and password; ("", 0) where it has none.
+
+    Where it states no port, that of its scheme.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "", 0
+    if not parts.hostname:
+        return "", 0
+    return parts.hostname, port or (443 if parts.scheme in _TLS_SCHEMES else 80)
+
+
+def route(asked: Texts, engines: Sequence[str], usable: Bools | None = None) -> list[tuple[Indices, list[int]]]:
+    """Divide requests by the engine that they were sent to: groups of rows, each with the engines it may have gone to.
+
+    `asked` are the URLs [n] of the requests, `engines` those of the scraped pages, `usable` which of these count.
+
+    - Addresses decide where no two engines share one, and some usable engine was asked by its own. None is then behind
+      a gateway: each engine has a group, and a request to another address is in no group.
+    - Else all requests may have gone to all engines.
+    """
+    urls = set(asked.tolist())
+    by_url = {url: address(url) for url in urls}
+    places = [address(url) for url in engines]
+    direct = set(by_url.values()) & {place for at, place in enumerate(places) if usable is None or usable[at]}
+    if len(set(places)) < len(places) or not direct - {("", 0)}:
+        return [(np.arange(len(asked)), list(range(len(engines))))]
+    rows: dict[tuple[str, int], list[int]] = {place: [] for place in places}
+    for row, url in enumerate(asked.tolist()):
+        if by_url[url] in rows:
+            rows[by_url[url]].append(row)
+    return [(np.array(rows[place], dtype=np.intp), [at]) for at, place in enumerate(places)]

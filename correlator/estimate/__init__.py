@@ -7,9 +7,8 @@ Spans and timings in replies are exact where there are any, and take precedence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from correlator.estimate.priors import Network, assume_network, measure_network
 from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
 from correlator.estimate.waits import Waits, read_waits, select
-from correlator.requests import Requests
+from correlator.requests import Requests, route
 from rundir.columns import Bools, Indices
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
@@ -47,27 +46,16 @@ def attribute(requests: Requests, scrapes: Sequence[EndpointSeries]) -> Attribut
     - several engines, scraped at different times, and addresses that do not tell them apart.
     """
     table = nothing(len(requests.submit_ns), NOT_SCRAPED)
-    for rows, engines in _routes(requests, {endpoint.url: observe(endpoint) for endpoint in scrapes}):
-        usable = [one for one in engines if isinstance(one, Observed)]
-        reasons = dict.fromkeys(one.reason for one in engines if isinstance(one, Missing))
-        part = _attributed(requests, rows, usable) if usable else nothing(len(rows), "; ".join(reasons) or NOT_SCRAPED)
+    observed = [observe(endpoint) for endpoint in scrapes]
+    usable = np.array([isinstance(engine, Observed) for engine in observed], dtype=np.bool_)
+    for rows, members in route(requests.endpoint_url, [endpoint.url for endpoint in scrapes], usable):
+        engines = [engine for at in members if isinstance(engine := observed[at], Observed)]
+        reasons = dict.fromkeys(reason.reason for at in members if isinstance(reason := observed[at], Missing))
+        part = (
+            _attributed(requests, rows, engines) if engines else nothing(len(rows), "; ".join(reasons) or NOT_SCRAPED)
+        )
         put(table, rows, part)
     return table
-
-
-def _routes(
-    requests: Requests, scraped: Mapping[str, Observed | Missing]
-) -> list[tuple[Indices, list[Observed | Missing]]]:
-    """Divide the requests by the engine that they were sent to; where addresses do not tell, all go to all.
-
-    An address tells where at least one usable engine was asked directly: none of them is then behind a gateway.
-    """
-    places = {urlsplit(url).netloc: one for url, one in scraped.items()}
-    asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)
-    direct = [place for place in dict.fromkeys(asked) if isinstance(places.get(place), Observed)]
-    if not direct or len(places) < len(scraped):
-        return [(np.arange(len(asked)), list(scraped.values()))]
-    return [(np.flatnonzero(asked == place), [one]) for place, one in places.items()]
 
 
 def _attributed(requests: Requests, rows: Indices, engines: list[Observed]) -> Attribution:

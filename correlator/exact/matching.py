@@ -12,11 +12,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from correlator.requests import Requests
+from correlator.requests import Requests, address
 from rundir.columns import Bools, Floats, Ints, Texts
 from scraper.perf_metrics import Timings
 
@@ -106,17 +105,17 @@ def matched(requests: Requests, timings: Timings) -> Matched:
 
 
 def _groups(requests: Requests, timings: Timings, usable: Bools) -> Iterator[tuple[Ints, Ints]]:
-    """Give the requests that may be of each page's engine, and its records: by its host, else those of no such host."""
-    hosts = np.array([_host(url) for url in requests.endpoint_url.tolist()], dtype=np.object_)
+    """Give the requests that may be of each page's engine, and its records.
+
+    They are the requests to the page's address; else, as behind a gateway, those to an address without a page.
+    """
     urls = sorted(set(timings.url.tolist()))
-    claimed = np.isin(hosts, [_host(url) for url in urls])
+    pages = {address(url) for url in urls}
+    places = [address(url) for url in requests.endpoint_url.tolist()]
+    elsewhere = np.array([place not in pages for place in places], dtype=np.bool_)
     for url in urls:
-        here = hosts == _host(url)
-        yield np.flatnonzero(usable & (here if here.any() else ~claimed)), np.flatnonzero(timings.url == url)
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2]
+        here = np.array([place == address(url) for place in places], dtype=np.bool_)
+        yield np.flatnonzero(usable & (here if here.any() else elsewhere)), np.flatnonzero(timings.url == url)
 
 
 def _pairs(requests: Requests, timings: Timings, places: Ints, records: Ints) -> _Pairs:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from correlator.requests import route
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
-from scraper import engines
-from scraper.engines import CanonicalSource
+from scraper.engines import CanonicalSource, canonical, detect, leading_engine
 from scraper.series.resets import Restarts, restarts_of, rising
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import gauge_values
@@ -80,13 +79,13 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
       fullest counts, the hit rate is that of all look-ups. One that does not tell then leaves the whole unknown.
     - requests_waiting, requests_running, kv_cache_usage: gauges. preemptions: 1/s, over the last 5 s. The hit
       rate: hits over look-ups of the last 5 s, unknown where there was none.
-    - Engines are those of one kind: a Dynamo frontend and its workers see the same requests.
+    - Engines are those of the leading kind: a Dynamo frontend and its workers see the same requests.
     """
     shown = _engines(endpoints)
     if not shown:
         unseen = bool(endpoints) and not any(len(one.at_ns) for one in endpoints)
         return dict.fromkeys(QUANTITIES, Missing(NO_SCRAPE if unseen else NOTHING_SCRAPED))
-    groups = _groups(requests, [url for url, _ in shown])
+    groups = route(requests.endpoint_url, [url for url, _ in shown])
     found: dict[str, ServerLoad | Missing] = {}
     for name in QUANTITIES:
         read = [one[name] for _, one in shown]
@@ -110,16 +109,18 @@ def waiting_at(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> Flo
 
 
 def _engines(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
-    """Return the engines of one kind, that of the first which tells how many wait, by address."""
-    detected = [(endpoint, engines.detect(endpoint.series)) for endpoint in endpoints]
-    shown = [
-        (endpoint, engine.name, engines.canonical(endpoint.series, engine.name))
-        for endpoint, engine in detected
-        if engine is not None
+    """Return the engines of the leading kind, by address."""
+    recognised = [
+        (endpoint, engine, canonical(endpoint.series, engine.name))
+        for endpoint in endpoints
+        if (engine := detect(endpoint.series)) is not None
     ]
-    telling = (name for _, name, sources in shown if not isinstance(sources["requests_waiting"], Missing))
-    leading = next(telling, shown[0][1] if shown else "")
-    return [(endpoint.url, _samples(endpoint, sources)) for endpoint, name, sources in shown if name == leading]
+    leading = leading_engine((engine, sources) for _, engine, sources in recognised)
+    return [
+        (endpoint.url, _samples(endpoint, sources))
+        for endpoint, engine, sources in recognised
+        if leading is not None and engine.name == leading.name
+    ]
 
 
 def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | Missing]:
@@ -175,16 +176,6 @@ def _increase(endpoint: EndpointSeries, source: CanonicalSource, since: Indices,
     for column in source.columns:
         total += rising(endpoint, column, restarts).values
     return np.asarray(total - total[since])
-
-
-def _groups(requests: RequestLog, urls: Sequence[str]) -> list[tuple[Indices, list[int]]]:
-    """Divide requests by the engine that they were sent to; where addresses do not tell, all of them to all engines."""
-    places = [urlsplit(url).netloc for url in urls]
-    asked = np.array([urlsplit(url).netloc for url in requests.endpoint_url], dtype=np.object_)
-    everyone = [(np.arange(len(asked)), list(range(len(urls))))]
-    if len(set(places)) < len(places) or not set(places) & set(asked.tolist()):
-        return everyone
-    return [(np.flatnonzero(asked == place), [member]) for member, place in enumerate(places)]
 
 
 def _how(name: str, groups: Sequence[tuple[Indices, list[int]]]) -> Literal["one", "own", "sum", "max", "ratio"]:

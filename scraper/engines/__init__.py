@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rundir.stats import Missing
@@ -21,6 +21,7 @@ __all__ = [
     "canonical",
     "catalogue",
     "detect",
+    "leading_engine",
 ]
 
 QUANTITIES = (
@@ -77,6 +78,20 @@ def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSou
     known = catalogue(engine)
     page = PageNames(series, known)
     return {name: _source(known.quantities[name], page) for name in QUANTITIES}
+
+
+def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSource | Missing]]]) -> Engine | None:
+    """Return the engine that a run is of, by the engines of its pages and what each page shows of `QUANTITIES`.
+
+    It is the first that shows queue times, else the first that shows how many requests wait, else the first: a Dynamo
+    frontend shows how many wait, those being prefilled included, and may be listed before the workers that queue them.
+    """
+    pages = list(recognised)
+    for name in ("queue_time", "requests_waiting"):
+        for engine, sources in pages:
+            if not isinstance(sources[name], Missing):
+                return engine
+    return pages[0][0] if pages else None
 
 
 def _source(quantity: Quantity, page: PageNames) -> CanonicalSource | Missing:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect
+from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import Part
 from scraper.window.statistics import describe, measure
@@ -30,15 +30,14 @@ def server_summary(
 ) -> Json:
     """Summarise the endpoints over a window, aggregated and one by one: JSON-ready, per `interfaces.md` "server".
 
-    The first endpoint that shows queue times says which engine it is, else the first that shows any engine: a Dynamo
-    frontend may be listed before its workers. Endpoints that show another, or none, are listed but not added.
+    Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
     """
     engines = [detect(one.series) for one in endpoints]
     shown = [
         canonical(one.series, engine.name) if engine else {} for one, engine in zip(endpoints, engines, strict=True)
     ]
-    engine = _leading(engines, shown)
+    engine = leading_engine((one, sources) for one, sources in zip(engines, shown, strict=True) if one is not None)
     parts: dict[str, list[_Own]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Json] = []
@@ -71,12 +70,6 @@ def server_summary(
     summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
     summary["endpoints"] = listed
     return summary
-
-
-def _leading(engines: Sequence[Engine | None], shown: Sequence[Sources]) -> Engine | None:
-    recognised = [(engine, sources) for engine, sources in zip(engines, shown, strict=True) if engine is not None]
-    telling = (engine for engine, sources in recognised if not isinstance(sources["queue_time"], Missing))
-    return next(telling, recognised[0][0] if recognised else None)
 
 
 def _parts(

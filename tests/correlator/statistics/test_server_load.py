@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from engine_series import engine, requests
+from engine_series import SECOND, engine, requests
+from scraped import scraped
 
 from correlator.statistics.server_load import server_loads, waiting_at
 from rundir.stats import Missing
-from scraper.series.table import EndpointSeries
+from scraper.series.log import rows
+from scraper.series.table import EndpointSeries, build
+from scraper.window.summary import server_summary
+from scraper.window.window import Window
 
 NAN = float("nan")
 
@@ -90,6 +96,41 @@ def test_a_request_meets_the_engine_that_it_was_sent_to():
 
     assert "own" == found.combined
     assert [2.0, 20.0, None] == met("requests_waiting", sent, *behind_a_gateway())
+
+
+def test_engines_whose_pages_want_a_password_are_met_by_their_address():
+    first, second = behind_a_gateway()
+    secured = [replace(one, url=one.url.replace("//", "//***@")) for one in (first, second)]
+    sent = requests([1, 1], ["http://A:1/v1", "http://b:1/v1"])
+
+    assert "own" == server_loads(sent, secured)["requests_waiting"].combined  # type: ignore[union-attr]
+    assert [2.0, 20.0] == met("requests_waiting", sent, *secured)
+
+
+def dynamo(waiting: int) -> str:
+    """A page of a Dynamo frontend, which counts those being prefilled as queued."""
+    return f"# TYPE dynamo_frontend_queued_requests gauge\ndynamo_frontend_queued_requests {waiting}\n"
+
+
+def vllm(waiting: int) -> str:
+    name = "vllm:request_queue_time_seconds"
+    histogram = f'# TYPE {name} histogram\n{name}_bucket{{le="+Inf"}} 1\n{name}_sum 1\n{name}_count 1\n'
+    return f"{histogram}# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n"
+
+
+def test_a_frontend_listed_before_its_worker_does_not_lead():
+    """The worker has the queue: its number of waiting requests counts, as its queue times do in the summary."""
+    pages = [
+        scraped(at * SECOND, page, url=url)
+        for at in (1, 2, 3)
+        for url, page in (("http://front/metrics", dynamo(9)), ("http://worker/metrics", vllm(at)))
+    ]
+    endpoints = build(rows(pages))
+    summary = server_summary(endpoints, Window(start_ns=SECOND, end_ns=3 * SECOND), SECOND)
+
+    assert ["http://front/metrics", "http://worker/metrics"] == [one.url for one in endpoints]
+    assert "vllm" == summary["engine"]["name"]
+    assert [1.0, 2.0] == met("requests_waiting", requests([1.5, 2.5], "http://front/v1"), *endpoints)
 
 
 def test_part_of_a_sum_is_not_the_sum():
