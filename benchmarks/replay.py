@@ -34,6 +34,7 @@ import agreement
 import numpy as np
 from agreement import Key, Values, canonical, numbers, page, read_logged, slices, statistics, totals
 from aiohttp import web
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from exporter.server_metrics.json import document
@@ -279,7 +280,7 @@ def _sampled(pages: Sequence[Page], replay: Replay, window: Window) -> dict[Key,
         if one.type != "gauge":
             continue
         labels = json.dumps(dict(one.labels), sort_keys=True)
-        described = [gauge_stats(recorded.values[replay.shown(beat), column])[0] for beat in beats]
+        described = [to_builtins(gauge_stats(recorded.values[replay.shown(beat), column])[0]) for beat in beats]
         for field in described[0]:
             values = [stats[field] for stats in described]
             key = Key(one.type, one.name, labels, "avg" if field == "mean" else field)

@@ -4,7 +4,7 @@ directory).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import UnsetType
+from msgspec.structs import asdict
 
 from correlator.breakdown import Parts
 from exporter.summary.result import Summary
 from loadgen.requests.summary import request_metrics
 from loadgen.requests.table import RequestLog
+from scraper.engines import QUANTITIES
+from scraper.window.quantities import Counter, Gauge, Histogram
+from scraper.window.summary import Server
 
 SERVER_TIMINGS = (
     "server_queue_ms",
@@ -122,13 +127,13 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd")
 
 
-def _server_rows(server: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for quantity, found in server.items():
-        if isinstance(found, Mapping) and isinstance(found.get("timeslices"), Sequence):
-            unit = str(found["unit"])
-            units = {"count": "observations", "rate_per_s": f"{unit}/s"}
-            for number, piece in enumerate(found["timeslices"]):
-                yield from _slice_rows("server", quantity, number, piece, {**dict.fromkeys(piece, unit), **units})
+def _server_rows(server: Server) -> Iterator[dict[str, Any]]:
+    for name in QUANTITIES:
+        quantity: Histogram | Gauge | Counter | UnsetType = getattr(server, name)
+        if quantity:
+            units = {"count": "observations", "rate_per_s": f"{quantity.unit}/s"}
+            for number, piece in enumerate(map(asdict, quantity.timeslices)):
+                yield from _slice_rows("server", name, number, piece, {**dict.fromkeys(piece, quantity.unit), **units})
 
 
 def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -13,18 +13,6 @@ from rundir import fields
 from rundir.columns import Floats
 from rundir.fields import UNSET, Count, doc
 
-QUANTILES = {
-    "p1": 0.01,
-    "p5": 0.05,
-    "p10": 0.10,
-    "p25": 0.25,
-    "p50": 0.50,
-    "p75": 0.75,
-    "p90": 0.90,
-    "p95": 0.95,
-    "p99": 0.99,
-    "p99_9": 0.999,
-}
 OF_VALUES = "unit of the values"
 
 
@@ -56,6 +44,13 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     missing: fields.Missing = UNSET
 
 
+def quantiles_of(statistics: type[msgspec.Struct]) -> dict[str, float]:
+    """Return the percentiles among a Struct's fields, as quantiles: `p99_9` is 0.999."""
+    names = (name for name in statistics.__struct_fields__ if name[0] == "p" and name[1:2].isdigit())
+    return {name: float(f"{name[1:].replace('_', '.')}e-2") for name in names}
+
+
+QUANTILES = quantiles_of(Statistics)
 # Those that are null together where there is no value.
 STATISTICS = ("mean", "std", "min", "max", *QUANTILES)
 

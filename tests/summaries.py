@@ -16,8 +16,18 @@ from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tool
+from rundir.fields import UNSET
 from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
+from scraper.window.quantities import (
+    Counter,
+    CounterStatistics,
+    Gauge,
+    Histogram,
+    Range,
+    SampleStatistics,
+)
+from scraper.window.summary import DetectedEngine, Server
 from scraper.window.window import Window
 
 SECOND = 10**9
@@ -46,6 +56,8 @@ PERCENTILES = ServerPercentiles(
 )
 CLOCK = ClockOffset(offset_ns=-30_000_000, error_ns=500_000, pairs=100)
 NO_CLOCK = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="no request was joined")
+
+NO_SERVER = Server(engine=None, reason="no metrics endpoint was scraped", missing={}, endpoints=[])
 
 
 def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", reason: str = "") -> Parts:
@@ -132,36 +144,52 @@ def uncorrelated(reason: str) -> dict[str, Any]:
 
 def histogram(
     mean_s: float, p50_s: float | None, low_s: float = 0.0, high_s: float | None = None, *, resolved: bool = True
-) -> dict[str, Any]:
-    if p50_s is None:
-        stats: dict[str, float] = {}
-    else:
-        stats = {"p50": p50_s, "p99": p50_s}
-    interval = {"low": low_s} | ({"high": high_s} if high_s is not None else {})
-    return {
-        "stats": {"count": 100, "sum": 100 * mean_s, "mean": mean_s, **stats},
-        "intervals": {"p50": interval, "p99": interval},
-        "unresolved": [] if resolved else ["p50", "p99"],
-    }
+) -> Histogram:
+    """100 observations, whose percentiles are all the same and lie in a range."""
+    percentiles = {} if p50_s is None else {"p50": p50_s, "p99": p50_s}
+    interval = Range(low=low_s, high=UNSET if high_s is None else high_s)
+    return Histogram(
+        **described("histogram"),
+        stats=SampleStatistics(count=100, sum=100 * mean_s, mean=mean_s, **percentiles),
+        intervals={"p50": interval, "p99": interval},
+        unresolved=[] if resolved else ["p50", "p99"],
+        timeslices=[],
+    )
 
 
-def server() -> dict[str, Any]:
-    """One quantity of each kind, and one of each width of bucket."""
-    return {
-        "engine": {"name": "vllm", "version": "0.32.0", "detected_by": "metric vllm:num_requests_running"},
+def gauge(missing: str = "", **stats: float) -> Gauge:
+    """A gauge with these statistics, or without any."""
+    reasons = {"stats": missing} if missing else UNSET
+    return Gauge(**described("gauge"), across="sum", stats=SampleStatistics(**stats), timeslices=[], missing=reasons)
+
+
+def counter(total: float, rate_per_s: float) -> Counter:
+    """A counter that was never reset."""
+    stats = CounterStatistics(total=total, rate_per_s=rate_per_s)
+    return Counter(**described("counter"), stats=stats, resets=0, timeslices=[])
+
+
+def described(kind: str) -> dict[str, Any]:
+    return {"metric": "some", "type": kind, "unit": "seconds", "observed": "finish"}
+
+
+def server(**quantities: Any) -> Server:
+    """One quantity of each kind, and one of each width of bucket; `quantities` stand in their place."""
+    shown = {
         "queue_time": histogram(0.15, 0.16, 0.1, 0.5),
         "prefill_time": histogram(0.03, 0.15, 0.0, 0.3, resolved=False),
         "ttft": histogram(0.18, 0.2, 0.19, 0.2),
         "e2e_latency": histogram(3000.0, None),
-        "requests_waiting": {"stats": {"count": 40, "mean": 7.8, "p50": 8.0, "p99": 21.45, "max": 22.0}},
-        "requests_running": {"stats": {}, "missing": {"stats": "no value inside the window"}},
-        "preemptions": {"stats": {"total": 0.0, "rate_per_s": 0.0}},
-        "prompt_tokens": {"stats": {"total": 38752.0, "rate_per_s": 3875.2}},
-        "missing": {},
+        "requests_waiting": gauge(count=40, mean=7.8, p50=8.0, p99=21.45, max=22.0),
+        "requests_running": gauge("no value inside the window"),
+        "preemptions": counter(0.0, 0.0),
+        "prompt_tokens": counter(38752.0, 3875.2),
     }
+    engine = DetectedEngine(name="vllm", version="0.32.0", detected_by="metric vllm:num_requests_running")
+    return Server(engine=engine, **shown | quantities, missing={}, endpoints=[])
 
 
-def summary(correlated_as: dict[str, Any], server_as: dict[str, Any] | None = None) -> Summary:
+def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> Summary:
     """A finished run at 10 requests/s."""
     return Summary(
         run_id="20261121-101012-d968f0",

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import pytest
 
 from scraper.series.log import ScrapeLog, read_log
@@ -93,7 +94,9 @@ async def live(engine: str, directory: Path, *, last_seen: bool) -> Lived:
                             end_ns = await look(url)
     read = list(read_log(path))
     summary = server_summary(build(read), Window(start_ns=start_ns, end_ns=end_ns), 10**9)
-    return Lived(server=summary, truth=[json.loads(line) for line in truth.read_text().splitlines()])
+    return Lived(
+        server=msgspec.to_builtins(summary), truth=[json.loads(line) for line in truth.read_text().splitlines()]
+    )
 
 
 async def ask(client: aiohttp.ClientSession, url: str, name: str, lengths: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,8 @@ from exporter.report.breakdown import answer, basis, breakdown_table, group_tabl
 from exporter.report.energy import energy_section
 from exporter.report.format import cell, ms, percent, table
 from exporter.summary.result import Summary
+from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
+from scraper.window.summary import Server
 
 WIDTH = 100
 WIDE = 0.2
@@ -201,31 +204,37 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield shown
 
 
-def _server(server: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Show the engine's quantities; percentiles of what `seen` has through the client's eyes are taken from there."""
-    engine = server.get("engine") or {}
-    if not engine.get("name"):
-        yield Text(f"Server: {server.get('reason')}", style="yellow")
+def _server(server: Server, by_client: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Show the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
+    engine = server.engine
+    if engine is None:
+        yield Text(f"Server: {server.reason}", style="yellow")
         yield Text("")
         return
-    title = f"Server: {engine['name']} {engine.get('version') or ''}".rstrip()
+    title = f"Server: {engine.name} {engine.version or ''}".rstrip()
     shown = table(title, "count", "mean", "p50", "p99", "max")
     for key, label in HISTOGRAM_ROWS:
-        if (stats := _stats(server, key)) and stats.get("mean") is not None:
-            own = seen.get(CLIENT_EYES.get(key, ""), {})
-            by_client = own.get("source") == "client spans"
-            estimates = (_seen(own, name) if by_client else _estimate(server[key], name) for name in ("p50", "p99"))
-            shown.add_row(f"{label}, ms", f"{stats['count']:,}", ms(1e3 * stats["mean"]), *estimates, "")
+        histogram: Histogram | UnsetType = getattr(server, key)
+        if histogram and not isinstance(histogram.stats.mean, UnsetType):
+            seen = by_client.get(CLIENT_EYES.get(key, ""), {})
+            estimates = (
+                _seen(seen, name) if seen.get("source") == "client spans" else _estimate(histogram, name)
+                for name in ("p50", "p99")
+            )
+            stats = histogram.stats
+            shown.add_row(f"{label}, ms", f"{stats.count:,}", ms(1e3 * histogram.stats.mean), *estimates, "")
     for key, label in GAUGE_ROWS:
-        if (stats := _stats(server, key)) and stats.get("mean") is not None:
-            shown.add_row(label, "", *(cell(stats.get(name)) for name in ("mean", "p50", "p99", "max")))
+        gauge: Gauge | UnsetType = getattr(server, key)
+        if gauge and gauge.stats.mean is not UNSET:
+            shown.add_row(label, "", *(cell(_known(gauge.stats, name)) for name in ("mean", "p50", "p99", "max")))
     for key, label in COUNTER_ROWS:
-        if (stats := _stats(server, key)) and stats.get("total") is not None:
-            shown.add_row(label, cell(stats["total"]), "", "", "", "")
+        counter: Counter | UnsetType = getattr(server, key)
+        if counter and not isinstance(counter.stats.total, UnsetType):
+            shown.add_row(label, cell(counter.stats.total), "", "", "", "")
     if shown.row_count:
         yield shown
     else:
-        yield Text(f"Server: {engine['name']}, nothing in the measured window\n", style="yellow")
+        yield Text(f"Server: {engine.name}, nothing in the measured window\n", style="yellow")
 
 
 def _generator(check: Mapping[str, Any]) -> str:
@@ -237,20 +246,22 @@ def _generator(check: Mapping[str, Any]) -> str:
     return f"The load generator {check['verdict']}{f': {facts}' if facts else ''}."
 
 
-def _stats(server: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    found = server.get(key)
-    return found.get("stats") if isinstance(found, Mapping) else None
+def _known(of: SampleStatistics | Range, name: str) -> float | None:
+    """Return a number, None where it is absent."""
+    number = getattr(of, name)
+    return None if number is UNSET else float(number)
 
 
-def _estimate(quantity: Mapping[str, Any], name: str) -> str:
+def _estimate(histogram: Histogram, name: str) -> str:
     """Return a percentile in ms, its 90 % interval where that is wide, only its end where the value is lost in it."""
-    value, interval = quantity["stats"].get(name), quantity.get("intervals", {}).get(name, {})
+    value, interval = _known(histogram.stats, name), (histogram.intervals or {}).get(name, Range())
     if value is None:
         return "-"
-    low, high = 1e3 * interval.get("low", -math.inf), 1e3 * interval.get("high", math.inf)
-    if name in quantity.get("unresolved", ()):
-        return f"≤ {cell(high)}" if math.isfinite(high) else f"≥ {cell(max(low, 0.0))}"
-    return _between(1e3 * value, low, high)
+    low, high = _known(interval, "low"), _known(interval, "high")
+    low_ms, high_ms = -math.inf if low is None else 1e3 * low, math.inf if high is None else 1e3 * high
+    if name in (histogram.unresolved or ()):
+        return f"≤ {cell(high_ms)}" if math.isfinite(high_ms) else f"≥ {cell(max(low_ms, 0.0))}"
+    return _between(1e3 * value, low_ms, high_ms)
 
 
 def _seen(own: Mapping[str, Any], name: str) -> str:

@@ -23,7 +23,8 @@ from rundir.stats import Missing
 from scraper.quantiles import read_rows
 from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
 from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
-from scraper.window.statistics import PERCENTILES, fits_of, frames
+from scraper.window.quantities import PERCENTILES
+from scraper.window.statistics import fits_of, frames
 from scraper.window.window import ScrapeSelection, select_scrapes, slice_of
 
 TYPES = ("gauge", "counter", "histogram", "unknown")

@@ -14,6 +14,7 @@ import msgspec
 from rundir.fields import UNSET, Missing, StampNs, doc
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
+from scraper.window.summary import Server
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Status = Literal["complete", "interrupted", "crashed"]
@@ -77,7 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ]
     workload: Annotated[dict[str, Any], doc("What was sent.")]
     client: Annotated[dict[str, Any], doc("What the client saw; statistics are over requests that ended ok.")]
-    server: Annotated[dict[str, Any], doc("What the engine said of itself in the measured window.")]
+    server: Annotated[Server, doc("What the engine said of itself in the measured window.")]
     correlation: Annotated[dict[str, Any], doc("Where the time to first token went, by client and server together.")]
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
     self_check: Annotated[dict[str, Any], doc("The load generator's own error.")]

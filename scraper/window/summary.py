@@ -1,81 +1,171 @@
 """The `server` part of summary.json: what the endpoints said of each canonical quantity in the measured window.
 
-Whatever cannot be computed is left out, and a `missing` beside it says why. The result holds JSON's own types only, no
-NaN.
+Whatever cannot be computed is left out, and a `missing` beside it says why. No number is NaN.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Struct, UnsetType
 
+from rundir.fields import UNSET, Count, Reasons, StampNs, doc
 from rundir.stats import Missing
 from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
+from scraper.window import quantities
 from scraper.window.aggregate import Part
 from scraper.window.statistics import describe, measure
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
-Json = dict[str, Any]
 Sources = Mapping[str, CanonicalSource | Missing]
-_Own = tuple[Part, Json]  # one endpoint's part of a quantity, and the description of that part alone
+_Described = tuple[Part, Any]  # one endpoint's part of a quantity, and the description of that part alone
+
+
+class DetectedEngine(Struct, frozen=True, kw_only=True):
+    """The engine behind the scraped pages."""
+
+    name: Annotated[str, doc("Its name.")]
+    version: Annotated[str | None, doc("Its version, where something states it.")]
+    detected_by: Annotated[str, doc("The metric by which it was recognised.")]
+
+
+class Scrapes(Struct, frozen=True, kw_only=True):
+    """Scrapes of an endpoint by outcome."""
+
+    ok: Annotated[Count, doc("Pages that could be read.", "scrapes")]
+    failed: Annotated[Count, doc("Attempts that gave none.", "scrapes")]
+    failures: Annotated[dict[str, int], doc("Failed attempts by reason.", "scrapes")]
+
+
+class FirstScrape(Struct, frozen=True, kw_only=True):
+    """The scrape that increases are counted from."""
+
+    at_ns: Annotated[StampNs, doc("When it was complete.", "ns")]
+    before_window: Annotated[bool, doc("False where no scrape precedes the window, so that the first one counts.")]
+
+
+class LastScrape(Struct, frozen=True, kw_only=True):
+    """The scrape that increases are counted to."""
+
+    at_ns: Annotated[StampNs, doc("When it was complete.", "ns")]
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """One scraped page: its quantities alone."""
+
+    url: Annotated[str, doc("The page that was scraped.")]
+    engine: Annotated[str | None, doc("The engine that the page is of; null where none is recognised.")]
+    scrapes: Annotated[Scrapes, doc("Scrapes by outcome.")]
+    reason: Annotated[str | UnsetType, doc("Why no scrape could be used; absent where there is `reference`.")] = UNSET
+    reference: Annotated[FirstScrape | UnsetType, doc("The scrape that increases are counted from.")] = UNSET
+    last: Annotated[LastScrape | UnsetType, doc("The scrape that increases are counted to.")] = UNSET
+    per_interval_slices: Annotated[
+        bool | UnsetType, doc("True where slices are scrape intervals: the page changes more rarely than a slice.")
+    ] = UNSET
+    queue_time: quantities.QueueTime = UNSET
+    prefill_time: quantities.PrefillTime = UNSET
+    decode_time: quantities.DecodeTime = UNSET
+    inference_time: quantities.InferenceTime = UNSET
+    ttft: quantities.Ttft = UNSET
+    inter_token_latency: quantities.InterTokenLatency = UNSET
+    tpot_per_request: quantities.TpotPerRequest = UNSET
+    e2e_latency: quantities.E2eLatency = UNSET
+    requests_running: quantities.RequestsRunning = UNSET
+    requests_waiting: quantities.RequestsWaiting = UNSET
+    kv_cache_usage: quantities.KvCacheUsage = UNSET
+    prompt_tokens: quantities.PromptTokens = UNSET
+    generation_tokens: quantities.GenerationTokens = UNSET
+    preemptions: quantities.Preemptions = UNSET
+    prefix_cache_queries: quantities.PrefixCacheQueries = UNSET
+    prefix_cache_hits: quantities.PrefixCacheHits = UNSET
+    requests_finished: quantities.RequestsFinished = UNSET
+    missing: Reasons = UNSET
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """What the engine's metrics showed of the window, added up over label sets and endpoints."""
+
+    engine: Annotated[DetectedEngine | None, doc("The engine behind the pages; null where none is recognised.")]
+    reason: Annotated[str | UnsetType, doc("Why there are no server metrics.")] = UNSET
+    queue_time: quantities.QueueTime = UNSET
+    prefill_time: quantities.PrefillTime = UNSET
+    decode_time: quantities.DecodeTime = UNSET
+    inference_time: quantities.InferenceTime = UNSET
+    ttft: quantities.Ttft = UNSET
+    inter_token_latency: quantities.InterTokenLatency = UNSET
+    tpot_per_request: quantities.TpotPerRequest = UNSET
+    e2e_latency: quantities.E2eLatency = UNSET
+    requests_running: quantities.RequestsRunning = UNSET
+    requests_waiting: quantities.RequestsWaiting = UNSET
+    kv_cache_usage: quantities.KvCacheUsage = UNSET
+    prompt_tokens: quantities.PromptTokens = UNSET
+    generation_tokens: quantities.GenerationTokens = UNSET
+    preemptions: quantities.Preemptions = UNSET
+    prefix_cache_queries: quantities.PrefixCacheQueries = UNSET
+    prefix_cache_hits: quantities.PrefixCacheHits = UNSET
+    requests_finished: quantities.RequestsFinished = UNSET
+    missing: Annotated[dict[str, str], doc("Canonical quantities that are absent, and why.")]
+    endpoints: Annotated[list[Endpoint], doc("Each scraped page alone.")]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
 def server_summary(
     endpoints: Sequence[EndpointSeries], window: Window, slice_ns: int, *, engine_version: str | None = None
-) -> Json:
-    """Summarise the endpoints over a window, aggregated and one by one: JSON-ready, per `interfaces.md` "server".
+) -> Server:
+    """Summarise the endpoints over a window, aggregated and one by one.
 
     Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
     """
-    engines = [detect(one.series) for one in endpoints]
+    engines = [detect(endpoint.series) for endpoint in endpoints]
     shown = [
-        canonical(one.series, engine.name) if engine else {} for one, engine in zip(endpoints, engines, strict=True)
+        canonical(endpoint.series, engine.name) if engine else {}
+        for endpoint, engine in zip(endpoints, engines, strict=True)
     ]
     engine = leading_engine((one, sources) for one, sources in zip(engines, shown, strict=True) if one is not None)
-    parts: dict[str, list[_Own]] = {name: [] for name in QUANTITIES}
+    parts: dict[str, list[_Described]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
-    listed: list[Json] = []
-    for one, found, sources in zip(endpoints, engines, shown, strict=True):
-        selection = select_scrapes(one, window, slice_ns)
-        entry = _endpoint(one, selection, found)
-        if found is not None:
-            own, absent = _parts(one, selection, sources)
-            entry |= {name: described for name, (_, described) in own.items()}
-            entry["missing"] = absent
-            if engine is not None and found.name == engine.name:
-                for name, one_of in own.items():
-                    parts[name].append(one_of)
-                missing |= {name: reason for name, reason in absent.items() if name not in missing}
-        listed.append(entry)
-    summary: Json = {"engine": None}
-    if engine is not None:
-        version = engine_version or engine.version
-        summary["engine"] = {"name": engine.name, "version": version, "detected_by": engine.detected_by}
-    else:
-        reason = _why_no_engine(endpoints)
-        summary["reason"] = reason
+    listed: list[Endpoint] = []
+    for endpoint, detected, sources in zip(endpoints, engines, shown, strict=True):
+        selection = select_scrapes(endpoint, window, slice_ns)
+        described, absent = _parts(endpoint, selection, sources) if detected else ({}, None)
+        listed.append(_endpoint(endpoint, selection, detected, described, absent))
+        if engine is not None and detected is not None and detected.name == engine.name:
+            for name, part in described.items():
+                parts[name].append(part)
+            missing = (absent or {}) | missing
+    reason = UNSET if engine else _why_no_engine(endpoints)
+    if reason:
         missing = dict.fromkeys(QUANTITIES, reason)
-    for name, given in parts.items():
-        if len(given) == 1:
-            summary[name] = given[0][1]
-        elif given:
-            added = [part for part, _ in given]
-            summary[name] = describe(added, measure(added))
-    summary["missing"] = {name: missing[name] for name in QUANTITIES if name in missing and not parts[name]}
-    summary["endpoints"] = listed
-    return summary
+    return Server(
+        engine=DetectedEngine(
+            name=engine.name, version=engine_version or engine.version, detected_by=engine.detected_by
+        )
+        if engine
+        else None,
+        reason=reason,
+        **{name: _together(shares) for name, shares in parts.items() if shares},
+        missing={name: missing[name] for name in QUANTITIES if name in missing and not parts[name]},
+        endpoints=listed,
+    )
+
+
+def _together(shares: Sequence[_Described]) -> Any:
+    """Describe a quantity of one or several endpoints."""
+    if len(shares) == 1:
+        return shares[0][1]
+    parts = [part for part, _ in shares]
+    return describe(parts, measure(parts))
 
 
 def _parts(
     endpoint: EndpointSeries, selection: ScrapeSelection | Missing, sources: Sources
-) -> tuple[dict[str, _Own], dict[str, str]]:
-    own: dict[str, _Own] = {}
+) -> tuple[dict[str, _Described], dict[str, str]]:
+    described: dict[str, _Described] = {}
     absent: dict[str, str] = {}
     for name, source in sources.items():
         if isinstance(source, Missing):
@@ -84,34 +174,39 @@ def _parts(
             absent[name] = selection.reason
         else:
             part = Part(endpoint=endpoint, selection=selection, source=source)
-            found = measure([part])
-            if isinstance(found, Missing):
-                absent[name] = found.reason
+            measured = measure([part])
+            if isinstance(measured, Missing):
+                absent[name] = measured.reason
             else:
-                own[name] = part, describe([part], found)
-    return own, absent
+                described[name] = part, describe([part], measured)
+    return described, absent
 
 
-def _endpoint(endpoint: EndpointSeries, selection: ScrapeSelection | Missing, engine: Engine | None) -> Json:
-    entry: Json = {
-        "url": endpoint.url,
-        "engine": engine.name if engine else None,
-        "scrapes": {
-            "ok": len(endpoint.response_ns),
-            "failed": len(endpoint.failures),
-            "failures": dict(Counter(reason for _, reason in endpoint.failures)),
-        },
-    }
-    if isinstance(selection, Missing):
-        entry["reason"] = selection.reason
-        return entry
-    entry["reference"] = {
-        "at_ns": int(endpoint.response_ns[selection.reference]),
-        "before_window": not selection.late,
-    }
-    entry["last"] = {"at_ns": int(endpoint.response_ns[selection.last])}
-    entry["per_interval_slices"] = selection.per_interval
-    return entry
+def _endpoint(
+    endpoint: EndpointSeries,
+    selection: ScrapeSelection | Missing,
+    engine: Engine | None,
+    described: dict[str, _Described],
+    absent: dict[str, str] | None,
+) -> Endpoint:
+    usable = None if isinstance(selection, Missing) else selection
+    return Endpoint(
+        url=endpoint.url,
+        engine=engine.name if engine else None,
+        scrapes=Scrapes(
+            ok=len(endpoint.response_ns),
+            failed=len(endpoint.failures),
+            failures=dict(Counter(reason for _, reason in endpoint.failures)),
+        ),
+        reason=selection.reason if isinstance(selection, Missing) else UNSET,
+        reference=FirstScrape(at_ns=int(endpoint.response_ns[usable.reference]), before_window=not usable.late)
+        if usable
+        else UNSET,
+        last=LastScrape(at_ns=int(endpoint.response_ns[usable.last])) if usable else UNSET,
+        per_interval_slices=usable.per_interval if usable else UNSET,
+        **{name: quantity for name, (_, quantity) in described.items()},
+        missing=UNSET if absent is None else absent,
+    )
 
 
 def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:

@@ -122,7 +122,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
         run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
     )
     if manifest.get("server_missing"):
-        server = {**server, "reason": manifest["server_missing"]}
+        server = msgspec.structs.replace(server, reason=manifest["server_missing"])
     correlation = correlation_of(run, found, window, _slice_ns(run))
     sent = workload(run)
     warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended

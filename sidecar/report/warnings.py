@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec import UNSET
+
+from scraper.engines import QUANTITIES
 from scraper.series.resets import alternates
+from scraper.window.summary import Server
 from sidecar.directory import Run
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.02
-CACHE_COUNTERS = ("prefix_cache_hits", "prefix_cache_queries")
 
 
 def warnings(
     run: Run,
     workload: Mapping[str, Any],
     client: Mapping[str, Any],
-    server: Mapping[str, Any],
+    server: Server,
     correlation: Mapping[str, Any],
     check: Mapping[str, Any],
 ) -> Iterator[str]:
@@ -67,16 +70,17 @@ def _failures(client: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _scrapes(server: Mapping[str, Any]) -> Iterator[str]:
-    for endpoint in server["endpoints"]:
-        resets = max((found.get("resets", 0) for found in endpoint.values() if isinstance(found, Mapping)), default=0)
+def _scrapes(server: Server) -> Iterator[str]:
+    for endpoint in server.endpoints:
+        quantities = (getattr(endpoint, name) for name in QUANTITIES)
+        resets = max((getattr(quantity, "resets", 0) or 0 for quantity in quantities), default=0)
         if resets:
-            yield f"the engine at {endpoint['url']} restarted ({resets} x): what it counted just before is lost"
-        scrapes = endpoint["scrapes"]
-        if scrapes["failed"]:
-            reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes["failures"].items())
-            whole = scrapes["ok"] + scrapes["failed"]
-            yield f"{scrapes['failed']} of {whole} scrapes of {endpoint['url']} failed: {reasons}"
+            yield f"the engine at {endpoint.url} restarted ({resets} x): what it counted just before is lost"
+        scrapes = endpoint.scrapes
+        if scrapes.failed:
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes.failures.items())
+            whole = scrapes.ok + scrapes.failed
+            yield f"{scrapes.failed} of {whole} scrapes of {endpoint.url} failed: {reasons}"
 
 
 def _records(found: Mapping[str, Any] | None) -> Iterator[str]:
@@ -125,10 +129,11 @@ def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any])
         yield f"{blank['mean']:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
 
 
-def _cache(run: Run, server: Mapping[str, Any]) -> Iterator[str]:
+def _cache(run: Run, server: Server) -> Iterator[str]:
     if _shares(run):
         return
-    hits, queries = ((server.get(name) or {}).get("stats", {}).get("total") for name in CACHE_COUNTERS)
+    counters = (server.prefix_cache_hits, server.prefix_cache_queries)
+    hits, queries = (counter.stats.total if counter else UNSET for counter in counters)
     if hits and queries and hits > CACHED_RATIO * queries:
         yield (
             f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "

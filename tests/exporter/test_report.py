@@ -16,6 +16,10 @@ from exporter.report.breakdown import answer
 from exporter.report.format import cell, ms, percent
 from exporter.summary.breakdown import server_percentiles_object
 from rundir.stats import Missing
+from scraper.window.quantities import Histogram
+from scraper.window.summary import DetectedEngine, Server
+
+VLLM = DetectedEngine(name="vllm", version=None, detected_by="metric vllm:num_requests_running")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +96,10 @@ def row(text: str, label: str) -> list[str]:
         (summaries.histogram(3000.0, None), "-"),
     ],
 )
-def test_a_percentile_is_shown_as_certain_as_it_is(quantity: dict[str, Any], shown: str):
+def test_a_percentile_is_shown_as_certain_as_it_is(quantity: Histogram, shown: str):
     """Its 90 % interval where that is wide, the value where it is narrow, one end where the value is lost in it."""
-    server = summaries.server() | {"queue_time": quantity}
-    text = as_text(summaries.summary(summaries.correlated(), server))
-    assert ["100", ms(1e3 * quantity["stats"]["mean"]), shown, shown] == row(text, "queue time, ms")
+    text = as_text(summaries.summary(summaries.correlated(), summaries.server(queue_time=quantity)))
+    assert ["100", ms(1e3 * (quantity.stats.mean or 0.0)), shown, shown] == row(text, "queue time, ms")
 
 
 @pytest.mark.parametrize(
@@ -129,11 +132,11 @@ def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
 @pytest.mark.parametrize(
     ("server", "shown"),
     [
-        ({"engine": None, "reason": "no metrics endpoint was scraped"}, "Server: no metrics endpoint was scraped"),
-        ({"engine": {"name": "vllm", "version": None}}, "Server: vllm, nothing in the measured window"),
+        (summaries.NO_SERVER, "Server: no metrics endpoint was scraped"),
+        (msgspec.structs.replace(summaries.NO_SERVER, engine=VLLM), "Server: vllm, nothing in the measured window"),
     ],
 )
-def test_a_server_of_which_nothing_is_known(server: dict[str, Any], shown: str):
+def test_a_server_of_which_nothing_is_known(server: Server, shown: str):
     """A reason stands where the table would."""
     assert shown in as_text(summaries.summary(summaries.correlated(), server)).splitlines()
 

@@ -38,7 +38,7 @@ def test_a_requests_parts_are_columns_and_null_where_they_are_not_told(source: s
 
 
 def test_a_slices_means_are_rows_with_their_coverage_and_quality():
-    summary = summaries.summary(summaries.correlated(), {})
+    summary = summaries.summary(summaries.correlated(), summaries.NO_SERVER)
     rows = [row for row in timeslices_table(summary).to_pylist() if row["slice"] == 4]
     told = {row["statistic"]: (row["value"], row["unit"]) for row in rows}
     assert {"ttft_breakdown"} == {row["quantity"] for row in rows}

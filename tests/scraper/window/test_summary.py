@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from scraper.engines import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.fetch import Scrape
-from scraper.window.summary import server_summary
+from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 
 S = 10**9
@@ -60,16 +61,21 @@ def summarised(
     records: list[Scrape], start_s: float, end_s: float, slice_ns: int = S, version: str | None = None
 ) -> dict[str, Any]:
     window = Window(start_ns=round(start_s * S), end_ns=round(end_s * S))
-    summary = server_summary(build(rows(records)), window, slice_ns, engine_version=version)
-    json.dumps(summary, allow_nan=False)
-    return summary
+    return as_json(server_summary(build(rows(records)), window, slice_ns, engine_version=version))
+
+
+def as_json(server: Server) -> dict[str, Any]:
+    """Return the object as it is written: strict JSON that its type describes."""
+    written: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(server), allow_nan=False))
+    assert server == msgspec.convert(written, Server)
+    return written
 
 
 def test_main_recording_adds_up_to_its_spans(recording: Callable[[str], list[Scrape]]):
     """The sums over the whole recording are those of the engine's own spans, counts and tokens exactly."""
     endpoints = build(rows(recording("main")))
     stamps = endpoints[0].response_ns
-    summary = server_summary(endpoints, Window(start_ns=int(stamps[0]), end_ns=int(stamps[-1])), 2 * S)
+    summary = as_json(server_summary(endpoints, Window(start_ns=int(stamps[0]), end_ns=int(stamps[-1])), 2 * S))
     spans = {
         "queue_time": 523.980877,
         "prefill_time": 39.125597,
@@ -95,8 +101,7 @@ def test_recordings_give_strict_json_without_negative_rates(recording: Callable[
     """Torn pages, a dead engine and late gauges give no NaN and nothing negative."""
     endpoints = build(rows(recording(name)))
     stamps = endpoints[0].response_ns
-    summary = server_summary(endpoints, Window(start_ns=int(stamps[5]), end_ns=int(stamps[-5])), S)
-    json.dumps(summary, allow_nan=False)
+    summary = as_json(server_summary(endpoints, Window(start_ns=int(stamps[5]), end_ns=int(stamps[-5])), S))
     for quantity in QUANTITIES:
         numbers = [v for s in summary[quantity]["timeslices"] for v in s.values() if isinstance(v, float | int)]
         assert min(numbers, default=0) >= 0, quantity
@@ -349,3 +354,9 @@ def test_an_older_sglang_page_without_that_counter_tells_nothing():
     pages = [sglang(n, None, younger=False) for n in (1, 2, 3)]
     summary = summarised(scrapes("a", pages), 1.5, 3.5)
     assert f"the page shows no counter {RETRACTED}" == summary["missing"]["preemptions"]
+
+
+def test_every_canonical_quantity_has_a_field():
+    """In the order of the list, in the whole and in each endpoint."""
+    for kind in (Server, Endpoint):
+        assert QUANTITIES == tuple(name for name in kind.__struct_fields__ if name in QUANTITIES)

@@ -192,7 +192,8 @@ def test_objects_of_a_summary_are_closed():
     }
     named = {"missing", "engines", "errors", "failures", "failed_readings", "config", "tests", "absent", "without"}
     reasons = {"none_reasons", "estimated_reasons", "refused"}
-    assert named | reasons | {"classes", "special_tokens", "urls", "merged"} == free
+    percentiles = {"intervals", "brackets"}
+    assert named | reasons | percentiles | {"classes", "special_tokens", "urls", "merged"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():
@@ -204,7 +205,7 @@ def test_a_summary_has_the_statistics_of_the_contract():
     blocks = ("ttft_ms", "tpot_ms", "itl_ms", "time_between_chunks_ms", "e2e_ms", "request_output_tps")
     for name in (*blocks, "input_tokens", "output_tokens"):
         assert "#/$defs/statistics" == client["properties"][name]["$ref"]
-    for place in (described["properties"]["server"], described["$defs"]["endpoint"]):
+    for place in (described["$defs"]["Server"], described["$defs"]["Endpoint"]):
         assert set(QUANTITIES) <= set(place["properties"])
 
 

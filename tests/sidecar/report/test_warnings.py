@@ -4,25 +4,32 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import summaries
 
 from loadgen.requests.table import assemble
 from scraper.spans.requests import engine_spans
+from scraper.window.summary import Endpoint, Scrapes, Server
 from sidecar.directory import Event, Run
 from sidecar.report.derive import workload
 from sidecar.report.warnings import warnings
 
+COUNTED = summaries.counter(1000.0, 100.0)
+ENDPOINT = Endpoint(
+    url="http://e/metrics",
+    engine="vllm",
+    scrapes=Scrapes(ok=80, failed=0, failures={}),
+    requests_finished=COUNTED,
+)
+SERVER = summaries.server(prefix_cache_hits=summaries.counter(0.0, 0.0), prefix_cache_queries=COUNTED)
 FINE: dict[str, Any] = {
     "client": {
         "requests": {"sent": 50, "ok": 50, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
         "errors": {},
         "ttft_ms": {"count": 50},
     },
-    "server": {
-        "endpoints": [{"url": "http://e/metrics", "scrapes": {"ok": 80, "failed": 0, "failures": {}}}],
-        "prefix_cache_hits": {"stats": {"total": 0.0}},
-        "prefix_cache_queries": {"stats": {"total": 1000.0}},
-    },
+    "server": msgspec.to_builtins(msgspec.structs.replace(SERVER, endpoints=[ENDPOINT])),
     "correlation": {
         "client_requests": 50,
         "server_requests": 50,
@@ -43,6 +50,7 @@ def said(change: dict[str, Any], **manifest: Any) -> list[str]:
         for key in above:
             place = place[int(key) if key.isdigit() else key]
         place[last] = value
+    sections["server"] = msgspec.convert(sections["server"], Server)
     run = Run(
         path=Path(),
         manifest={"status": "complete", "config": {}, **manifest},
@@ -75,7 +83,7 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             "20 of 80 scrapes of http://e/metrics failed: HTTP 503 (20)",
         ),
         (
-            {"server.endpoints.0.requests_finished": {"resets": 1}},
+            {"server.endpoints.0.requests_finished.resets": 1},
             "the engine at http://e/metrics restarted (1 x): what it counted just before is lost",
         ),
         (

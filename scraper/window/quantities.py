@@ -1,0 +1,168 @@
+"""A canonical quantity over the measured window as types, by its kind: statistics, timeslices, and what is missing.
+
+What cannot be computed is absent, and `missing` says why, by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, UnsetType
+
+from rundir.fields import UNSET, Count, Reasons, StampNs, doc
+from rundir.stats import quantiles_of
+
+UNIT = "unit of the quantity"
+RATE = "unit of the quantity/s"
+
+
+class SampleStatistics(Struct, frozen=True, kw_only=True):
+    """Statistics over the window of a histogram's observations (percentiles are estimates) or of a gauge's scrapes."""
+
+    count: Annotated[int | float | UnsetType, doc("Number of observations, or of scrapes.", "observations")] = UNSET
+    sum: Annotated[float | UnsetType, doc("Sum of a histogram's observations.", UNIT)] = UNSET
+    mean: Annotated[float | UnsetType, doc("Arithmetic mean; of a gauge not weighted by time.", UNIT)] = UNSET
+    std: Annotated[float | UnsetType, doc("Standard deviation of a gauge's samples (ddof 1).", UNIT)] = UNSET
+    min: Annotated[float | UnsetType, doc("Smallest value of a gauge.", UNIT)] = UNSET
+    max: Annotated[float | UnsetType, doc("Largest value of a gauge.", UNIT)] = UNSET
+    p1: Annotated[float | UnsetType, doc("1st percentile.", UNIT)] = UNSET
+    p5: Annotated[float | UnsetType, doc("5th percentile.", UNIT)] = UNSET
+    p10: Annotated[float | UnsetType, doc("10th percentile.", UNIT)] = UNSET
+    p25: Annotated[float | UnsetType, doc("25th percentile.", UNIT)] = UNSET
+    p50: Annotated[float | UnsetType, doc("Median.", UNIT)] = UNSET
+    p75: Annotated[float | UnsetType, doc("75th percentile.", UNIT)] = UNSET
+    p90: Annotated[float | UnsetType, doc("90th percentile.", UNIT)] = UNSET
+    p95: Annotated[float | UnsetType, doc("95th percentile.", UNIT)] = UNSET
+    p99: Annotated[float | UnsetType, doc("99th percentile.", UNIT)] = UNSET
+    p99_9: Annotated[float | UnsetType, doc("99.9th percentile.", UNIT)] = UNSET
+
+
+class CounterStatistics(Struct, frozen=True, kw_only=True):
+    """What a counter counted over the window."""
+
+    total: Annotated[float | UnsetType, doc("Increase over the window.", UNIT)] = UNSET
+    rate_per_s: Annotated[float | UnsetType, doc("The same over the window's duration.", RATE)] = UNSET
+
+
+class Range(Struct, frozen=True, kw_only=True):
+    """A range in which a percentile lies."""
+
+    low: Annotated[float | UnsetType, doc("Lower end; absent where nothing bounds it.", UNIT)] = UNSET
+    high: Annotated[float | UnsetType, doc("Upper end; absent where nothing bounds it.", UNIT)] = UNSET
+
+
+PERCENTILES = quantiles_of(SampleStatistics)
+Ranges = Annotated[dict[str, Range] | UnsetType, Meta(extra_json_schema={"propertyNames": {"enum": list(PERCENTILES)}})]
+
+
+class Slice(Struct, frozen=True, kw_only=True):
+    """One timeslice."""
+
+    start_ns: Annotated[StampNs, doc("First moment of the slice.", "ns")]
+    end_ns: Annotated[StampNs, doc("Last moment of the slice.", "ns")]
+    is_complete: Annotated[
+        bool | UnsetType, doc("False where the end of the window cut the slice short; absent otherwise.")
+    ] = UNSET
+
+
+class HistogramSlice(Slice, frozen=True, kw_only=True):
+    """What a histogram observed in a slice."""
+
+    count: Annotated[int | float | UnsetType, doc("Number of observations.", "observations")] = UNSET
+    sum: Annotated[float | UnsetType, doc("Their sum.", UNIT)] = UNSET
+    mean: Annotated[float | UnsetType, doc("Sum over count.", UNIT)] = UNSET
+    missing: Annotated[str | UnsetType, doc("Why a number is absent.")] = UNSET
+    p50: Annotated[float | UnsetType, doc("Median, an estimate.", UNIT)] = UNSET
+    p90: Annotated[float | UnsetType, doc("90th percentile, an estimate.", UNIT)] = UNSET
+    p99: Annotated[float | UnsetType, doc("99th percentile, an estimate.", UNIT)] = UNSET
+
+
+class GaugeSlice(Slice, frozen=True, kw_only=True):
+    """A gauge at the scrapes of a slice."""
+
+    mean: Annotated[float | UnsetType, doc("Arithmetic mean.", UNIT)] = UNSET
+    min: Annotated[float | UnsetType, doc("Smallest value.", UNIT)] = UNSET
+    max: Annotated[float | UnsetType, doc("Largest value.", UNIT)] = UNSET
+    missing: Annotated[str | UnsetType, doc("Why the numbers are absent.")] = UNSET
+
+
+class CounterSlice(Slice, frozen=True, kw_only=True):
+    """What a counter counted in a slice."""
+
+    total: Annotated[float | UnsetType, doc("Increase over the slice.", UNIT)] = UNSET
+    rate_per_s: Annotated[float | UnsetType, doc("Increase per second.", RATE)] = UNSET
+    missing: Annotated[str | UnsetType, doc("Why the numbers are absent.")] = UNSET
+
+
+SLICE_PERCENTILES = quantiles_of(HistogramSlice)
+Notes = Annotated[list[str] | UnsetType, doc("What else to know of these numbers.")]
+Resets = Annotated[
+    Count | UnsetType,
+    doc("Number of resets, as at a restart; what was counted since the last scrape is lost.", "resets"),
+]
+
+
+class Quantity(Struct, frozen=True, kw_only=True):
+    """A canonical quantity of an engine."""
+
+    metric: Annotated[str, doc("The exposed metric that it is read from.")]
+    type: Annotated[Literal["histogram", "gauge", "counter"], doc("Kind of that metric.")]
+    unit: Annotated[str, doc("Unit of every value here, as exposed.")]
+    observed: Annotated[str, doc("When the engine records a value: finish, first_token, output or step.")]
+
+
+class Histogram(Quantity, frozen=True, kw_only=True):
+    """A quantity whose observations the engine counts in buckets."""
+
+    stats: Annotated[SampleStatistics, doc("Over the window; percentiles are estimates from buckets and sums.")]
+    intervals: Annotated[Ranges, doc("By percentile, the range that holds it nine times in ten.")] = UNSET
+    brackets: Annotated[Ranges, doc("By percentile, the range that holds it for certain, unless a page was torn.")] = (
+        UNSET
+    )
+    unresolved: Annotated[
+        list[str] | UnsetType, doc("Percentiles whose interval is wider than the value: buckets and sums do not tell.")
+    ] = UNSET
+    resets: Resets = UNSET
+    missing: Reasons = UNSET
+    timeslices: Annotated[list[HistogramSlice], doc("Slices of the window; empty where endpoints share none.")]
+    notes: Notes = UNSET
+
+
+class Gauge(Quantity, frozen=True, kw_only=True):
+    """A quantity that is read at each scrape."""
+
+    across: Annotated[Literal["sum", "max"], doc("How label sets and endpoints combine.")]
+    stats: Annotated[SampleStatistics, doc("Over the scrapes inside the window, not weighted by time.")]
+    timeslices: Annotated[list[GaugeSlice], doc("Slices of the window; empty where endpoints share none.")]
+    missing: Reasons = UNSET
+    notes: Notes = UNSET
+
+
+class Counter(Quantity, frozen=True, kw_only=True):
+    """A quantity that only rises."""
+
+    stats: Annotated[CounterStatistics, doc("Over the window.")]
+    resets: Resets = UNSET
+    timeslices: Annotated[list[CounterSlice], doc("Slices of the window; empty where endpoints share none.")]
+    missing: Reasons = UNSET
+    notes: Notes = UNSET
+
+
+# What each canonical quantity is, for the objects that hold them all.
+QueueTime = Annotated[Histogram | UnsetType, doc("Wait in the engine's queue until first scheduled.", "s")]
+PrefillTime = Annotated[Histogram | UnsetType, doc("First scheduling to first token.", "s")]
+DecodeTime = Annotated[Histogram | UnsetType, doc("First to last token.", "s")]
+InferenceTime = Annotated[Histogram | UnsetType, doc("Prefill and decode together.", "s")]
+Ttft = Annotated[Histogram | UnsetType, doc("Arrival at the engine to its first token.", "s")]
+InterTokenLatency = Annotated[Histogram | UnsetType, doc("Between consecutive outputs of a request.", "s")]
+TpotPerRequest = Annotated[Histogram | UnsetType, doc("Decode time over tokens but the first, by request.", "s")]
+E2eLatency = Annotated[Histogram | UnsetType, doc("Arrival at the engine to its last output.", "s")]
+RequestsRunning = Annotated[Gauge | UnsetType, doc("Requests in the running batch.", "requests")]
+RequestsWaiting = Annotated[Gauge | UnsetType, doc("Requests that wait for a place in the batch.", "requests")]
+KvCacheUsage = Annotated[Gauge | UnsetType, doc("Used share of the KV cache, 0 to 1.", "ratio")]
+PromptTokens = Annotated[Counter | UnsetType, doc("Prompt tokens processed.", "tokens")]
+GenerationTokens = Annotated[Counter | UnsetType, doc("Tokens generated.", "tokens")]
+Preemptions = Annotated[Counter | UnsetType, doc("Requests preempted for want of KV cache.", "requests")]
+PrefixCacheQueries = Annotated[Counter | UnsetType, doc("Prompt tokens looked up in the prefix cache.", "tokens")]
+PrefixCacheHits = Annotated[Counter | UnsetType, doc("Prompt tokens found in the prefix cache.", "tokens")]
+RequestsFinished = Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")]
