@@ -16,8 +16,9 @@ from correlator.breakdown import Parts, decomposed
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import SLACK_MS, Joined, join
 from correlator.live.client_spans import columns
-from correlator.live.traces import EngineSpan, TracedRequest
+from correlator.live.traces import TracedRequest
 from rundir.columns import Bools, Floats, Texts
+from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import EngineSpans, request_spans
 
 NO_ENGINE = "no_engine_span"
@@ -104,10 +105,10 @@ def _reasons(
 def _spans(requests: Sequence[TracedRequest]) -> EngineSpans:
     """Read the engines' spans; each bears the place of its request as its trace."""
     owners: dict[tuple[str, str], str] = {}
-    spans: list[EngineSpan] = []
+    spans: list[ReceivedSpan] = []
     for place, request in enumerate(requests):
         for one in request.engine:
-            owners.setdefault((one[2].trace_id.hex(), one[2].span_id.hex()), str(place))
+            owners.setdefault((one.span.trace_id.hex(), one.span.span_id.hex()), str(place))
             spans.append(one)
     read = request_spans(spans)
     places = [owners[key] for key in zip(read.trace_id, read.span_id, strict=True)]

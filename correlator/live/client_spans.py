@@ -1,13 +1,13 @@
 """What a span of a client or a gateway tells of a request: when it began, its first output, its tokens.
 
 Names are those of OpenTelemetry's GenAI and HTTP conventions, and of the two libraries that mark a first chunk by an
-event.
+event. What kind of span it is, `scraper.spans.received` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +15,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from correlator.requests import Columns
 from rundir.columns import Ints, Texts
-from scraper.spans.log import ExportRecord, SpanLogRecord, fault
-from scraper.spans.requests import part_told, plain
+from scraper.spans.received import ReceivedSpan, plain
 
-OPERATIONS = ("chat", "text_completion", "generate_content")
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
 # OpenInference and Envoy AI Gateway; OpenLLMetry, once a chunk; the AI SDK.
 FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk")
-PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
-_PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.route")
 _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clocks
 
 
@@ -64,41 +60,33 @@ class ClientSpan:
         return (self.end_ns - self.start_ns) / 1e9
 
 
-def client_span(span: Span, received_ns: int, *, is_gateway: bool) -> ClientSpan:
-    """Read a span that keeps OTLP's rules (`scraper.spans.log.fault`)."""
+def client_span(received: ReceivedSpan) -> ClientSpan:
+    """Read a span that has no `fault`."""
+    span, role = received.span, received.kind.role
     encloses = span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER)
-    told = {one.key: plain(one.value) for one in span.attributes} if encloses else {}
+    attributes = {one.key: plain(one.value) for one in span.attributes} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,
         encloses=encloses,
-        is_call=encloses and (is_gateway or _is_call(told)),
-        is_gateway=is_gateway,
+        is_call=encloses and role in ("request", "gateway", "call"),
+        is_gateway=role == "gateway",
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
-        received_ns=received_ns,
-        first_s=_first_s(span, told),
-        failed=span.status.code == Status.STATUS_CODE_ERROR or "error.type" in told,
-        input_tokens=_tokens(told.get("gen_ai.usage.input_tokens")),
-        output_tokens=_tokens(told.get("gen_ai.usage.output_tokens")),
-        cached_tokens=_tokens(told.get("gen_ai.usage.cache_read.input_tokens")),
-        server=_server(told),
+        received_ns=received.received_ns,
+        first_s=_first_s(span, attributes),
+        failed=span.status.code == Status.STATUS_CODE_ERROR or "error.type" in attributes,
+        input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
+        output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
+        cached_tokens=_tokens(attributes.get("gen_ai.usage.cache_read.input_tokens")),
+        server=_server(attributes),
     )
 
 
-def _is_call(told: dict[str, str | float]) -> bool:
-    """Tell a call of a model from the workflow around it, which may hold several."""
-    if "gen_ai.operation.name" in told:
-        return told["gen_ai.operation.name"] in OPERATIONS
-    # Not urlsplit, which raises for some of what a stranger may send.
-    paths = [str(told[name]).partition("?")[0].rstrip("/") for name in _PATH_ATTRIBUTES if name in told]
-    return any(path.endswith(PATHS) for path in paths)
-
-
-def _first_s(span: Span, told: dict[str, str | float]) -> float:
+def _first_s(span: Span, attributes: dict[str, str | float]) -> float:
     whole_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     for name in FIRST_TOKEN_ATTRIBUTES:
-        stated = told.get(name)
+        stated = attributes.get(name)
         # What is longer than the whole is no time in seconds: some write milliseconds.
         if isinstance(stated, float) and 0 <= stated <= whole_s + _ROUNDING_S:
             return min(stated, whole_s)
@@ -111,8 +99,8 @@ def _tokens(stated: str | float | None) -> int:
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
 
 
-def _server(told: dict[str, str | float]) -> str:
-    address, port = told.get("server.address"), told.get("server.port")
+def _server(attributes: dict[str, str | float]) -> str:
+    address, port = attributes.get("server.address"), attributes.get("server.port")
     if (
         not isinstance(address, str)
         or not 0 < len(address) < 256
@@ -164,22 +152,25 @@ def columns(spans: Sequence[ClientSpan | None]) -> Columns:
     )
 
 
-def gateway_first_output_s(records: Iterable[SpanLogRecord]) -> dict[str, float]:
-    """Return how long gateways took to their first output, s, by trace id in hex; none of traces that do not tell.
+class GatewaySpans:
+    """How long gateways took to their first output, by trace, as spans come.
 
     The client is us, so what calls a model in a trace of ours and is no engine's request is a gateway. Of several, one
     behind the other, the longest holds the others.
     """
-    longest: dict[str, tuple[float, float]] = {}
-    for record in records:
-        if not isinstance(record, ExportRecord):
-            continue
-        for received_ns, scope, span in record.spans():
-            told = part_told(span, scope)
-            if fault(span, received_ns) or told in ("request", "stage"):
-                continue
-            call = client_span(span, received_ns, is_gateway=told == "gateway")
-            if call.is_call and call.first_s >= 0:
-                before = longest.get(span.trace_id.hex(), (0.0, 0.0))
-                longest[span.trace_id.hex()] = max(before, (call.whole_s, call.first_s))
-    return {trace: first_s for trace, (_, first_s) in longest.items()}
+
+    def __init__(self) -> None:
+        self._longest: dict[bytes, tuple[float, float]] = {}
+
+    def add(self, received: ReceivedSpan) -> None:
+        """Take in one span of any kind."""
+        if received.fault or received.kind.role not in ("gateway", "call"):
+            return
+        call = client_span(received)
+        if call.is_call and call.first_s >= 0:
+            trace_id = received.span.trace_id
+            self._longest[trace_id] = max(self._longest.get(trace_id, (0.0, 0.0)), (call.whole_s, call.first_s))
+
+    def first_output_s(self) -> dict[str, float]:
+        """Return the times to the first output, s, by trace id in hex; none of traces that do not tell."""
+        return {trace_id.hex(): first_s for trace_id, (_, first_s) in self._longest.items()}

@@ -1,24 +1,24 @@
 """Which spans of one trace are of one request of a model: its client's, its gateway's, its engines'.
 
-What a single span says is left to `client_spans` and `scraper.spans.requests`; when all are there, to `window`.
+What a single span says is left to `client_spans` and `scraper.spans`; when all are there, to `window`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from correlator.live.client_spans import ClientSpan
-from scraper.spans.requests import whole_request
+from scraper.spans.received import OTHER, ReceivedSpan
 
 _CLOCKS_NS = 50_000_000  # by which a client's and an engine's clock may differ, and one span still enclose the other
 _DEPTH = 32
+_NO_RESOURCE = Resource()
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of ours
-
-EngineSpan = tuple[int, str, Span]  # received_ns by our clock, the name of its scope, the span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class TracedRequest:
 
     client: ClientSpan | None
     gateway: ClientSpan | None
-    engine: tuple[EngineSpan, ...]
+    engine: tuple[ReceivedSpan, ...]
     evicted: bool = False
 
 
@@ -40,8 +40,8 @@ class Trace:
     """What is known of one trace, its spans by their ids. `done` are those of requests that were given out."""
 
     spans: dict[bytes, ClientSpan] = field(default_factory=dict)
-    engine: dict[bytes, EngineSpan] = field(default_factory=dict)
-    stages: dict[bytes, EngineSpan] = field(default_factory=dict)
+    engine: dict[bytes, ReceivedSpan] = field(default_factory=dict)
+    stages: dict[bytes, ReceivedSpan] = field(default_factory=dict)
     done: set[bytes] = field(default_factory=set)
     oldest_ns: int = 0
     newest_ns: int = 0
@@ -83,7 +83,7 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
             client = None  # it was given out before its engine told of it
         parts = [*group.engine, *([client] if client else [])]
         engine = tuple(trace.engine[one.span_id] for one in group.engine)
-        is_whole = client is not None and group.rooted and all(whole_request(span, scope) for _, scope, span in engine)
+        is_whole = client is not None and group.rooted and all(one.kind.tells_all for one in engine)
         request = TracedRequest(client=client, gateway=gateway, engine=engine + _stages(trace, engine))
         yield request, min(one.received_ns for one in parts), is_whole
     for span in trace.spans.values():
@@ -129,12 +129,12 @@ def _client(above: Sequence[ClientSpan], passed: Mapping[bytes, int]) -> ClientS
     return calls[-1] if calls else alone[0] if alone else None
 
 
-def _stages(trace: Trace, engine: Sequence[EngineSpan]) -> tuple[EngineSpan, ...]:
+def _stages(trace: Trace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan, ...]:
     """Return the stages of an engine's request, with what leads from them up to it; the latter without its content."""
     if not trace.stages:
         return ()
-    wanted = {span.span_id for _, _, span in engine}
-    found: dict[bytes, EngineSpan] = {}
+    wanted = {one.span.span_id for one in engine}
+    found: dict[bytes, ReceivedSpan] = {}
     for key, stage in trace.stages.items():
         chain, _ = trace.chain(trace.spans[key])
         ids = [one.span_id for one in chain]
@@ -145,19 +145,20 @@ def _stages(trace: Trace, engine: Sequence[EngineSpan]) -> tuple[EngineSpan, ...
             if one.span_id in wanted:
                 break
             if one.span_id not in trace.stages:
-                own = _bare(stage[2].trace_id, one.span_id, one.parent_id, one.start_ns, one.end_ns)
-                found[one.span_id] = (one.received_ns, "", own)
+                own = _bare(stage.span.trace_id, one.span_id, one.parent_id, one.start_ns, one.end_ns)
+                found[one.span_id] = replace(stage, received_ns=one.received_ns, span=own, kind=OTHER)
     return tuple(found.values())
 
 
-def own_copy(span: Span) -> Span:
+def own_copy(received: ReceivedSpan) -> ReceivedSpan:
     """Copy a span without its long texts, events and links: one of an export keeps all of the export in memory."""
+    span = received.span
     own = _bare(span.trace_id, span.span_id, span.parent_span_id, span.start_time_unix_nano, span.end_time_unix_nano)
     own.name = span.name[:_LONGEST_TEXT]
     own.attributes.extend(
         one for one in span.attributes if one.value.ByteSize() <= _LONGEST_TEXT and len(one.key) <= _LONGEST_TEXT
     )
-    return own
+    return replace(received, span=own, resource=_NO_RESOURCE)
 
 
 def _bare(trace_id: bytes, span_id: bytes, parent_id: bytes, start_ns: int, end_ns: int) -> Span:

@@ -6,13 +6,14 @@ Which of a trace's spans belong to a request, `traced_requests` knows; what they
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from correlator.live.client_spans import client_span
 from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of
-from scraper.spans.log import ExportRecord, fault
-from scraper.spans.requests import part_told
+from scraper.spans.log import ExportRecord
+from scraper.spans.received import OTHER, ReceivedSpan
 from scraper.spans.spec import SETTLE_S
 
 # The choices of a request come with one another, or nearly so.
@@ -54,10 +55,10 @@ class TraceWindow:
         Raises ValueError for bytes that no receiver has written.
         """
         taken = 0
-        for received_ns, scope, span in export.spans():
+        for received in export.spans():
             taken += 1
-            if not fault(span, received_ns):
-                self._take(span, scope, received_ns)
+            if not received.fault:
+                self._take(received)
         while self._kept > self._most_spans or self._bytes > self._most_bytes:
             self._evict()
         return taken
@@ -78,18 +79,18 @@ class TraceWindow:
         self._forget(now_ns - round(KEEP_S * 1e9))
         return found
 
-    def _take(self, span: Span, scope: str, received_ns: int) -> None:
+    def _take(self, received: ReceivedSpan) -> None:
+        span, received_ns, role = received.span, received.received_ns, received.kind.role
         trace = self._traces.pop(span.trace_id, None) or Trace(oldest_ns=received_ns)
         self._traces[span.trace_id] = trace
         if span.span_id in trace.spans:
             self.repeated += 1
             return
-        told = part_told(span, scope)
-        trace.spans[span.span_id] = client_span(span, received_ns, is_gateway=told == "gateway")
-        if told in ("request", "stage"):
-            own = own_copy(span)
-            self._bytes += own.ByteSize()
-            (trace.engine if told == "request" else trace.stages)[span.span_id] = (received_ns, scope, own)
+        trace.spans[span.span_id] = client_span(received)
+        if role in ("request", "stage"):
+            own = own_copy(received)
+            self._bytes += own.span.ByteSize()
+            (trace.engine if role == "request" else trace.stages)[span.span_id] = own
         trace.newest_ns, trace.look_ns = received_ns, 0
         self._open[span.trace_id] = None
         self._kept += 1
@@ -103,8 +104,8 @@ class TraceWindow:
             if is_whole:
                 due_ns = min(due_ns, quiet_ns)
             if now_ns >= due_ns or all_of_it:
-                for _, _, span in request.engine:
-                    self._done(trace, span.span_id)
+                for one in request.engine:
+                    self._done(trace, one.span.span_id)
                 if request.client is not None:
                     trace.done.add(request.client.span_id)
                 yield request
@@ -120,8 +121,8 @@ class TraceWindow:
         trace.done.add(key)
         for kept in (trace.engine, trace.stages):
             if key in kept:
-                self._bytes -= kept[key][2].ByteSize()
-                kept[key] = (kept[key][0], "", _NOTHING)
+                self._bytes -= kept[key].span.ByteSize()
+                kept[key] = replace(kept[key], span=_NOTHING, kind=OTHER)
 
     def _evict(self) -> None:
         """Make room: the trace that nothing came for the longest goes, and its requests as they are."""
@@ -156,5 +157,5 @@ class TraceWindow:
             del trace.spans[key]
             trace.done.discard(key)
             own = trace.engine.pop(key, None) or trace.stages.pop(key, None)
-            self._bytes -= own[2].ByteSize() if own else 0
+            self._bytes -= own.span.ByteSize() if own else 0
         self._kept -= len(keys)

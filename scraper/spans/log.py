@@ -13,24 +13,18 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.frames import FrameLog, Rotation, read_frames
+from scraper.spans.received import ReceivedSpan, received_spans
 
-MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
-OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
-OFF_CLOCK = "stamped by another clock than ours"
 _COMPRESSION_LEVEL = 1
-_NO_TRACE = bytes(16)
-_NO_SPAN = bytes(8)
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What a receiver has done since it began.
 
     exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
-                    when they came that another clock has stamped them (`fault`): both are read by nobody
+                    when they came that another clock has stamped them (`received.fault`): neither are used
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
     turned_away     exports that had to come again: too many at a time, or the log could not be written
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
@@ -58,23 +52,16 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
         """Return the bytes of the ExportTraceServiceRequest."""
         return zlib.decompress(self.packed)
 
-    def request(self) -> ExportTraceServiceRequest:
-        """Return the export parsed. Raises ValueError for bytes that no receiver has written."""
+    def spans(self) -> Iterator[ReceivedSpan]:
+        """Inflate and parse the export, and give each of its spans.
+
+        Raises ValueError for bytes that no receiver has written.
+        """
         try:
-            return ExportTraceServiceRequest.FromString(self.body())
+            request = ExportTraceServiceRequest.FromString(self.body())
         except (DecodeError, zlib.error) as error:
             raise ValueError(f"not an export: {error}") from error
-
-    def spans(self) -> Iterator[tuple[int, str, Span]]:
-        """Give each span with when it came and the name of its scope. Raises ValueError as `request` does."""
-        return ((self.received_ns, scope, span) for _, scope, span in self.sent())
-
-    def sent(self) -> Iterator[tuple[Resource, str, Span]]:
-        """Give each span with who sent it and the name of its scope. Raises ValueError as `request` does."""
-        for one in self.request().resource_spans:
-            for scope in one.scope_spans:
-                for span in scope.spans:
-                    yield one.resource, scope.scope.name, span
+        return received_spans(request, self.received_ns)
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):
@@ -125,33 +112,6 @@ def decode(payload: bytes) -> SpanLogRecord:
 def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
     """Give the records of a log up to its end or its tear. Raises msgspec.DecodeError as `decode` does."""
     yield from map(decode, read_frames(path))
-
-
-def fault(span: Span, received_ns: int) -> str:
-    """Say why a span that came at `received_ns` is not used, empty if it is: a bad span is counted and read by nobody.
-
-    - ids that are not 16 and 8 bytes, or all zero
-    - an end before the start, or no stamps at all
-    - more than MAX_ATTRIBUTES attributes
-    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came
-    """
-    if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
-        return "no valid trace id"
-    if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
-        return "no valid span id"
-    if len(span.parent_span_id) not in (0, 8):
-        return "no valid parent span id"
-    # Beyond int64 there is no column for it, and no such year.
-    if not 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 2**63:
-        return "an end before its start"
-    if len(span.attributes) > MAX_ATTRIBUTES:
-        return f"more than {MAX_ATTRIBUTES} attributes"
-    return OFF_CLOCK if abs(off_clock_s(span, received_ns)) > OFF_CLOCK_S else ""
-
-
-def off_clock_s(span: Span, received_ns: int) -> float:
-    """Return how far ahead of ours a span's clock is, s, as far as an end and when it came tell: within seconds."""
-    return (span.end_time_unix_nano - received_ns) / 1e9
 
 
 def last_counts(records: Iterable[SpanLogRecord]) -> tuple[Counts, int]:

@@ -1,6 +1,6 @@
 """The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
 
-Each export is checked, logged as it came and, where asked for, passed on. What spans mean is `engine_spans`' business.
+Each export is checked, logged as it came and, where asked for, passed on. What spans tell is left to `requests`.
 Imported only where it is chosen, because grpcio is heavy.
 """
 
@@ -24,13 +24,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
-from scraper.spans.log import OFF_CLOCK, Counts, SpanLog, StateRecord, fault, off_clock_s, packed
-from scraper.spans.requests import ends_prefill, part_told, whole_request
+from scraper.spans.log import Counts, SpanLog, StateRecord, packed
+from scraper.spans.received import OFF_CLOCK, ReceivedSpan, classify, received_spans
 from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, host_and_port
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
@@ -55,7 +54,7 @@ class Receiver:
         """Raises ValueError for an address or a forwarding URL that is none."""
         for address in (spec.grpc, spec.http):
             host_and_port(address or "none:0")
-        whole_request(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
+        classify(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
         self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
@@ -220,12 +219,11 @@ class Receiver:
         await self._keep(via, body, received_ns)
         self._totals["exports"] += 1
         reply = ExportTraceServiceResponse()
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    if reason := self._look(via, resource.resource, scope.scope.name, span, received_ns):
-                        reply.partial_success.rejected_spans += 1
-                        reply.partial_success.error_message = reason
+        for span in received_spans(request, received_ns):
+            self._look(via, span)
+            if span.fault:
+                reply.partial_success.rejected_spans += 1
+                reply.partial_success.error_message = span.fault
         for kept in (self._traces, self._halves):
             while len(kept) > _TRACES_KEPT:
                 del kept[next(iter(kept))]
@@ -236,35 +234,31 @@ class Receiver:
         self._news.set()
         return reply.SerializeToString()
 
-    def _look(self, via: str, resource: Resource, scope: str, span: Span, received_ns: int) -> str:
-        """Count a span, and note whose request it tells; return what is wrong with it, empty if nothing."""
+    def _look(self, via: str, received: ReceivedSpan) -> None:
+        """Count a span, and note whose request it tells."""
         self._totals["spans"] += 1
-        reason = fault(span, received_ns)
-        if reason == OFF_CLOCK:
+        if received.fault == OFF_CLOCK:
             self._totals["off_clock"] += 1
-            off_s = off_clock_s(span, received_ns)
-            names = [one.value.string_value[:60] for one in resource.attributes if one.key == "service.name"]
+            off_s = received.off_clock_s
+            names = [one.value.string_value[:60] for one in received.resource.attributes if one.key == "service.name"]
             text = f"spans{f' of {names[0]!r}' if names else ''} that came over {via} are not used: their clock is"
             where = "ahead of" if off_s > 0 else "behind"
-            self._say_once(reason, f"{text} {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)")
-        elif reason:
+            self._say_once(OFF_CLOCK, f"{text} {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)")
+        elif received.fault:
             self._totals["bad_spans"] += 1
-            self._say_once(reason, f"spans that came over {via} are not used: {reason}")
-        if reason:
-            return reason
-        if whole_request(span, scope) or self._completes(span, scope):
-            self._traces[span.trace_id] = None
-        return ""
+            self._say_once(received.fault, f"spans that came over {via} are not used: {received.fault}")
+        elif received.kind.tells_all or self._completes(received):
+            self._traces[received.span.trace_id] = None
 
-    def _completes(self, span: Span, scope: str) -> bool:
+    def _completes(self, received: ReceivedSpan) -> bool:
         """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
-        part = "stage" if ends_prefill(span) else "request"
-        if part == "request" and part_told(span, scope) != part:
+        kind, trace_id = received.kind, received.span.trace_id
+        if kind.role != "request" and not kind.ends_prefill:
             return False
-        other = self._halves.pop(span.trace_id, part)
-        if other == part:
-            self._halves[span.trace_id] = part
-        return other != part
+        other = self._halves.pop(trace_id, kind.role)
+        if other == kind.role:
+            self._halves[trace_id] = kind.role
+        return other != kind.role
 
     async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
         """Log an export before its sender is told that we have it."""

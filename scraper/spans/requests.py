@@ -7,17 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal
 
 import numpy as np
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.columns import Bools, Floats, Ints, Texts
-from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, SpanTime, catalogue
-from scraper.spans.log import OFF_CLOCK, ExportRecord, SpanLogRecord, fault, off_clock_s
+from scraper.engines.catalogue import Spans, SpanTime
+from scraper.spans.log import ExportRecord, SpanLogRecord
+from scraper.spans.received import OFF_CLOCK, ReceivedSpan, plain
 
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be told as the rest of another before it
 IMPOSSIBLE = "a time that is negative or no number"
@@ -79,52 +77,63 @@ class _Request:
     off_clock_s: float
 
 
-def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
-    """Read the spans of requests out of a span log's records, as `request_spans` does, and whose clocks they bear."""
-    exports = (record for record in records if isinstance(record, ExportRecord))
-    return _read((one.received_ns, scope, span, resource) for one in exports for resource, scope, span in one.sent())
-
-
-def request_spans(spans: Iterable[tuple[int, str, Span]]) -> EngineSpans:
-    """Read the spans of requests, each with when it came and its scope; spans that tell none are passed over.
+class RequestSpans:
+    """The spans of engines' and gateways' requests as they come, each with the stages below it.
 
     - a span that came twice counts once; one with a `fault` or that tells an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
+    - other spans are passed over
     """
-    return _read((*one, Resource()) for one in spans)
 
+    def __init__(self) -> None:
+        self._requests: dict[Key, _Request] = {}
+        self._stages: dict[Key, Span] = {}
+        self._parents: dict[Key, bytes] = {}
+        self._refused: Counter[str] = Counter()
 
-def _read(spans: Iterable[tuple[int, str, Span, Resource]]) -> EngineSpans:
-    requests: dict[Key, _Request] = {}
-    stages: dict[Key, Span] = {}
-    parents: dict[Key, bytes] = {}
-    refused: Counter[str] = Counter()
-    for received_ns, scope, span, resource in spans:
+    def add(self, received: ReceivedSpan) -> None:
+        """Take in one span."""
+        span, kind = received.span, received.kind
         key = (span.trace_id, span.span_id)
-        reason = fault(span, received_ns) or ("repeated" if key in parents else "")
+        reason = received.fault or ("repeated" if key in self._parents else "")
         if reason:
-            refused[reason] += 1
+            self._refused[reason] += 1
         if reason not in ("", OFF_CLOCK):
-            continue
-        parents[key] = span.parent_span_id
-        known = _told_by(span, scope)
-        if known is not None:
-            engine, told = known
-            wanted = {told.request_id, *(way.attribute for ways in told.times.values() for way in ways)}
-            requests[key] = _Request(
+            return
+        self._parents[key] = span.parent_span_id
+        if kind.spans is not None:
+            times = kind.spans.times.values()
+            wanted = {kind.spans.request_id, *(way.attribute for ways in times for way in ways)}
+            self._requests[key] = _Request(
                 span=span,
-                engine=engine,
-                spans=told,
+                engine=kind.engine,
+                spans=kind.spans,
                 attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
-                clock=_clock(resource),
-                off_clock_s=off_clock_s(span, received_ns) if reason else math.nan,
+                clock=_clock(received.resource),
+                off_clock_s=received.off_clock_s if reason else math.nan,
             )
-        elif not reason and span.name in _stage_names():
-            stages[key] = span
-    under = _under(requests, stages, parents)
-    rows = [(request, _times(request, under.get(key, ()))) for key, request in requests.items()]
-    refused[IMPOSSIBLE] += sum(times is None for _, times in rows)
-    return _columns([(request, times) for request, times in rows if times is not None], +refused)
+        elif kind.role == "stage" and not reason:
+            self._stages[key] = span
+
+    def table(self) -> EngineSpans:
+        """Return what came so far as columns."""
+        under = _under(self._requests, self._stages, self._parents)
+        rows = [(request, _times(request, under.get(key, ()))) for key, request in self._requests.items()]
+        impossible = Counter({IMPOSSIBLE: sum(times is None for _, times in rows)})
+        return _columns([(request, times) for request, times in rows if times is not None], self._refused + impossible)
+
+
+def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
+    """Read the spans of requests out of a span log's records."""
+    return request_spans(span for one in records if isinstance(one, ExportRecord) for span in one.spans())
+
+
+def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
+    """Read the spans of requests out of spans of any kind, as `RequestSpans` does."""
+    requests = RequestSpans()
+    for span in spans:
+        requests.add(span)
+    return requests.table()
 
 
 def _clock(resource: Resource) -> str:
@@ -132,67 +141,6 @@ def _clock(resource: Resource) -> str:
     told = {one.key: _text(plain(one.value)) for one in resource.attributes if one.key in (_INSTANCE, *_PLACE)}
     place = "/".join(told[key] for key in _PLACE if told.get(key))
     return (told.get(_INSTANCE) or place)[:_LONGEST_NAME]
-
-
-def whole_request(span: Span, scope: str) -> bool:
-    """Tell whether a span by itself tells the times of an engine's request; `scope` is the name of its scope."""
-    known = _told_by(span, scope)
-    if known is None or known[1].is_gateway:
-        return False
-    return not any(way.begin for ways in known[1].times.values() for way in ways)
-
-
-def part_told(span: Span, scope: str) -> Literal["request", "gateway", "stage", ""]:
-    """Tell whether a span is an engine's request, that of a gateway before it, a stage of one, or none of these."""
-    known = _told_by(span, scope)
-    if known is not None:
-        return "gateway" if known[1].is_gateway else "request"
-    return "stage" if span.name in _stage_names() else ""
-
-
-def ends_prefill(span: Span) -> bool:
-    """Tell whether a span is the stage that ends a prefill: with its request's span, the times up to then are told."""
-    return span.name in _last_stages()
-
-
-@cache
-def _catalogues() -> tuple[tuple[str, Spans], ...]:
-    return tuple((name, spans) for name in ENGINES if (spans := catalogue(name).spans) is not None)
-
-
-@cache
-def _stage_names() -> frozenset[str]:
-    ways = [way for _, spans in _catalogues() for ways in spans.times.values() for way in ways]
-    return frozenset(name for way in ways for name in (*way.begin, way.end) if name)
-
-
-@cache
-def _last_stages() -> frozenset[str]:
-    return frozenset(way.end for _, spans in _catalogues() for way in spans.times.get("prefill", ()) if way.end)
-
-
-def _told_by(span: Span, scope: str) -> tuple[str, Spans] | None:
-    """Return the engine whose request a span tells, if any, and how its spans tell it."""
-    return next((known for known in _catalogues() if any(_matches(span, scope, one) for one in known[1].match)), None)
-
-
-def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
-    if (match.name and span.name != match.name) or not scope.startswith(match.scope):
-        return False
-    if not match.attributes and not match.values:
-        return True
-    shown = {one.key: one.value.string_value for one in span.attributes}
-    return all(name in shown for name in match.attributes) and all(
-        shown.get(name) == value for name, value in match.values.items()
-    )
-
-
-def plain(value: AnyValue) -> str | float:
-    """Return a number as a float, anything else as a text."""
-    kind = value.WhichOneof("value")
-    if kind in ("int_value", "double_value"):
-        return float(getattr(value, kind))
-    return value.string_value
 
 
 def _under(

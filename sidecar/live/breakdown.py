@@ -15,7 +15,7 @@ from correlator.breakdown import decomposed
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import join, unjoined
-from correlator.live.traces import EngineSpan, own_copy
+from correlator.live.traces import own_copy
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
 from loadgen.requests.table import RequestLog
@@ -23,7 +23,8 @@ from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
 from scraper.spans.log import ExportRecord, decode
-from scraper.spans.requests import part_told, request_spans
+from scraper.spans.received import ReceivedSpan
+from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
 
 WINDOW_S = 60.0
@@ -36,7 +37,7 @@ class LiveParts:
 
     def __init__(self) -> None:
         self.counts: PartCounts = nothing_counted(sources=())
-        self._spans: dict[bytes, list[EngineSpan]] = {}  # by trace, in the order in which the first of each came
+        self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
         self._listens = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window: deque[tuple[int, RequestLog, Bools]] = deque()  # which of them wait for an estimate
@@ -52,9 +53,9 @@ class LiveParts:
         if not isinstance(record, ExportRecord):
             return
         self._listens = True
-        for received_ns, scope, span in record.spans():
-            if part_told(span, scope):
-                self._spans.setdefault(span.trace_id, []).append((received_ns, scope, own_copy(span)))
+        for received in record.spans():
+            if received.kind.role in ("request", "gateway", "stage"):
+                self._spans.setdefault(received.span.trace_id, []).append(own_copy(received))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         if scrape.url not in self._pages:
@@ -74,7 +75,7 @@ class LiveParts:
             self._next_ns = now_ns + round(STEP_S * 1e9)
             self._estimate()
         before_ns = now_ns - round(WINDOW_S * 1e9)
-        while self._spans and next(iter(self._spans.values()))[0][0] < before_ns:
+        while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             del self._spans[next(iter(self._spans))]
         while self._window and (self._window[0][0] < before_ns or self._held > MOST_REQUESTS):
             _, log, waits = self._window.popleft()

@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scraped import scraped
 from sent_requests import parts, planned
+from sent_spans import TRACE, call, engine, export, gateway
 
 from loadgen.records import WorkerStat, append_record, plan_end
 from loadgen.requests.table import RequestLog
 from rundir.frames import FrameLog
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
-from scraper.spans.log import Counts, SpanLog, StateRecord
+from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
 from scraper.targets.fetch import Scrape
 from sidecar.directory import (
     Event,
@@ -216,6 +217,21 @@ def test_what_receivers_counted_is_added_up(tmp_path: Path):
     run = open_run(tmp_path / "run")
     assert (Counts(exports=3, spans=8, malformed=4), 1) == (run.span_counts, run.receiver_deaths)
     assert 0 == len(run.spans)
+
+
+def test_an_export_of_spans_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Spans of engines and of gateways are read in one pass."""
+    write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
+    log = SpanLog(tmp_path / "run/raw/spans-0.log")
+    for sent in ([gateway("g", first_ms=250.0), engine(parent="g")], [call("c", first_ms=100.0, trace=b"u" * 16)]):
+        log.append(export(sent))
+    log.close()
+    unpacked = []
+    whole = ExportRecord.body
+    monkeypatch.setattr(ExportRecord, "body", lambda one: unpacked.append(one) or whole(one))
+    run = open_run(tmp_path / "run")
+    assert (2, {TRACE.hex(): 0.25, (b"u" * 16).hex(): 0.1}) == (len(run.spans), run.gateway_first_s)
+    assert 2 == len(unpacked)
 
 
 def test_records_of_requests_are_read(tmp_path: Path):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, MS, NOON, SERVER, call, gateway, span
 
 from correlator.live.client_spans import ClientSpan, client_span
+from scraper.spans.received import received
 
 
 def read(one: Span) -> ClientSpan:
-    return client_span(one, NOON, is_gateway=False)
+    return client_span(received(one, "", NOON, Resource()))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,8 @@ def test_only_clients_and_servers_wait():
 
 def test_a_known_gateway_s_span_is_a_call():
     """It need not say so."""
-    assert client_span(gateway("g"), NOON, is_gateway=True).is_call
+    assert read(gateway("g")).is_call
+    assert read(gateway("g")).is_gateway
 
 
 def test_tokens_and_whom_it_called_are_read():

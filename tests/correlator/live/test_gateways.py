@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from sent_spans import TRACE, call, engine, export, gateway, span
 
-from correlator.live.client_spans import gateway_first_output_s
+from correlator.live.client_spans import GatewaySpans
+from scraper.spans.log import ExportRecord
+
+
+def gateway_first_output_s(exports: list[ExportRecord]) -> dict[str, float]:
+    gateways = GatewaySpans()
+    for one in exports:
+        for received in one.spans():
+            gateways.add(received)
+    return gateways.first_output_s()
 
 
 @pytest.mark.parametrize("sent", [gateway("g", first_ms=250.0), call("g", first_ms=250.0)])

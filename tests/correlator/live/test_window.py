@@ -26,7 +26,7 @@ def told(requests: Sequence[TracedRequest]) -> list[Told]:
         (
             name(one.client.span_id) if one.client else "",
             name(one.gateway.span_id) if one.gateway else "",
-            sorted(name(own.span_id) for _, _, own in one.engine),
+            sorted(name(own.span.span_id) for own in one.engine),
         )
         for one in requests
     )

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from correlator.breakdown import Parts
 from exporter.otlp.spans import TEXT_CHARS, Told, exports, spans
 from loadgen.records import span_id, trace_id, traceparent
-from scraper.spans.log import fault
+from scraper.spans.received import fault
 
 MS = 1_000_000
 RUN = "20261121-120000-abcdef"

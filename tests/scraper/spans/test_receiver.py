@@ -28,7 +28,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from rundir.frames import read_frames
 from scraper.spans.log import (
-    OFF_CLOCK,
     Counts,
     ExportRecord,
     SpanLog,
@@ -38,6 +37,7 @@ from scraper.spans.log import (
     last_counts,
     packed,
 )
+from scraper.spans.received import OFF_CLOCK
 from scraper.spans.receiver import Receiver
 from scraper.spans.requests import engine_spans
 from scraper.spans.spec import CannotListen, ReceiverSpec
@@ -103,7 +103,7 @@ export = partial(odd_export, 10**18 + 1)
 @pytest.mark.parametrize("via", ["grpc", "grpc gzip", "http", "http gzip"])
 async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Sequence[bytes], via: str):
     """Byte for byte, over either wire, packed or not; each export is acknowledged when it is logged, and counted."""
-    recorded_ns = max(span.end_time_unix_nano for body in exports for _, _, span in packed(0, via, body).spans())
+    recorded_ns = max(one.span.end_time_unix_nano for body in exports for one in packed(0, via, body).spans())
     async with listening(tmp_path, now_ns=recorded_ns) as one:
         for number, body in enumerate(exports):
             assert b"" == await one.send(via, body)

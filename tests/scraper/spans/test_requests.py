@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.log import OFF_CLOCK, ExportRecord, decode, packed
-from scraper.spans.requests import IMPOSSIBLE, EngineSpans, engine_spans, whole_request
+from scraper.spans.log import ExportRecord, decode, packed
+from scraper.spans.received import OFF_CLOCK, classify
+from scraper.spans.requests import IMPOSSIBLE, EngineSpans, engine_spans
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
@@ -252,12 +253,12 @@ def test_strangers_spans_tell_no_request():
 
 def test_what_is_awaited_is_a_span_that_says_all():
     """vLLM's does; SGLang's root has stages to come, and a gateway's is no engine's."""
-    (vllm,) = record({"name": "llm_request"}).request().resource_spans[0].scope_spans[0].spans
-    root, *_ = record(*sglang([])).request().resource_spans[0].scope_spans[0].spans
+    (vllm,) = record({"name": "llm_request"}).spans()
+    root, *_ = record(*sglang([])).spans()
     assert [True, False, False] == [
-        whole_request(vllm, "vllm.llm_engine"),
-        whole_request(vllm, "other"),
-        whole_request(root, ""),
+        classify(vllm.span, "vllm.llm_engine").tells_all,
+        classify(vllm.span, "other").tells_all,
+        classify(root.span, "").tells_all,
     ]
 
 
@@ -271,6 +272,6 @@ def test_what_was_logged_is_what_is_read(body: bytes, received_ns: int):
 def test_bytes_that_no_receiver_wrote_are_an_error():
     """A log is ours alone: what cannot be parsed was not written by a receiver."""
     with pytest.raises(ValueError, match="not an export"):
-        packed(0, "http", b"\xff").request()
+        packed(0, "http", b"\xff").spans()
     with pytest.raises(ValueError, match="not an export"):
-        ExportRecord(received_ns=0, via="http", packed=b"x").request()
+        ExportRecord(received_ns=0, via="http", packed=b"x").spans()

@@ -1,0 +1,174 @@
+"""A span as it was received: what it is and what is wrong with it, asked once for all who read it.
+
+Engines and gateways are recognised by the engines' YAML files, a client's call by OpenTelemetry's GenAI and HTTP
+conventions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, catalogue
+
+MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
+OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
+OFF_CLOCK = "stamped by another clock than ours"
+OPERATIONS = ("chat", "text_completion", "generate_content")
+PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
+_OPERATION = "gen_ai.operation.name"
+_PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.route")
+_NO_TRACE = bytes(16)
+_NO_SPAN = bytes(8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanKind:
+    """What a span is.
+
+    role          an engine's `request`, that of a known `gateway` before it, a `stage` of an engine's request, a
+                  client's `call` of a model, or `other`
+    engine        the name in ENGINES of a request's or gateway's; `spans` is how its spans tell times
+    tells_all     it is a request whose times the span itself tells, without its stages
+    ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are told
+    """
+
+    role: Literal["request", "gateway", "stage", "call", "other"]
+    engine: str = ""
+    spans: Spans | None = None
+    tells_all: bool = False
+    ends_prefill: bool = False
+
+
+_STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
+_CALL = SpanKind(role="call")
+OTHER = SpanKind(role="other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedSpan:
+    """One span, when it came (int64 ns Unix by our clock) and from whom; `fault` is that of the function."""
+
+    received_ns: int
+    span: Span
+    kind: SpanKind
+    fault: str
+    resource: Resource
+
+    @property
+    def off_clock_s(self) -> float:
+        """Return how far ahead of ours its clock is, s, as far as its end and when it came show: within seconds."""
+        return (self.span.end_time_unix_nano - self.received_ns) / 1e9
+
+
+def received_spans(export: ExportTraceServiceRequest, received_ns: int) -> Iterator[ReceivedSpan]:
+    """Give each span of an export."""
+    for sender in export.resource_spans:
+        for scope in sender.scope_spans:
+            for span in scope.spans:
+                yield received(span, scope.scope.name, received_ns, sender.resource)
+
+
+def received(span: Span, scope: str, received_ns: int, resource: Resource) -> ReceivedSpan:
+    """Look at one span; `scope` is the name of its scope."""
+    return ReceivedSpan(
+        received_ns=received_ns,
+        span=span,
+        kind=classify(span, scope),
+        fault=fault(span, received_ns),
+        resource=resource,
+    )
+
+
+def classify(span: Span, scope: str) -> SpanKind:
+    """Return what a span is: an engine's or gateway's by its catalogue, else a stage by name, else a call by what its
+    attributes say of it.
+    """
+    for matches, kind in _requests():
+        if any(_matches(span, scope, one) for one in matches):
+            return kind
+    if span.name in _stages():
+        return _stages()[span.name]
+    return _CALL if _is_call(span) else OTHER
+
+
+def fault(span: Span, received_ns: int) -> str:
+    """Return why a span that came at `received_ns` is not used, '' if it is: it is counted, but not read.
+
+    - ids that are not 16 and 8 bytes, or all zero
+    - an end before the start, or no stamps at all
+    - more than MAX_ATTRIBUTES attributes
+    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came
+    """
+    if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
+        return "no valid trace id"
+    if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
+        return "no valid span id"
+    if len(span.parent_span_id) not in (0, 8):
+        return "no valid parent span id"
+    # Beyond int64 there is no column for it, and no such year.
+    if not 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 2**63:
+        return "an end before its start"
+    if len(span.attributes) > MAX_ATTRIBUTES:
+        return f"more than {MAX_ATTRIBUTES} attributes"
+    return OFF_CLOCK if abs(span.end_time_unix_nano - received_ns) / 1e9 > OFF_CLOCK_S else ""
+
+
+def plain(value: AnyValue) -> str | float:
+    """Return a number as a float, anything else as a text."""
+    kind = value.WhichOneof("value")
+    if kind in ("int_value", "double_value"):
+        return float(getattr(value, kind))
+    return value.string_value
+
+
+@cache
+def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
+    """Return what the catalogues say, read once."""
+    kinds = []
+    for name in ENGINES:
+        spans = catalogue(name).spans
+        if spans is not None:
+            staged = any(way.begin for ways in spans.times.values() for way in ways)
+            role: Literal["gateway", "request"] = "gateway" if spans.is_gateway else "request"
+            tells_all = role == "request" and not staged
+            kinds.append((spans.match, SpanKind(role=role, engine=name, spans=spans, tells_all=tells_all)))
+    return tuple(kinds)
+
+
+@cache
+def _stages() -> Mapping[str, SpanKind]:
+    catalogues = [kind.spans for _, kind in _requests() if kind.spans is not None]
+    ways = [(name, way) for spans in catalogues for name, ways in spans.times.items() for way in ways]
+    names = {name for _, way in ways for name in (*way.begin, way.end) if name}
+    last = {way.end for time, way in ways if time == "prefill" and way.end}
+    return {name: _LAST_STAGE if name in last else _STAGE for name in names}
+
+
+def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
+    if (match.name and span.name != match.name) or not scope.startswith(match.scope):
+        return False
+    if not match.attributes and not match.values:
+        return True
+    shown = {one.key: one.value.string_value for one in span.attributes}
+    return all(name in shown for name in match.attributes) and all(
+        shown.get(name) == value for name, value in match.values.items()
+    )
+
+
+def _is_call(span: Span) -> bool:
+    """Tell a call of a model from the workflow around it, which may hold several: by its operation, else its path."""
+    if span.kind not in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER):
+        return False
+    shown = {one.key: str(plain(one.value)) for one in span.attributes if one.key in (_OPERATION, *_PATH_ATTRIBUTES)}
+    if _OPERATION in shown:
+        return shown[_OPERATION] in OPERATIONS
+    # Not urlsplit, which raises for some of what a sender may write.
+    return any(path.partition("?")[0].rstrip("/").endswith(PATHS) for path in shown.values())
