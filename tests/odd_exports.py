@@ -9,6 +9,7 @@ import aiohttp
 import grpc
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from waiting import BOUND_S
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PROTOBUF = "application/x-protobuf"
@@ -44,5 +45,5 @@ async def over_grpc(port: int, body: bytes, compression: grpc.Compression = grpc
     """Call with an export, of any size, over a connection of its own."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        reply: bytes = await channel.unary_unary(EXPORT)(body, compression=compression, timeout=20)
+        reply: bytes = await channel.unary_unary(EXPORT)(body, compression=compression, timeout=BOUND_S)
         return reply

@@ -22,10 +22,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from waiting import BOUND_S
 
 from loadgen.records import RequestPart, read_log
 
-BOUND_S = 60.0
 MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
 ANSWER = (
     b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\n'
@@ -172,7 +172,7 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
         thread.join()
 
 
-def until(fact: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
+def until(fact: Callable[[], bool], what: str, *, deadline_s: float = BOUND_S) -> None:
     """Wait for another process."""
     ends_s = time.monotonic() + deadline_s
     while not fact():

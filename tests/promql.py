@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from waiting import BOUND_S
 
 DASHBOARD = Path(__file__).parents[1] / "dashboards" / "grafana" / "sidelight.json"
 PROMETHEUS = shutil.which("prometheus")
+# What Prometheus logs once it has the port that the system gave it.
+LISTENING = re.compile(r'Listening on" address=(\S+)')
 VARIABLES = {"instance": ".*", "endpoint": ".*", "__rate_interval": "5s", "__range": "60s", "__interval": "1s"}
 
 
@@ -99,7 +102,7 @@ async def empty_queries(
 async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterator[str]:
     """Run a real Prometheus on loopback that scrapes "host:port" targets each second; yield its base URL.
 
-    Everything it writes is under `directory`. Raises RuntimeError with its log if it is not ready within 15 s.
+    Everything it writes is under `directory`. Raises RuntimeError with its log if it never gets ready.
     """
     if PROMETHEUS is None:
         raise RuntimeError("prometheus is not installed")
@@ -109,26 +112,31 @@ async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterat
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
         f"scrape_configs: [{{job_name: sidelight, static_configs: [{{targets: [{targets}]}}]}}]\n"
     )
-    port = _free_port()
-    with (directory / "prometheus.log").open("wb") as log:
+    path = directory / "prometheus.log"
+    with path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             PROMETHEUS,
             f"--config.file={config}",
             f"--storage.tsdb.path={directory / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
+            "--web.listen-address=127.0.0.1:0",
             stdout=log,
             stderr=log,
         )
-    base_url = f"http://127.0.0.1:{port}"
     try:
-        if not await _answers(f"{base_url}/-/ready", lambda: process.returncode is None, deadline_s=15.0):
-            raise RuntimeError((directory / "prometheus.log").read_text())
+        async with asyncio.timeout(BOUND_S):
+            while (listening := LISTENING.search(path.read_text())) is None:
+                if process.returncode is not None:
+                    raise RuntimeError(path.read_text())
+                await asyncio.sleep(0.05)
+        base_url = f"http://{listening[1]}"
+        if not await _answers(f"{base_url}/-/ready", lambda: process.returncode is None, deadline_s=BOUND_S):
+            raise RuntimeError(path.read_text())
         yield base_url
     finally:
         if process.returncode is None:
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), 10.0)
+            await asyncio.wait_for(process.wait(), BOUND_S)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -146,10 +154,3 @@ async def _answers(url: str, alive: Callable[[], bool], *, deadline_s: float) ->
                 pass
             await asyncio.sleep(0.05)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from waiting import BOUND_S
+
 from scraper.series.log import FailureRecord, Row, read_log
 
 
@@ -29,7 +31,7 @@ class Worker:
         """The next event that is not passed over, which must be this one."""
         assert self.process.stdout is not None
         while True:
-            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 30))
+            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.process.stdout.readline(), BOUND_S))
             said = event.pop("event")
             if said not in over:
                 assert name == said, event
@@ -38,7 +40,7 @@ class Worker:
     async def ended(self) -> int:
         """Its exit code, after the end of its input at the latest."""
         self.send({"cmd": "exit"})
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), BOUND_S)
 
     def records(self) -> list[Row | FailureRecord]:
         return list(read_log(self.log))

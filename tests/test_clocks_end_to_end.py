@@ -62,12 +62,16 @@ async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path)
     assert 0 == done.code, done.err
     clock = done.summary["correlation"]["clock"]
     near, far = sorted(clock["engines"].values(), key=lambda one: abs(one["offset_ms"]))
-    assert abs(near["offset_ms"]) <= near["error_ms"] < 5
-    assert abs(far["offset_ms"] + 5000) <= far["error_ms"] < 5
+    assert abs(near["offset_ms"]) <= near["error_ms"]
+    assert abs(far["offset_ms"] + 5000) <= far["error_ms"]
     assert max(near["error_ms"], far["error_ms"]) == clock["error_ms"]
     table = pq.read_table(done.path / "requests.parquet").to_pydict()
+    for name, engine_clock in clock["engines"].items():
+        at_engine = np.array(table["endpoint_url"]) == name.rpartition(" at ")[2]
+        # Nine of ten requests at least agree, so that the round trip of most of them holds twice the error.
+        assert 2 * engine_clock["error_ms"] <= np.median(np.array(table["network_ms"])[at_engine])
     ways_ms = np.array([table["way_in_ms"], table["way_out_ms"]], dtype=np.float64)
-    assert ((ways_ms > -1e-6) & (ways_ms < 1000)).all()
+    assert ((ways_ms > -1e-6) & (ways_ms <= np.array(table["ttft_ms"]))).all()
     assert "The clocks of 2 engines are from " in (done.path / "report.txt").read_text()
 
 
@@ -86,4 +90,5 @@ async def test_an_engine_an_hour_off_is_refused_and_the_other_is_not_disturbed(t
     (line,) = (done.path / "raw" / "scraper.stderr").read_text().splitlines()
     assert line.startswith("spans of 'vllm-simulator' that came over http are not used: their clock is 360")
     assert {} == told["clock"]["engines"]
-    assert told["clock"]["error_ms"] < 5
+    exact = np.array(table["breakdown_source"]) == "trace"
+    assert 2 * told["clock"]["error_ms"] <= np.median(np.array(table["network_ms"])[exact])

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import promql
 import pytest
+from waiting import BOUND_S
 
 from sidecar.cli import free_pair
 
@@ -79,7 +80,7 @@ async def test_prometheus_scrapes_a_demo_and_every_panel_has_data(tmp_path: Path
             page = await page_of_a_run(f"http://{address}/metrics", demo)
             assert (0, "") == await check_metrics(page)
             asked = {**DASHBOARD, "panels": [of_a_run(panel) for panel in DASHBOARD["panels"]]}
-            assert {} == await promql.empty_queries(base_url, asked, deadline_s=25.0)
+            assert {} == await promql.empty_queries(base_url, asked, deadline_s=BOUND_S)
             said, complained = await asyncio.wait_for(ending, DEADLINE_S)
         finally:
             if demo.returncode is None:

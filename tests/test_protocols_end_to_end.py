@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from waiting import BOUND_S
 
 from loadgen import records
 from loadgen.protocols import PROTOCOLS
@@ -31,7 +32,6 @@ from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.telemetry.truth import TruthLog
 
-BOUND_S = 30.0
 MS = 1_000_000
 MODEL = "sim-llama"
 TOKENS = 7

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, sidelight, until
+from waiting import BOUND_S
 
 NOT_WAITED_FOR = "sidelight: interrupted; what a run had recorded is kept: `sidelight report` derives it\n"
 
@@ -70,7 +71,7 @@ def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Pa
         child, terminal = pty.fork()
         if child == 0:
             os.execv(sys.executable, [*command, "--url", f"{url}/good/terminal"])  # noqa: S606  no shell is wanted
-        ends_s = time.monotonic() + 30
+        ends_s = time.monotonic() + BOUND_S
         while not answered(path) and time.monotonic() < ends_s:
             if select.select([terminal], [], [], 0.05)[0]:
                 os.read(terminal, 65_536)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from processes import Ended, engine, refused, sidelight
+from waiting import BOUND_S
 
 from sidecar.run import open_run
 
@@ -76,7 +77,7 @@ def test_a_scrape_keeps_them(tmp_path: Path):
         metrics = ("--metrics", f"{url}/perf_metrics")
         for _ in range(3):
             ask = Request(f"{url}/v1/completions", b'{"prompt": "hello", "max_tokens": 2}')  # noqa: S310  our own URL
-            with urlopen(ask, timeout=30) as answer:  # noqa: S310
+            with urlopen(ask, timeout=BOUND_S) as answer:  # noqa: S310
                 assert 200 == answer.status
         both = sidelight("scrape", "--url", url, *metrics, *out, "--out", tmp_path / "both", path=tmp_path / "both")
         assert 0 == both.code, both.err

@@ -24,13 +24,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import refused, sidelight
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, body, call, engine, gateway
+from waiting import BOUND_S
 
 from rundir.access import Access
 from scraper.spans.forward import Away, Wire
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
-BOUND_S = 60.0
 TRACE = 'sidelight_requests_total{source="trace"}'
 RESTARTS = "sidelight_receiver_restarts_total"
 

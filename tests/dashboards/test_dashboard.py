@@ -15,6 +15,7 @@ import promql
 import pytest
 import snapshots
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import BOUND_S
 
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
@@ -172,7 +173,7 @@ async def test_every_panel_has_data(tmp_path: Path) -> None:
         try:
             target = url.removeprefix("http://").removesuffix("/metrics")
             async with promql.prometheus(scraping=[target], directory=tmp_path) as base_url:
-                assert await promql.empty_queries(base_url, DASHBOARD, deadline_s=15.0) == {}
+                assert await promql.empty_queries(base_url, DASHBOARD, deadline_s=BOUND_S) == {}
         finally:
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)

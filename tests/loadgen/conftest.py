@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from waiting import BOUND_S
 
 from loadgen import records
 from loadgen.plan import tokenizers
 from loadgen.requests import table as log
 from rundir import clock, frames
 
-BOUND_S = 20.0
 PATH = "/v1/chat/completions"
 
 
@@ -249,8 +249,8 @@ class Worker:
         start_ns = self.clock.now_ns()
         await self.send(**{"cmd": "run", "plan": str(self.directory / "plan"), "start_ns": start_ns} | command)
 
-    def plan(self, *offsets: int, name: str = "plan", urls: int = 1) -> None:
-        plan(self.directory / name, *offsets, urls=urls)
+    def plan(self, *offsets: int, name: str = "plan", urls: int = 1, first: int = 0) -> None:
+        plan(self.directory / name, *offsets, urls=urls, first=first)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(BOUND_S):
@@ -264,9 +264,10 @@ class Worker:
         return assembled(self.directory)
 
 
-def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1) -> None:
+def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1, first: int = 0) -> None:
+    """Append requests to a plan, numbered from `first` on, and close it."""
     frame_log = frames.FrameLog(path)
-    for index, offset_ns in enumerate(offsets):
+    for index, offset_ns in enumerate(offsets, first):
         body = b'{"n":%d}' % index
         one = records.PlannedRequest(
             index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import BOUND_S
 
 from loadgen import records
 from loadgen.protocols import PROTOCOLS
@@ -20,7 +21,6 @@ from rundir import frames
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
 
-BOUND_S = 20.0
 SECOND = 1_000_000_000
 PATH = "/v1/chat/completions"
 CHAT = PROTOCOLS["chat"]

@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from scraper_process import started
 from served import Handler, Serve
+from waiting import BOUND_S
 
 from scraper.series.table import build, histograms
 from scraper.targets.fetch import Scrape
@@ -57,7 +58,7 @@ async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
     base = await serve({"/metrics": handler})
     async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
         assert {"ok": 1, "failed": 0, "skipped": 0, "stale": 0} == await worker.event("ready")
-        await asyncio.wait_for(served.wait(), 20)
+        await asyncio.wait_for(served.wait(), BOUND_S)
         worker.send({"cmd": "settle", "seconds": 0})
         await worker.event("settled")
         assert 0 == await worker.ended()
@@ -94,7 +95,7 @@ async def test_ticks_are_aligned_and_never_pile_up(serve: Serve, tmp_path: Path)
         assert running == 1
         number = next(count)
         if number == 2:
-            await asyncio.wait_for(gate.wait(), 20)
+            await asyncio.wait_for(gate.wait(), BOUND_S)
         if number == 5:
             many.set()
         running -= 1
@@ -104,9 +105,9 @@ async def test_ticks_are_aligned_and_never_pile_up(serve: Serve, tmp_path: Path)
     base = await serve({"/slow": handler, "/metrics": quick})
     async with started(tmp_path, targets=[f"{base}/slow", f"{base}/metrics"]) as worker:
         await worker.event("ready")
-        await asyncio.wait_for(quick_served.wait(), 20)
+        await asyncio.wait_for(quick_served.wait(), BOUND_S)
         gate.set()
-        await asyncio.wait_for(many.wait(), 20)
+        await asyncio.wait_for(many.wait(), BOUND_S)
         worker.process.send_signal(signal.SIGINT)  # the conductor's business
         worker.send("not json")
         await worker.event("error")
@@ -131,7 +132,7 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     async with started(tmp_path, targets=targets, interval_s=3600) as worker:
         assert {"ok": 1, "failed": 1, "skipped": 0, "stale": 0} == await worker.event("ready")
         worker.process.stdin.close()
-        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 0 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
     records = worker.records()
     assert [0, 2, 2] == [len(records) % 2, *(sum(r.url == url for r in records) for url in targets)]
     assert {"", "HTTP 404"} == {getattr(record, "error", "") for record in records}
@@ -143,14 +144,14 @@ async def test_an_interval_that_no_clock_keeps(tmp_path: Path, interval_s: float
     async with started(tmp_path, targets=[], interval_s=interval_s) as worker:
         message = (await worker.event("error"))["message"]
         assert message.startswith("unusable spec: interval_s must be 0.01 to 86400")
-        assert 2 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
 async def test_a_log_that_cannot_be_written(tmp_path: Path):
     """It is one error event and exit code 1."""
     async with started(tmp_path, targets=[], out=str(tmp_path / "no" / "log")) as worker:
         assert "cannot write" in (await worker.event("error"))["message"]
-        assert 1 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 1 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
 async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, tmp_path: Path):
@@ -163,7 +164,7 @@ async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, t
             worker.send({"cmd": "settle", "seconds": 0})
             await worker.event("settled")
         worker.process.stdin.close()
-        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 0 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
     ticks = {
         name: [record.tick_ns for record in worker.records() if record.url == f"{base}/{name}/metrics"]
         for name in ("a", "b")
@@ -214,7 +215,7 @@ async def test_a_target_that_fails_is_asked_less_often(serve: Serve, tmp_path: P
     base = await serve({"/metrics": handler})
     async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
         await worker.event("ready")
-        await asyncio.wait_for(enough.wait(), 20)
+        await asyncio.wait_for(enough.wait(), BOUND_S)
         assert 0 == await worker.ended()
     apart = [(b.tick_ns - a.tick_ns) // INTERVAL_NS for a, b in pairwise(worker.records()[:12])]
     assert min(apart[4:]) >= 5
@@ -238,10 +239,10 @@ async def test_nobody_reads_what_it_says(serve: Serve, tmp_path: Path):
     base = await serve({**dict.fromkeys(names, flapping), "/metrics": steady})
     targets = [f"{base}{name}" for name in names]
     async with started(tmp_path, targets=[*targets, f"{base}/metrics"]) as worker:
-        await asyncio.wait_for(many.wait(), 30)
+        await asyncio.wait_for(many.wait(), BOUND_S)
         worker.send({"cmd": "exit"})
         said = (await worker.process.stdout.read()).splitlines()
-        assert 0 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 0 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
     assert 1 <= len(said) <= len(targets) + 1
     assert all(isinstance(json.loads(line), dict) for line in said)
 
@@ -251,7 +252,7 @@ async def test_an_access_that_cannot_be_had(tmp_path: Path):
     access = {"ca": str(tmp_path / "none.pem")}
     async with started(tmp_path, targets=["https://127.0.0.1:1/metrics"], access=access) as worker:
         assert {"message": "unusable spec: ca: No such file or directory"} == await worker.event("error")
-        assert 2 == await asyncio.wait_for(worker.process.wait(), 20)
+        assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
 async def test_headers_reach_the_target(serve: Serve, tmp_path: Path):

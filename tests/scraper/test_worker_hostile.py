@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from scraper_process import started
 from served import TEXT, Serve, answer
+from waiting import BOUND_S
 
 from scraper.series.log import FailureRecord, Row
 from scraper.targets.target import offset_ns
@@ -124,7 +125,7 @@ async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, 
         spec["clock_offset_ns"] = time.time_ns() - time.monotonic_ns()
         async with started(tmp_path, targets=list(urls.values()), **spec) as worker:
             await worker.event("ready", over=TURNS)
-            await asyncio.wait_for(enough.wait(), 60)
+            await asyncio.wait_for(enough.wait(), BOUND_S)
             worker.send({"cmd": "settle", "seconds": 0})
             settled = await worker.event("settled", over=TURNS)
             peak = peak_mib(worker.process.pid)

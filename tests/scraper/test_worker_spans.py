@@ -19,6 +19,7 @@ from aiohttp import web
 from odd_exports import odd_export, over_grpc, over_http
 from scraper_process import Worker, started
 from served import Serve
+from waiting import BOUND_S
 
 from rundir.frames import read_frames
 from scraper.series.log import Row
@@ -143,7 +144,7 @@ async def test_an_address_in_use_is_an_unusable_spec(tmp_path: Path, wire: str):
         async with receiving(tmp_path, targets=[], spans=ANYWHERE | {wire: address}) as worker:
             message = (await worker.event("error"))["message"]
             assert message.startswith(f"unusable spec: cannot listen on {address}: ")
-            assert 2 == await asyncio.wait_for(worker.process.wait(), 30)
+            assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
     require_free(address)
 
 
@@ -160,12 +161,12 @@ async def test_a_receiver_that_cannot_be_is_an_unusable_spec(tmp_path: Path, spa
     """Said in one line, exit 2."""
     async with receiving(tmp_path, targets=[], spans=ANYWHERE | spans) as worker:
         assert f"unusable spec: {reason}" == (await worker.event("error"))["message"]
-        assert 2 == await asyncio.wait_for(worker.process.wait(), 30)
+        assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
 def test_who_receives_no_spans_does_not_import_grpc():
     """Nor the messages of OTLP."""
     heavy = "('grpc', 'opentelemetry')"
     asked = f"import sys, scraper.worker; print([name for name in {heavy} if name in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=BOUND_S)
     assert "[]\n" == shown.stdout

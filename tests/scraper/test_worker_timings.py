@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from scraper_process import started
 from served import Serve, answer
+from waiting import BOUND_S
 
 from scraper.perf_metrics import ReplyRecord, read_log, timings
 
@@ -41,8 +42,10 @@ async def test_each_record_is_kept_once_and_the_clock_is_read_at_both_ends(serve
     )
     targets = [f"{base}/metrics", f"{base}/perf_metrics"]
     async with started(tmp_path, targets=targets, timings_out=str(tmp_path / "timings-0.log")) as worker:
-        assert {"ok": 2, "failed": 0, "skipped": 0, "stale": 0} == await worker.event("ready")
-        await asyncio.wait_for(asked.wait(), 20)
+        ready = await worker.event("ready")
+        assert ready["ok"] >= 2  # each has answered, one perhaps twice
+        assert (0, 0) == (ready["failed"], ready["stale"])
+        await asyncio.wait_for(asked.wait(), BOUND_S)
         worker.send({"cmd": "settle", "seconds": 0})
         await worker.event("settled", over=("stale",))
         assert 0 == await worker.ended()

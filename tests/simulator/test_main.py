@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import BOUND_S
 
 from simulator.__main__ import main
 
@@ -35,7 +36,7 @@ def test_it_serves_until_a_signal_and_exits_0(tmp_path: Path):
     """The ready line names the URL; a request is answered and its truth written; SIGTERM ends it."""
     truth = tmp_path / "truth.jsonl"
     with process("--model", "m", "--truth", str(truth)) as (child, url):
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=BOUND_S)
         body = b'{"model": "m", "prompt": "hi", "max_tokens": 2}'
         connection.request("POST", "/v1/completions", body, {"X-Request-Id": "r1"})
         assert "cmpl-r1" == json.load(connection.getresponse())["id"]
@@ -43,7 +44,7 @@ def test_it_serves_until_a_signal_and_exits_0(tmp_path: Path):
         # Written at finish, not at exit.
         assert "r1" == json.loads(truth.read_text())["request_id"]
         child.send_signal(signal.SIGTERM)
-        assert 0 == child.wait(timeout=10)
+        assert 0 == child.wait(timeout=BOUND_S)
 
 
 def test_it_ends_with_its_parents_pipe():
@@ -51,7 +52,7 @@ def test_it_ends_with_its_parents_pipe():
     with process("--exit-on-eof") as (child, _):
         assert child.stdin is not None
         child.stdin.close()
-        assert 0 == child.wait(timeout=10)
+        assert 0 == child.wait(timeout=BOUND_S)
 
 
 def test_an_occupied_port_is_one_line_and_exit_3():
@@ -59,7 +60,7 @@ def test_an_occupied_port_is_one_line_and_exit_3():
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
         command = [sys.executable, "-m", "simulator", "--port", str(port)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     expected = (3, "", f"simulator: cannot listen on 127.0.0.1:{port}: Address already in use\n")
     assert expected == (ended.returncode, ended.stdout, ended.stderr)
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import gc
 import math
-import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -62,56 +63,70 @@ def _timespec(wall_ns: int) -> bytes:
     return lateness.TIMESPEC.pack(*divmod(wall_ns, 1_000_000_000))
 
 
+@dataclass(slots=True)
+class Machine:
+    """A machine whose two clocks stand still but when a test moves them."""
+
+    monotonic_ns: int = 10**15
+    wall_ns: int = 10**18
+
+    def stamps(self, ahead_ns: int = 0) -> lateness.ReceiveStamps:
+        """Return the stamps of a run whose clock is ahead of the wall clock."""
+        offset_ns = self.wall_ns - self.monotonic_ns + ahead_ns
+        return lateness.ReceiveStamps(Clock(offset_ns=offset_ns, monotonic_ns=lambda: self.monotonic_ns))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with pytest.MonkeyPatch.context() as patch:
+        stopped = Machine()
+        patch.setattr(lateness.time, "time_ns", lambda: stopped.wall_ns)
+        yield stopped
+
+
 @given(st.integers(-(10**9), 10**9))
-def test_a_kernel_stamp_becomes_one_of_the_runs_clock(ahead_ns: int):
+def test_a_kernel_stamp_becomes_one_of_the_runs_clock(machine: Machine, ahead_ns: int):
     """Whatever the run's clock is ahead of the wall clock; a stamp of the moment before is late by that moment."""
-    clock = Clock(offset_ns=time.time_ns() - time.monotonic_ns() + ahead_ns)
-    stamps = lateness.ReceiveStamps(clock)
-    wall_ns, before_ns = time.time_ns(), clock.now_ns()
-    (moved_ns,) = stamps.moved(_timespec(wall_ns - 5_000_000), [clock.now_ns()])
-    assert abs(before_ns - 5_000_000 - moved_ns) < 1_000_000
-    assert (1, True) == (sum(stamps.counts), stamps.seen)
-    assert stamps.max_ns >= 4_000_000
+    stamps, now_ns = machine.stamps(ahead_ns), machine.wall_ns + ahead_ns
+    assert [now_ns - 5_000_000] == stamps.moved(_timespec(machine.wall_ns - 5_000_000), [now_ns])
+    assert (1, True, 5_000_000) == (sum(stamps.counts), stamps.seen, stamps.max_ns)
 
 
-def test_a_stamp_from_the_future_is_now():
+def test_a_stamp_from_the_future_is_now(machine: Machine):
     """As after a step of the wall clock: a read is never stamped later than it returned."""
-    clock = Clock(offset_ns=0)
-    stamps = lateness.ReceiveStamps(clock)
-    now_ns = clock.now_ns()
-    assert [now_ns] == stamps.moved(_timespec(time.time_ns() + 10**9), [now_ns])
+    stamps, now_ns = machine.stamps(), machine.wall_ns
+    assert [now_ns] == stamps.moved(_timespec(now_ns + 1), [now_ns])
     assert stamps.max_ns == 0
 
 
-def test_a_read_without_a_stamp_keeps_its_own():
+def test_a_read_without_a_stamp_keeps_its_own(machine: Machine):
     """Among others that have one; it is not counted."""
-    stamps = lateness.ReceiveStamps(Clock(offset_ns=0))
-    kernel = _timespec(time.time_ns() - 10**9) + lateness.NO_STAMP
-    now_ns = time.monotonic_ns()
-    first, second = stamps.moved(kernel, [now_ns, now_ns])
-    assert first < second == now_ns
+    stamps, now_ns = machine.stamps(), machine.wall_ns
+    kernel = _timespec(now_ns - 10**9) + lateness.NO_STAMP
+    assert [now_ns - 10**9, now_ns] == stamps.moved(kernel, [now_ns, now_ns])
     assert sum(stamps.counts) == 1
 
 
-def test_no_stamp_lies_before_the_one_before():
+def test_no_stamp_lies_before_the_one_before(machine: Machine):
     """Nor before the floor, as a reply never comes before its request left."""
-    stamps = lateness.ReceiveStamps(Clock(offset_ns=0))
-    now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-    moved = stamps.moved(_timespec(wall_ns - 10**6) + _timespec(wall_ns - 10**9), [now_ns, now_ns])
-    assert moved[0] == moved[1] < now_ns
-    assert [now_ns + 5] == stamps.moved(_timespec(wall_ns), [now_ns], floor_ns=now_ns + 5)
+    stamps, now_ns = machine.stamps(), machine.wall_ns
+    kernel = _timespec(now_ns - 10**6) + _timespec(now_ns - 10**9)
+    assert [now_ns - 10**6] * 2 == stamps.moved(kernel, [now_ns, now_ns])
+    assert [now_ns + 5] == stamps.moved(_timespec(now_ns), [now_ns], floor_ns=now_ns + 5)
 
 
-def test_what_was_read_before_a_step_of_the_wall_clock_keeps_its_own_time(monkeypatch: pytest.MonkeyPatch):
+def test_what_was_read_before_a_step_of_the_wall_clock_keeps_its_own_time():
     """Its stamp cannot be moved any more; what is read afterwards can."""
-    stamps = lateness.ReceiveStamps(Clock(offset_ns=0))
-    read_ns, wall_ns, real = time.monotonic_ns(), time.time_ns() - 1_000_000, time.time_ns
-    monkeypatch.setattr(lateness.time, "time_ns", lambda: real() - 10**9)
-    monkeypatch.setattr(lateness.ReceiveStamps, "_ANCHOR_NS", -1)
-    assert [read_ns] == stamps.moved(_timespec(wall_ns), [read_ns])
-    later_ns = time.monotonic_ns()
-    (moved_ns,) = stamps.moved(_timespec(lateness.time.time_ns() - 10**7), [later_ns])
-    assert moved_ns < later_ns
+    stepped = Machine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lateness.time, "time_ns", lambda: stepped.wall_ns)
+        stamps, read_ns = stepped.stamps(), stepped.wall_ns
+        before_ns = stepped.wall_ns - 1_000_000
+        stepped.monotonic_ns += 10**8
+        stepped.wall_ns += 10**8 - 10**9
+        assert [read_ns] == stamps.moved(_timespec(before_ns), [read_ns])
+        later_ns = read_ns + 10**8
+        assert [later_ns - 10**7] == stamps.moved(_timespec(stepped.wall_ns - 10**7), [later_ns])
 
 
 def test_pauses_of_the_garbage_collector_are_counted():
@@ -126,9 +141,8 @@ def test_pauses_of_the_garbage_collector_are_counted():
 
 
 @pytest.mark.parametrize("late_ns", [0, 255, 256, 1023, 1024, 999_999, (1 << 20) - 1, 1 << 20, 10**9])
-def test_what_is_counted_is_where_the_index_says(late_ns: int):
+def test_what_is_counted_is_where_the_index_says(machine: Machine, late_ns: int):
     """The table of small latenesses and the formula agree."""
-    stamps = lateness.ReceiveStamps(Clock(offset_ns=0))
-    now_ns = time.monotonic_ns()
-    stamps.moved(_timespec(now_ns - late_ns - stamps._offset_ns), [now_ns])
+    stamps = machine.stamps()
+    stamps.moved(_timespec(machine.wall_ns - late_ns), [machine.wall_ns])
     assert [lateness.bucket_index(late_ns)] == [index for index, count in enumerate(stamps.counts) if count]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from grpc import aio
+from waiting import BOUND_S
 
 from loadgen.protocols import PROTOCOLS, kserve
 from loadgen.protocols.reading.reply import Reply
@@ -27,8 +28,6 @@ from loadgen.transports.transport import Exchange, WorkerSpec
 from loadgen.transports.websocket import WebSocketTransport
 from rundir.access import Tls
 from rundir.clock import Clock
-
-BOUND_S = 20.0
 
 
 def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:

@@ -8,6 +8,7 @@ from math import isnan
 from pathlib import Path
 
 import pytest
+from waiting import BOUND_S
 
 from rundir.stats import Missing
 from scraper.hardware.powermetrics import Powermetrics, Sample, parse_plist, split_plists, start
@@ -150,7 +151,7 @@ def child(directory: Path, script: str) -> Powermetrics:
 
 def read_some(source: Powermetrics) -> tuple[HardwareRecord, ...]:
     """Read until there is something; the child has twenty seconds to start."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         if records := source.read(0):
             return records

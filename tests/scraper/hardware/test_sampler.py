@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import BOUND_S
 
 from rundir.frames import read_frames
 from rundir.stats import Missing
@@ -306,7 +307,7 @@ async def test_sampling_records_absences_then_readings():
     stopping = asyncio.Event()
     records: list[HardwareLogRecord] = []
     source = Counting(called=lambda reads: reads == 3 and loop.call_soon_threadsafe(stopping.set))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         await sample(
             [source],
             records.append,
@@ -329,7 +330,7 @@ async def test_a_source_that_is_lost_is_recorded_and_the_others_go_on():
     records: list[HardwareLogRecord] = []
     lost = Counting(fail_at=2)
     well = Counting(called=lambda reads: reads == 5 and loop.call_soon_threadsafe(stopping.set))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         await sample([lost, well], records.append, clock_offset_ns=0, stopping=stopping, interval_s=0.01)
     assert ["the cable was pulled"] == [record.reason for record in records if isinstance(record, HardwareAbsence)]
     assert (2, True) == (lost.reads, lost.closed)
@@ -339,7 +340,7 @@ async def test_a_source_that_is_lost_is_recorded_and_the_others_go_on():
 async def test_sampling_without_sources_ends_at_once():
     """What is absent is recorded, and nobody waits for a stop."""
     records: list[HardwareLogRecord] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         await sample([], records.append, clock_offset_ns=7, stopping=asyncio.Event(), absent={"rapl": Missing("none")})
     assert ["rapl"] == [record.source for record in records]
 
@@ -348,7 +349,7 @@ async def test_a_log_of_this_machine_names_every_source(tmp_path: Path):
     """Each source that was looked for stands in the log, with readings or with the reason why not."""
     stopping = asyncio.Event()
     stopping.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(BOUND_S):
         await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping)
     records = [decode(payload) for payload in read_frames(tmp_path / "hardware.log")]
     assert {"nvml", "rapl", "powermetrics"} == {one.source for one in records}

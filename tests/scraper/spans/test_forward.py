@@ -10,23 +10,18 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
 from scraper.spans.forward import Forwarder, http_url
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
+from sidecar.cli import free_pair
 
 EXPORTS = [
     ExportTraceServiceRequest(resource_spans=[{"schema_url": str(number)}]).SerializeToString()  # type: ignore[list-item]
     for number in range(3)
 ]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @asynccontextmanager
@@ -64,7 +59,7 @@ async def refusing(status: int) -> AsyncIterator[tuple[str, list[web.Request]]]:
 
 
 async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         return [await given.get() for _ in range(count)]
 
 
@@ -98,15 +93,15 @@ async def test_a_receiver_passes_on_what_it_takes():
 async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
     """It is said once that it is away and once that it is back; nothing that fits the queue is lost."""
     said: asyncio.Queue[str] = asyncio.Queue()
-    port = free_port()
+    port = int(free_pair().rpartition(":")[2])
     async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.put_nowait) as forwarder:
         for body in EXPORTS:
             forwarder.offer(body)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert (await said.get()).startswith(f"spans cannot be forwarded to {wire}://127.0.0.1:{port}: ")
         async with collector(**{wire: port}) as (_, given):
             assert EXPORTS == await take(given, 3)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(BOUND_S):
                 assert f"spans are forwarded to {wire}://127.0.0.1:{port} again" == await said.get()
     assert (3, 0) == (forwarder.sent, forwarder.dropped)
 
@@ -115,11 +110,13 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
     """What no longer fits is dropped and counted at once, and the rest when the time to send it is over."""
     monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.05)
     said: list[str] = []
-    url = f"http://127.0.0.1:{free_port()}"
-    async with Forwarder(url, Access(), say=said.append, queue_bytes=1000) as forwarder:
-        for _ in range(5):
-            forwarder.offer(bytes(400))
-        assert 3 == forwarder.dropped
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        async with Forwarder(url, Access(), say=said.append, queue_bytes=1000) as forwarder:
+            for _ in range(5):
+                forwarder.offer(bytes(400))
+            assert 3 == forwarder.dropped
     assert (0, 5) == (forwarder.sent, forwarder.dropped)
     assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
     assert [f"2 exports of spans did not reach {url}"] == said[1:]

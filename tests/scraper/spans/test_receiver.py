@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from waiting import BOUND_S
 
 from rundir.frames import read_frames
 from scraper.spans.log import (
@@ -208,7 +209,7 @@ async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplo
             writer.write(b"\x16\x03\x01\x00\xffnoise\r\n\r\n" * 4)
             await writer.drain()
             writer.write_eof()
-            await asyncio.wait_for(reader.read(), 20)
+            await asyncio.wait_for(reader.read(), BOUND_S)
             writer.close()
             await writer.wait_closed()
         head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -216,7 +217,7 @@ async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplo
         writer.write(head.encode() + b"5\r\nabc")
         writer.write(b"deXX\r\n")
         writer.write_eof()
-        await asyncio.wait_for(reader.read(), 20)
+        await asyncio.wait_for(reader.read(), BOUND_S)
         writer.close()
         await writer.wait_closed()
         await one.send("grpc", export())
@@ -235,7 +236,7 @@ async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: 
         reader, writer = await asyncio.open_connection("127.0.0.1", one.receiver.http_port)
         head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b"half")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert b"HTTP/1.1 503 Service Unavailable\r\n" == await reader.readline()
         writer.close()
         await writer.wait_closed()
@@ -307,7 +308,7 @@ async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
     first, last = (b"1" * 16).hex(), (b"2" * 16).hex()
     async with listening(tmp_path) as one:
         await one.send("grpc", export(trace_id=b"1" * 16))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             settling = asyncio.create_task(one.receiver.settle(60, [first, last]))
             await one.send("grpc", export(trace_id=b"2" * 16))
             assert 0 == await settling

@@ -10,6 +10,7 @@ import pytest
 
 from rundir.access import Access
 from rundir.clock import anchor
+from sidecar.cli import free_pair
 from sidecar.errors import ConfigurationError
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
@@ -65,8 +66,8 @@ def test_free_ports_are_left_free():
     """Both can be had after the question; nothing is asked where nothing listens."""
     require_ports(SpanOptions())
     require_ports(SpanOptions(otlp_listen="127.0.0.1:0"))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = int(free_pair().rpartition(":")[2]) + 1
+    with socket.create_server(("127.0.0.1", port)):
         for listen in (f"127.0.0.1:{port}", f"127.0.0.1:{port - 1}"):
             with pytest.raises(
                 ConfigurationError, match=f"--otlp-listen {listen}: cannot listen on 127.0.0.1:{port}: "

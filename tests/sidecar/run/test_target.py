@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from waiting import BOUND_S
 
 from sidecar.errors import TargetUnreachable
 from sidecar.run import target
@@ -38,7 +39,7 @@ async def answering(reply: bytes) -> AsyncIterator[Served]:
 async def test_bytes_behind_the_end_of_a_reply_are_nobodys(newline: bytes):
     """The reply ends where its framing says, in whatever newlines; the server did not close, and need not."""
     framed = b"%x" % len(EVENTS) + newline + EVENTS + newline + b"0" + newline + newline
-    async with answering(HEAD + framed + b"and more") as served, asyncio.timeout(20):
+    async with answering(HEAD + framed + b"and more") as served, asyncio.timeout(BOUND_S):
         await preflight(served, contact=Contact())
 
 

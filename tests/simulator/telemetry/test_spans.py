@@ -14,6 +14,7 @@ import pytest
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from waiting import BOUND_S
 
 from simulator.engine.history import RequestRecord
 from simulator.server import running
@@ -54,7 +55,7 @@ class Collector:
         return b""
 
     async def until(self, *, spans: int = 0, tried: int = 0) -> None:
-        async with asyncio.timeout(20), self.news:
+        async with asyncio.timeout(BOUND_S), self.news:
             await self.news.wait_for(lambda: len(self.spans) >= spans and self.tried >= tried)
 
 
