@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from correlator.breakdown import Parts
 from exporter.summary.result import Summary
-from loadgen.requests.summary import request_metrics
+from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from scraper.engines import QUANTITIES
 from scraper.window.quantities import Counter, Gauge, Histogram

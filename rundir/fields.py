@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "Reasons", "StampNs", "doc"]
+__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "Ratio", "Reason", "Reasons", "StampNs", "UnsetType", "doc"]
 
 NO_UNIT = "1"
 
@@ -22,8 +22,10 @@ def doc(description: str, unit: str = "", *, source: str = "") -> Meta:
     return Meta(description=description, extra_json_schema=extra or None)
 
 
+Reason = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0)]
 StampNs = Annotated[int, Meta(ge=0, description="Nanoseconds since the Unix epoch by the run's clock.")]
-# Stands last in a Struct, with UNSET as its default: it is written only where a number is missing.
-Missing = Annotated[str | UnsetType, doc("Why a number is null.")]
-Reasons = Annotated[dict[str, str] | UnsetType, doc("Why numbers are null or absent, by name.")]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+# With UNSET as their default, so that they are written only where a number is missing.
+Missing = Annotated[Reason | UnsetType, doc("Why a number is null.")]
+Reasons = Annotated[dict[str, Reason] | UnsetType, doc("Why numbers are null or absent, by name.")]

@@ -270,12 +270,12 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
         _export(derived, options.otlp_export, options, progress)
     if summary.status == "interrupted":
         return Interrupted.exit_code
-    requests = summary.client["requests"]
-    if summary.workload["name"] and not requests["ok"]:
-        raise TargetNotMeasured(f"none of {requests['sent']} requests succeeded; {path} says what came instead")
-    slo = summary.client["slo"]
-    # An objective that cannot be told was not shown to be met.
-    return 0 if slo is None or slo["met"] else MISSED
+    requests = summary.client.requests
+    if summary.workload["name"] and not requests.ok:
+        raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} says what came instead")
+    slo = summary.client.slo
+    # An objective of which it is not known was not shown to be met.
+    return 0 if slo is None or slo.met else MISSED
 
 
 def _export(derived: Derived, url: str | None, options: SpanOptions, progress: Progress) -> None:

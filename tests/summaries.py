@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from logs import request_log
 
 from correlator.breakdown import Parts
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
@@ -16,8 +18,9 @@ from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tool
+from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
 from rundir.fields import UNSET
-from rundir.stats import Missing
+from rundir.stats import Missing, describe
 from scraper.hardware.summary import hardware_summary
 from scraper.window.quantities import (
     Counter,
@@ -33,7 +36,9 @@ from scraper.window.window import Window
 SECOND = 10**9
 WINDOW = Window(start_ns=1_795_256_419_150_000_000, end_ns=1_795_256_429_150_000_000)
 SIZE = 100
-BLOCK = {"count": 100, "mean": 200.0, "p50": 180.0, "p90": 350.5, "p95": 400.0, "p99": 1234.5, "max": 2000.25}
+BLOCK = msgspec.structs.replace(
+    describe(np.full(100, 180.0), ""), mean=200.0, p90=350.5, p95=400.0, p99=1234.5, max=2000.25
+)
 ASSOCIATION = Association(
     client="ttft_ms",
     server="requests_waiting",
@@ -189,6 +194,23 @@ def server(**quantities: Any) -> Server:
     return Server(engine=engine, **shown | quantities, missing={}, endpoints=[])
 
 
+def client() -> ClientSummary:
+    """100 requests of which all succeeded, whose replies had one token and no usage."""
+    return msgspec.structs.replace(
+        client_summary(request_log()),
+        requests=RequestCounts(sent=100, ok=100, failed=0, refused=0, cancelled=0, in_flight=0),
+        ttft_ms=BLOCK,
+        tpot_ms=describe([], "no reply had two tokens"),
+        throughput=Throughput(
+            duration_s=10.0,
+            output_tokens_per_s=None,
+            input_tokens_per_s=3333.3,
+            requests_per_s=10.0,
+            goodput_requests_per_s=None,
+        ),
+    )
+
+
 def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> Summary:
     """A finished run at 10 requests/s."""
     return Summary(
@@ -222,12 +244,7 @@ def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> S
             "tokenizer": {"name": "tiny-llama (the server's)"},
             "warmup_requests": 10,
         },
-        client={
-            "requests": {"sent": 100, "ok": 100, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
-            "ttft_ms": BLOCK,
-            "tpot_ms": {"count": 0, "mean": None, "missing": "no reply had two tokens"},
-            "throughput": {"requests_per_s": 10.0, "input_tokens_per_s": 3333.3, "output_tokens_per_s": None},
-        },
+        client=client(),
         server=server_as if server_as is not None else server(),
         correlation=correlated_as,
         hardware=hardware_summary([], window=WINDOW, output_tokens=None),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -21,6 +22,10 @@ from exporter.report.breakdown import answer, basis, breakdown_table, group_tabl
 from exporter.report.energy import energy_section
 from exporter.report.format import cell, ms, percent, table
 from exporter.summary.result import Summary
+from loadgen.requests.delivery import Delivery
+from loadgen.requests.slo import SloResult
+from loadgen.requests.summary import ClassSummary, ClientSummary
+from rundir.stats import Statistics
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
 from scraper.window.summary import Server
 
@@ -79,13 +84,14 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     yield _heading(summary)
     yield from (Text(f"! {warning}", style="yellow") for warning in summary.warnings)
     yield Text("")
-    if summary.client["requests"]["sent"]:
+    if summary.client.requests.sent:
         yield _client(summary.client)
         yield _throughput(summary.client)
-        yield from _first_tokens(summary.client.get("delivery"))
-        yield from _objectives(summary.client.get("slo"))
+        yield _first_tokens(summary.client.delivery)
+        if summary.client.slo is not None:
+            yield from _objectives(summary.client.slo)
         yield Text("")
-        yield from _classes(summary.client.get("classes", {}))
+        yield from _classes(summary.client.classes)
         correlation = summary.correlation
         if correlation.get("missing") is None:
             yield breakdown_table(correlation)
@@ -99,7 +105,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield Text("")
     yield from _server(summary.server, summary.correlation.get("server_percentiles", {}))
     yield from energy_section(summary.hardware)
-    if summary.client["requests"]["sent"]:
+    if summary.client.requests.sent:
         yield Text(_generator(summary.self_check), style="dim")
         compliance = summary.methodology
         warm_up = (compliance.warmup or {}).get("sentence", "")
@@ -107,17 +113,17 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _heading(summary: Summary) -> Text:
-    requests, window = summary.client["requests"], summary.window
+    requests, window = summary.client.requests, summary.window
     target = summary.config.get("model") or "server metrics only"
     style = "green" if summary.status == "complete" else "red"
-    counts = ", ".join(f"{requests[key]} {key}" for key in ("sent", "ok", "failed", "refused", "cancelled"))
+    counts = ", ".join(f"{getattr(requests, key)} {key}" for key in ("sent", "ok", "failed", "refused", "cancelled"))
     return Text.assemble(
         (f"sidelight {summary.tool.version}", "bold"),
         f"  run {summary.run_id}  ",
         (summary.status, style),
         f"\n{target} at {', '.join(urls_of(summary.config) or summary.config.get('metrics') or ())}",
         f"\nmeasured {window.start} to {window.end}, {window.duration_s:.1f} s",
-        f"\n{_load(summary.config, summary.workload)}\nrequests: {counts}" if requests["sent"] else "",
+        f"\n{_load(summary.config, summary.workload)}\nrequests: {counts}" if requests.sent else "",
     )
 
 
@@ -149,58 +155,53 @@ def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (urls,) if isinstance(urls, str) else tuple(urls)
 
 
-def _client(client: Mapping[str, Any]) -> Table:
+def _client(client: ClientSummary) -> Table:
     shown = table("Client", *STATISTICS)
     for key, label in CLIENT_ROWS:
-        block = client.get(key)
-        if block is None:
+        values: Statistics | UnsetType = getattr(client, key)
+        if values is UNSET:
             continue
-        if block.get("mean") is None:
-            shown.add_row(label, Text(block.get("missing", "missing"), style="dim"))
+        if values.mean is None:
+            shown.add_row(label, Text(values.missing or "missing", style="dim"))
         else:
-            shown.add_row(label, *(cell(block[statistic]) for statistic in STATISTICS))
+            shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))
     return shown
 
 
-def _throughput(client: Mapping[str, Any]) -> Text:
-    flow = client["throughput"]
-    shown = (
+def _throughput(client: ClientSummary) -> Text:
+    rates = (
         ("requests_per_s", "requests/s"),
         ("input_tokens_per_s", "input tokens/s"),
         ("output_tokens_per_s", "output tokens/s"),
-        *((("goodput_requests_per_s", "good requests/s"),) if client.get("slo") else ()),
+        *((("goodput_requests_per_s", "good requests/s"),) if client.slo else ()),
     )
-    return Text("throughput: " + ", ".join(f"{cell(flow.get(key))} {label}" for key, label in shown))
+    return Text("throughput: " + ", ".join(f"{cell(getattr(client.throughput, key))} {label}" for key, label in rates))
 
 
-def _first_tokens(delivery: Mapping[str, Any] | None) -> Iterator[RenderableType]:
-    """Say what replies began with, and the rule that makes it a first token."""
-    if delivery is not None:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in delivery["first_tokens"].items() if count) or "none"
-        yield Text(f"first tokens: {kinds}; {delivery['content_rule']}", style="dim")
+def _first_tokens(delivery: Delivery) -> Text:
+    """Return what replies began with, and the rule that makes it a first token."""
+    counts = msgspec.structs.asdict(delivery.first_tokens)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
+    return Text(f"first tokens: {kinds}; {delivery.content_rule}", style="dim")
 
 
-def _objectives(slo: Mapping[str, Any] | None) -> Iterator[RenderableType]:
-    """Say of each objective whether it was met, and by what value."""
-    for objective in (slo or {}).get("objectives", ()):
-        verdict = {True: "met", False: "MISSED", None: "cannot be told"}[objective["met"]]
-        value = (
-            f"{ms(objective['value_ms'])} ms" if objective["value_ms"] is not None else objective.get("missing", "-")
-        )
-        yield Text(
-            f"objective {objective['text']}: {verdict}, {value}", style="green" if objective["met"] else "bold red"
-        )
+def _objectives(slo: SloResult) -> Iterator[Text]:
+    """Give for each objective whether it was met, and by what value."""
+    for objective in slo.objectives:
+        verdict = {True: "met", False: "MISSED", None: "cannot be told"}[objective.met]
+        value = f"{ms(objective.value_ms)} ms" if objective.value_ms is not None else objective.missing or "-"
+        yield Text(f"objective {objective.text}: {verdict}, {value}", style="green" if objective.met else "bold red")
 
 
-def _classes(classes: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[RenderableType]:
     if len(classes) < 2:
         return
     shown = table("Classes", "ok", "TTFT mean", "p50", "p99", "TPOT mean", "E2E p50", "p99", "tokens/s")
-    for name, found in classes.items():
-        ttft, e2e = found["ttft_ms"], found["e2e_ms"]
-        times = (ttft["mean"], ttft["p50"], ttft["p99"], found["tpot_ms"]["mean"], e2e["p50"], e2e["p99"])
-        flow = found["throughput"]["output_tokens_per_s"]
-        shown.add_row(name, f"{found['requests']['ok']:,}", *(ms(value) for value in times), cell(flow))
+    for name, group in classes.items():
+        ttft, e2e = group.ttft_ms, group.e2e_ms
+        times = (ttft.mean, ttft.p50, ttft.p99, group.tpot_ms.mean, e2e.p50, e2e.p99)
+        tokens_per_s = cell(group.throughput.output_tokens_per_s)
+        shown.add_row(name, f"{group.requests.ok:,}", *(ms(value) for value in times), tokens_per_s)
     yield shown
 
 

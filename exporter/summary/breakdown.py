@@ -21,9 +21,8 @@ from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.accuracy import agreement
-from loadgen.requests.summary import QUANTILES
 from rundir.columns import Ints, Texts
-from rundir.stats import Missing, describe, finite
+from rundir.stats import QUANTILES, Missing, describe, finite
 
 Bools = npt.NDArray[np.bool_]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from loadgen.requests.summary import ClientSummary
 from rundir.fields import UNSET, Missing, StampNs, doc
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
@@ -77,7 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         doc("The configuration as resolved, secrets masked; `sidelight schema config` describes its names."),
     ]
     workload: Annotated[dict[str, Any], doc("What was sent.")]
-    client: Annotated[dict[str, Any], doc("What the client saw; statistics are over requests that ended ok.")]
+    client: Annotated[ClientSummary, doc("What the client saw; statistics are over requests that ended ok.")]
     server: Annotated[Server, doc("What the engine said of itself in the measured window.")]
     correlation: Annotated[dict[str, Any], doc("Where the time to first token went, by client and server together.")]
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
@@ -117,5 +118,5 @@ def _reasons(properties: dict[str, Any]) -> dict[str, Any]:
     """Return the rule that statistics are null only where `missing` says why; nothing of what has none."""
     if not {"missing", *STATISTICS} <= set(properties):
         return {}
-    whole = {"properties": {name: {"type": "number"} for name in STATISTICS}}
-    return {"anyOf": [{"required": ["missing"]}, whole]}
+    numbers = {"properties": {name: {"type": "number"} for name in STATISTICS}}
+    return {"if": {"not": {"required": ["missing"]}}, "then": numbers}

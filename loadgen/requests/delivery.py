@@ -11,23 +11,24 @@ is an end-of-sequence token without text has one token more than chunks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
-from msgspec import to_builtins
 
 from loadgen.requests.metrics import RequestMetrics, counts
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats
-from rundir.stats import describe
+from rundir.columns import Floats, Ints
+from rundir.fields import Count, Ratio, doc
+from rundir.stats import Statistics, describe, finite
 
 # Above this share of chunks that hold one token, chunk gaps are inter-token latencies.
 SINGLE_TOKEN_RATIO = 0.9
 # Above this share of replies with the server's own decode time, option C of itl-chunked is available.
 SERVER_TIMED_RATIO = 0.9
 
-STATEMENTS = {
+Option = Literal["direct", "C", "A", "none"]
+STATEMENTS: dict[Option, str] = {
     "direct": "over 90 % of the chunks hold one token, so gaps between chunks are inter-token latencies",
     "C": "chunks hold several tokens; the server's own decode times stand beside the time between chunks (option C)",
     "A": "the time between chunks is reported: chunks hold several tokens, or it cannot be told (option A)",
@@ -36,7 +37,87 @@ STATEMENTS = {
 
 # What every number of the client means by content; docs/protocols.md has the fields of each protocol.
 CONTENT_RULE = "text, reasoning and calls of tools are content; the first token is the first of them that is not blank"
-KINDS = ("content", "reasoning", "tool")
+
+
+class FirstTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Replies by what they began with; those in one piece, or of blanks alone, are not counted."""
+
+    content: Annotated[Count, doc("Text.", "replies")]
+    reasoning: Annotated[Count, doc("Reasoning.", "replies")]
+    tool: Annotated[Count, doc("A call of a tool.", "replies")]
+
+
+class RatioBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """A ratio of which only bounds are known."""
+
+    least: Annotated[Ratio | None, doc("Certain.", "ratio")]
+    most: Annotated[Ratio | None, doc("Possible.", "ratio")]
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens were delivered in chunks."""
+
+    itl_option: Annotated[
+        Option,
+        doc(
+            "`direct` (over 90 % single-token chunks), else `C` (server's decode times for over 90 % of replies), "
+            "else `A`; `none` without chunks",
+            source="draft `itl-sse-measurement`",
+        ),
+    ]
+    statement: Annotated[str, doc("the same in words", source="draft `itl-sse-measurement`")]
+    content_rule: Annotated[str, doc("what counts as content, in words", source="draft `first-token-def`")]
+    first_tokens: Annotated[
+        FirstTokens,
+        doc(
+            "replies that began with `content` (text), `reasoning` or `tool` (a call of one)",
+            source="draft `first-token-def`",
+        ),
+    ]
+    chunks: Annotated[Count, doc("content chunks", "chunks", source="draft `token-chunking`")]
+    replies_in_chunks: Annotated[Count, doc("replies that came in chunks", "replies", source="draft `token-chunking`")]
+    replies_whole: Annotated[Count, doc("replies without chunks", "replies", source="draft `token-chunking`")]
+    single_token_chunks_ratio: Annotated[
+        RatioBounds,
+        doc(
+            "share of chunks that hold one token: `least` is certain, `most` is possible",
+            "ratio",
+            source="draft `itl-sse-measurement`",
+        ),
+    ]
+    same_read_ratio: Annotated[
+        Ratio | None,
+        doc(
+            "gaps of 0, between chunks that one read of the socket brought, over all gaps",
+            "ratio",
+            source="draft `itl-sse-measurement`",
+        ),
+    ]
+    tokens_per_chunk: Annotated[Statistics, doc("tokens / chunks of a reply", "tokens", source="draft `itl-chunked`")]
+    characters_per_chunk: Annotated[
+        Statistics, doc("characters of content in a chunk", "characters", source="draft `itl-chunked`")
+    ]
+    server_itl_ms: Annotated[
+        Statistics,
+        doc("the server's decode time / (tokens - 1) of a reply", "ms", source="draft `itl-chunked`, option C"),
+    ]
+
+
+class Chunks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the draft wants noted of chunks."""
+
+    single_token_ratio: Annotated[
+        Ratio | None,
+        doc("share of replies with as many content chunks as tokens", "ratio", source="draft `token-chunking`"),
+    ]
+    role_only_first: Annotated[
+        Count,
+        doc("replies that began with a chunk that held only a role", "replies", source="draft `first-token-def`"),
+    ]
+    blank_before_first: Annotated[
+        Count,
+        doc("replies with blank content before the first token", "replies", source="draft `first-token-def`"),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +130,13 @@ class SingleTokens:
 
 
 def single_token_chunks(log: RequestLog) -> SingleTokens:
-    """Bounds on how many chunks hold one token, over the replies that came in chunks and told their usage.
+    """Return bounds on how many chunks hold one token, over the replies in chunks whose usage is known.
 
     More chunks than tokens: each chunk too many makes up to two of them hold less than a token.
     """
     chunks, tokens = np.diff(log.chunk_start), _usage(log)
-    told = (tokens >= 0) & (chunks > 0)
-    chunks, tokens = chunks[told], tokens[told]
+    counted = (tokens >= 0) & (chunks > 0)
+    chunks, tokens = chunks[counted], tokens[counted]
     more, fewer = np.maximum(tokens - chunks, 0), np.maximum(chunks - tokens, 0)
     least = np.maximum(chunks - more - 2 * fewer, 0)
     most = np.where(more > 0, chunks - 1, np.minimum(chunks, tokens))
@@ -63,28 +144,28 @@ def single_token_chunks(log: RequestLog) -> SingleTokens:
 
 
 def single_token_ratio(log: RequestLog) -> float:
-    """Share of the requests with known token counts that came in as many content chunks as tokens; NaN for none."""
+    """Return the share of the replies with as many content chunks as tokens, of those of known tokens; NaN if none."""
     tokens = _usage(log)
-    told = tokens > 0
-    if not told.any():
+    counted = tokens > 0
+    if not counted.any():
         return float("nan")
-    return float(np.mean(np.diff(log.chunk_start)[told] == tokens[told]))
+    return float(np.mean(np.diff(log.chunk_start)[counted] == tokens[counted]))
 
 
-def _usage(log: RequestLog) -> npt.NDArray[np.int64]:
-    """Output tokens as the server counted them, -1 elsewhere: an estimate tells nothing of chunks."""
+def _usage(log: RequestLog) -> Ints:
+    """Return output tokens as the server counted them, -1 elsewhere: an estimate says nothing about chunks."""
     return np.where(log.output_tokens_source == "estimate", -1, log.output_tokens)
 
 
 def server_itl_ms(log: RequestLog) -> Floats:
-    """The server's own mean time between tokens of each request, float64[n]: decode time over tokens less one."""
+    """Return each request's mean time between tokens by the server, float64[n]: decode time over tokens less one."""
     tokens = counts(_usage(log))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(tokens >= 2, log.server_decode_ms / (tokens - 1), np.nan)
 
 
-def itl_option(log: RequestLog) -> str:
-    """Which of STATEMENTS holds for the replies of a log: direct, C, A, or none."""
+def itl_option(log: RequestLog) -> Option:
+    """Return which of STATEMENTS holds for the replies of a log: direct, C, A, or none."""
     if not len(log.chunk_ns):
         return "none"
     single = single_token_chunks(log)
@@ -95,13 +176,19 @@ def itl_option(log: RequestLog) -> str:
     return "C" if timed[several].mean() > SERVER_TIMED_RATIO else "A"
 
 
-def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
-    """How the replies of a log were delivered, for summary.json; `metrics` are those of the same log.
+def chunks(log: RequestLog) -> Chunks:
+    """Return what is noted of chunks: tokens in them, and events before the first token that are not content."""
+    return Chunks(
+        single_token_ratio=finite(single_token_ratio(log)),
+        role_only_first=int(log.role_only_first.sum()),
+        blank_before_first=int((log.blank_before_first > 0).sum()),
+    )
 
-    tokens_per_chunk       one value a reply: its tokens over its chunks
-    characters_per_chunk   one value a chunk
-    first_tokens           how many replies began with what; those that came whole, or with blanks alone, are none
-    same_read_ratio        gaps of exactly 0, of chunks that one read of the socket brought, over all gaps
+
+def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
+    """Return how the replies of a log were delivered; `metrics` are those of the same log.
+
+    `tokens_per_chunk` has one value a reply, `characters_per_chunk` one a chunk.
     """
     single = single_token_chunks(log)
     sizes = np.diff(log.chunk_start)
@@ -110,20 +197,22 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> dict[str, Any]:
         tokens = _usage(log)
         per_chunk = np.where((sizes > 0) & (tokens >= 0), tokens / sizes, np.nan)
     gaps = metrics.itl_ms
-    return {
-        "itl_option": option,
-        "statement": STATEMENTS[option],
-        "content_rule": CONTENT_RULE,
-        "first_tokens": {kind: int((log.first_kind == kind).sum()) for kind in KINDS},
-        "chunks": int(sizes.sum()),
-        "replies_in_chunks": int((sizes > 0).sum()),
-        "replies_whole": int((sizes == 0).sum()),
-        "single_token_chunks_ratio": {
-            "least": single.least / single.chunks if single.chunks else None,
-            "most": single.most / single.chunks if single.chunks else None,
-        },
-        "same_read_ratio": float((gaps == 0).mean()) if len(gaps) else None,
-        "tokens_per_chunk": to_builtins(describe(per_chunk, "no reply in chunks told its usage")),
-        "characters_per_chunk": to_builtins(describe(counts(log.chunk_chars), "no reply came in chunks")),
-        "server_itl_ms": to_builtins(describe(server_itl_ms(log), "the server told no decode times")),
-    }
+    return Delivery(
+        itl_option=option,
+        statement=STATEMENTS[option],
+        content_rule=CONTENT_RULE,
+        first_tokens=FirstTokens(
+            **{kind: int((log.first_kind == kind).sum()) for kind in FirstTokens.__struct_fields__}
+        ),
+        chunks=int(sizes.sum()),
+        replies_in_chunks=int((sizes > 0).sum()),
+        replies_whole=int((sizes == 0).sum()),
+        single_token_chunks_ratio=RatioBounds(
+            least=single.least / single.chunks if single.chunks else None,
+            most=single.most / single.chunks if single.chunks else None,
+        ),
+        same_read_ratio=float((gaps == 0).mean()) if len(gaps) else None,
+        tokens_per_chunk=describe(per_chunk, "no reply in chunks told its usage"),
+        characters_per_chunk=describe(counts(log.chunk_chars), "no reply came in chunks"),
+        server_itl_ms=describe(server_itl_ms(log), "the server told no decode times"),
+    )

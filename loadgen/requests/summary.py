@@ -1,66 +1,310 @@
-"""The "client" object of summary.json, from a `RequestLog`; all pure.
+"""The `client` object of `summary.json`, from a `RequestLog`; all pure.
 
-The metrics of a request are defined in `request_metrics`, what a chunk gap may be called in `chunks`, objectives in
-`slo`; what is told by class, by length and in the peers' terms stands in `client_details`.
+`metrics` defines the metrics of a request, `delivery` what a gap between chunks may be called, `slo` the objectives,
+`other_benchmarks` the same run in the terms of other benchmarks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
-from msgspec import to_builtins
 
-from loadgen.requests.delivery import itl_option, single_token_ratio
+from loadgen.requests.delivery import Chunks, Delivery, chunks, delivery, itl_option
 from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
-from loadgen.requests.slo import Slo, goodput
+from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
+from loadgen.requests.other_benchmarks.exo import Exo, exo
+from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
+from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
-from rundir.columns import take
-from rundir.stats import QUANTILES, Missing, describe, finite
+from rundir.columns import Bools, Floats, Ints, take
+from rundir.fields import UNSET, Count, Reasons, StampNs, UnsetType, doc
+from rundir.stats import Missing, Statistics, describe, finite, known
 
-__all__ = ["QUANTILES", "client_summary", "describe", "request_metrics", "window_of"]
+# The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
+INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
+NO_POWER = Missing(reason="the power of the engine's GPUs was not measured")
+RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
+
+
+class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """What rates are over."""
+
+    start_ns: Annotated[StampNs | None, doc("its start", "ns")]
+    end_ns: Annotated[StampNs | None, doc("its end", "ns")]
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of the measured phase by what became of them."""
+
+    sent: Annotated[Count, doc("dispatched", "requests", source="draft `output-recording`")]
+    ok: Annotated[Count, doc("a status of success and a complete reply", "requests")]
+    failed: Annotated[Count, doc("broken, timed out, incomplete or an HTTP 5xx", "requests")]
+    refused: Annotated[Count, doc("HTTP 4xx or content filter", "requests")]
+    cancelled: Annotated[Count, doc("ended by the load generator", "requests")]
+    in_flight: Annotated[Count, doc("without an end on record", "requests")]
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of the requests that ended ok within the window, over its length."""
+
+    duration_s: Annotated[float | None, doc("the window's length", "s")]
+    output_tokens_per_s: Annotated[
+        float | None,
+        doc(
+            "output tokens of the requests that ended ok within the window, over its length",
+            "tokens/s",
+            source="draft `throughput-measurements`",
+        ),
+    ]
+    input_tokens_per_s: Annotated[
+        float | None, doc("their input tokens", "tokens/s", source="draft `throughput-measurements`")
+    ]
+    requests_per_s: Annotated[float | None, doc("their number", "requests/s", source="draft `throughput-measurements`")]
+    goodput_requests_per_s: Annotated[
+        float | None, doc("the number of those that met every objective", "requests/s", source="`--slo`")
+    ]
+    missing: Reasons = UNSET
+
+
+class TailRatios(msgspec.Struct, frozen=True, kw_only=True):
+    """p99 over p50: how heavy a tail is; null without values, or for a median of 0."""
+
+    ttft_ms: Annotated[float | None, doc("Of `ttft_ms`.", "ratio")]
+    e2e_ms: Annotated[float | None, doc("Of `e2e_ms`.", "ratio")]
+    itl_ms: Annotated[float | None, doc("Of all gaps between chunks.", "ratio")]
+
+
+class InputTokensBin(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one range of input lengths."""
+
+    from_tokens: Annotated[Count, doc("Least length.", "tokens")]
+    below_tokens: Annotated[int | None, doc("First length beyond the range; null: it has no end.", "tokens")]
+    requests: Annotated[Count, doc("Number of requests.", "requests")]
+    ttft_ms: Annotated[Statistics, doc("first token - submit", "ms")]
+
+
+class ByInputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """TTFT by input length: the server's `usage`, else the declared tokenizer's count; each request is in one range."""
+
+    by_usage: Annotated[Count, doc("Requests placed by the server's `usage`.", "requests")]
+    by_declared: Annotated[Count, doc("Requests placed by the declared tokenizer's count.", "requests")]
+    unknown: Annotated[Count, doc("Requests of unknown length, in no range.", "requests")]
+    bins: Annotated[list[InputTokensBin], doc("The draft's ranges.")]
+
+
+class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one workload class."""
+
+    requests: Annotated[RequestCounts, doc("Requests by what became of them.", "requests")]
+    ttft_ms: Annotated[Statistics, doc("first token - submit", "ms")]
+    tpot_ms: Annotated[Statistics, doc("(last output - first output) / (output tokens - 1)", "ms")]
+    e2e_ms: Annotated[Statistics, doc("last token - submit", "ms")]
+    input_tokens: Annotated[Statistics, doc("input tokens of a request", "tokens")]
+    output_tokens: Annotated[Statistics, doc("output tokens of a request", "tokens")]
+    throughput: Annotated[Throughput, doc("Rates of the class's requests.")]
+
+
+class OtherBenchmarks(msgspec.Struct, frozen=True, kw_only=True):
+    """The run in the terms of other benchmarks."""
+
+    siclait: Annotated[Siclait, doc("The eight metrics of siclait's script.")]
+    asiai: Annotated[Asiai, doc("M1 to M8 of asiai's specification.")]
+    exo: Annotated[Exo, doc("The rates of exo's bench.")]
+
+
+class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client saw; statistics are over the requests that ended ok."""
+
+    window: Annotated[RateWindow, doc("what rates are over: `start_ns`, `end_ns`", "ns")]
+    requests: Annotated[
+        RequestCounts,
+        doc(
+            "`sent`, and of those `ok`, `failed`, `refused`, `cancelled`, `in_flight`",
+            "requests",
+            source="draft `output-recording`",
+        ),
+    ]
+    errors: Annotated[
+        dict[str, Count], doc("requests that did not succeed, by the kind of error, most frequent first", "requests")
+    ]
+    ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
+    tpot_ms: Annotated[
+        Statistics,
+        doc(
+            "(last output - first output) / (output tokens - 1); none below two tokens. Events without visible text "
+            "count, as their tokens do; without them it is last and first token",
+            "ms",
+            source="draft `itl-setup`",
+        ),
+    ]
+    itl_ms: Annotated[
+        Statistics | UnsetType,
+        doc(
+            "gaps between consecutive content chunks of a request, from its first token on, where over 90 % of the "
+            "chunks are certain to hold one token",
+            "ms",
+            source="draft `itl-sse-measurement`, `itl-procedure`",
+        ),
+    ] = UNSET
+    time_between_chunks_ms: Annotated[
+        Statistics | UnsetType,
+        doc(
+            "the same gaps, under this name where chunks may hold several tokens",
+            "ms",
+            source="draft `itl-chunked`, option A",
+        ),
+    ] = UNSET
+    e2e_ms: Annotated[
+        Statistics,
+        doc(
+            "last token - submit; of a reply that was not streamed, end - submit",
+            "ms",
+            source="draft `throughput-measurements`",
+        ),
+    ]
+    request_output_tps: Annotated[Statistics, doc("output tokens / e2e", "tokens/s", source="siclait")]
+    input_tokens: Annotated[
+        Statistics, doc("input tokens by the server's `usage`", "tokens", source="draft `token-counting`")
+    ]
+    output_tokens: Annotated[
+        Statistics, doc("output tokens by the server's `usage`", "tokens", source="draft `token-counting`")
+    ]
+    chunks: Annotated[Chunks, doc("what the draft wants noted of chunks")]
+    throughput: Annotated[Throughput, doc("rates of the requests that ended ok within the window, over its length")]
+    jitter_ms: Annotated[
+        Statistics,
+        doc("standard deviation of a request's gaps, from two gaps on", "ms", source="draft `itl-measurements`"),
+    ]
+    max_pause_ms: Annotated[Statistics, doc("a request's longest gap", "ms", source="draft `itl-measurements`")]
+    tail_p99_over_p50: Annotated[
+        TailRatios, doc("p99 / p50 of `ttft_ms`, `e2e_ms` and all gaps", "ratio", source="draft `itl-measurements`")
+    ]
+    delivery: Annotated[Delivery, doc("how tokens were delivered in chunks")]
+    by_input_tokens: Annotated[
+        ByInputTokens,
+        doc(
+            "`bins` of `ttft_ms` by input length: [0,256) [256,512) [512,1024) [1024,2048) [2048,4096) [4096,); "
+            "`from_tokens` and `below_tokens` are the ends, `requests` those within. Lengths `by_usage`, else "
+            "`by_declared` (the declared tokenizer's), else `unknown`",
+            "ms",
+            source="draft `ttft-conditional`",
+        ),
+    ]
+    classes: Annotated[
+        dict[str, ClassSummary],
+        doc(
+            "`requests`, latencies, tokens and `throughput` of each workload class, by its name; together they are "
+            "the whole",
+            source="draft `fairness-measurements`",
+        ),
+    ]
+    slo: Annotated[SloResult | None, doc("the objectives, and whether they were met; null: none were given")]
+    peers: Annotated[OtherBenchmarks, doc("the run in the terms of other benchmarks")]
 
 
 def client_summary(
-    log: RequestLog, *, start_ns: int | None = None, end_ns: int | None = None, slo: Slo | None = None
-) -> dict[str, Any]:
-    """The "client" object of summary.json, for the requests of `log`; strict JSON.
+    log: RequestLog,
+    *,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    slo: Slo | None = None,
+    power_watts: float | Missing = NO_POWER,
+    concurrency: int | None = None,
+    barrier: bool = False,
+) -> ClientSummary:
+    """Return the client's results for the requests of `log`.
 
     Statistics are over requests with status ok. Throughput counts the ok requests that ended within the window, over
     its length; the window is from the first submission to the last response where it is not given.
+
+    power_watts            mean power of the engine's GPUs over the window, or why it is not known
+    concurrency, barrier   the closed loop's N (None in an open loop), and whether N were released at one instant
     """
     ok = take(log, log.status == "ok")
     metrics = request_metrics(ok)
-    itl_name = "itl_ms" if itl_option(ok) == "direct" else "time_between_chunks_ms"
-    start_ns, end_ns = window_of(log, start_ns, end_ns)
-    why = "no successful reply told it" if len(ok) else "no request succeeded"
-    blocks = {
-        "ttft_ms": metrics.ttft_ms,
-        "tpot_ms": metrics.tpot_ms,
-        itl_name: metrics.itl_ms,
-        "e2e_ms": metrics.e2e_ms,
-        "request_output_tps": metrics.request_output_tps,
-        "input_tokens": counts(ok.input_tokens),
-        "output_tokens": counts(ok.output_tokens),
-    }
-    return {
-        "window": {"start_ns": start_ns, "end_ns": end_ns},
-        "requests": {"sent": len(log), **{name: int((log.status == name).sum()) for name in STATUSES}},
-        "errors": _errors_by_kind(log),
-        **{name: to_builtins(describe(values, why)) for name, values in blocks.items()},
-        "chunks": {
-            "single_token_ratio": finite(single_token_ratio(ok)),
-            # Non-content events before the first token, which the draft wants noted.
-            "role_only_first": int(ok.role_only_first.sum()),
-            "blank_before_first": int((ok.blank_before_first > 0).sum()),
-        },
-        "throughput": _throughput(ok, metrics, start_ns, end_ns, slo),
-    }
+    start_ns, end_ns = _window(log, start_ns, end_ns)
+    why = _why_none(ok)
+    gaps = describe(metrics.itl_ms, why)
+    single = itl_option(ok) == "direct"
+    return ClientSummary(
+        window=RateWindow(start_ns=start_ns, end_ns=end_ns),
+        requests=_counts(log),
+        errors=_errors_by_kind(log),
+        ttft_ms=describe(metrics.ttft_ms, why),
+        tpot_ms=describe(metrics.tpot_ms, why),
+        itl_ms=gaps if single else UNSET,
+        time_between_chunks_ms=UNSET if single else gaps,
+        e2e_ms=describe(metrics.e2e_ms, why),
+        request_output_tps=describe(metrics.request_output_tps, why),
+        input_tokens=describe(counts(ok.input_tokens), why),
+        output_tokens=describe(counts(ok.output_tokens), why),
+        chunks=chunks(ok),
+        throughput=_throughput(ok, metrics, start_ns, end_ns, slo),
+        jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
+        max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
+        tail_p99_over_p50=TailRatios(
+            ttft_ms=_tail(metrics.ttft_ms), e2e_ms=_tail(metrics.e2e_ms), itl_ms=_tail(metrics.itl_ms)
+        ),
+        delivery=delivery(ok, metrics),
+        by_input_tokens=by_input_tokens(ok, metrics),
+        classes=by_class(log, start_ns, end_ns, slo),
+        slo=None if slo is None else slo_result(slo, ok, metrics),
+        peers=OtherBenchmarks(
+            siclait=siclait(ok),
+            asiai=asiai(ok, power_watts=power_watts),
+            exo=exo(log, concurrency=concurrency, barrier=barrier),
+        ),
+    )
 
 
-def window_of(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tuple[int | None, int | None]:
-    """What throughput is counted over: as given, else from the first submission to the last response."""
+def by_class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> dict[str, ClassSummary]:
+    """Return counts, latencies and throughput of each workload class, by its name; together they are the whole log."""
+    names = sorted(set(log.workload_class.tolist()))
+    return {name: _class(take(log, log.workload_class == name), start_ns, end_ns, slo) for name in names}
+
+
+def _class(log: RequestLog, start_ns: int | None, end_ns: int | None, slo: Slo | None) -> ClassSummary:
+    ok = take(log, log.status == "ok")
+    metrics, why = request_metrics(ok), _why_none(ok)
+    return ClassSummary(
+        requests=_counts(log),
+        ttft_ms=describe(metrics.ttft_ms, why),
+        tpot_ms=describe(metrics.tpot_ms, why),
+        e2e_ms=describe(metrics.e2e_ms, why),
+        input_tokens=describe(counts(ok.input_tokens), why),
+        output_tokens=describe(counts(ok.output_tokens), why),
+        throughput=_throughput(ok, metrics, start_ns, end_ns, slo),
+    )
+
+
+def by_input_tokens(ok: RequestLog, metrics: RequestMetrics) -> ByInputTokens:
+    """Return TTFT by input length, in the draft's ranges (ttft-conditional).
+
+    A length is the server's usage, else the declared tokenizer's; a request without either is in no range.
+    """
+    tokens = np.where(ok.input_tokens >= 0, ok.input_tokens, ok.declared_input_tokens)
+    place = np.searchsorted(INPUT_TOKEN_EDGES, tokens, side="right") - 1
+    ranges = zip(INPUT_TOKEN_EDGES, (*INPUT_TOKEN_EDGES[1:], None), strict=True)
+    return ByInputTokens(
+        by_usage=int((ok.input_tokens >= 0).sum()),
+        by_declared=int(((ok.input_tokens < 0) & (tokens >= 0)).sum()),
+        unknown=int((tokens < 0).sum()),
+        bins=[
+            InputTokensBin(
+                from_tokens=first,
+                below_tokens=below,
+                requests=int((place == at).sum()),
+                ttft_ms=describe(metrics.ttft_ms[place == at], "no request of this length"),
+            )
+            for at, (first, below) in enumerate(ranges)
+        ],
+    )
+
+
+def _window(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tuple[int | None, int | None]:
+    """Return what throughput is counted over: as given, else from the first submission to the last response."""
     starts, ends = log.submit_ns[log.submit_ns >= 0], log.end_ns[log.end_ns >= 0]
     if start_ns is None and len(starts):
         start_ns = int(starts.min())
@@ -69,34 +313,47 @@ def window_of(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tupl
     return start_ns, end_ns
 
 
+def output_tokens_within(log: RequestLog, start_ns: int, end_ns: int) -> int | Missing:
+    """Return the output tokens of the requests that ended ok within a window."""
+    within = (log.status == "ok") & (log.end_ns >= start_ns) & (log.end_ns <= end_ns)
+    return _sum(log.output_tokens[within])
+
+
+def _why_none(ok: RequestLog) -> str:
+    return "no successful reply told it" if len(ok) else "no request succeeded"
+
+
+def _counts(log: RequestLog) -> RequestCounts:
+    return RequestCounts(sent=len(log), **{name: int((log.status == name).sum()) for name in STATUSES})
+
+
 def _throughput(
     ok: RequestLog, metrics: RequestMetrics, start_ns: int | None, end_ns: int | None, slo: Slo | None
-) -> dict[str, Any]:
-    """Rates over a window, of the requests that ended ok within it; what cannot be told is null, with a reason."""
-    names = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
-    result: dict[str, Any] = dict.fromkeys(names)
+) -> Throughput:
+    """Return rates over a window, of the requests that ended ok within it; what is not known is null, with a reason."""
+    rates: dict[str, float | None] = dict.fromkeys(RATES)
     if start_ns is None or end_ns is None or end_ns <= start_ns:
         reason = "nothing was sent and answered within the window"
-        return {"duration_s": None, **result, "missing": dict.fromkeys(names, reason)}
+        return Throughput(duration_s=None, **rates, missing=dict.fromkeys(RATES, reason))
     duration_s = (end_ns - start_ns) / 1e9
     within = (ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)
     amounts = (_sum(ok.output_tokens[within]), _sum(ok.input_tokens[within]), int(within.sum()))
     missing: dict[str, str] = {}
-    for name, amount in zip(names, (*amounts, _good(ok, metrics, within, slo)), strict=True):
+    for name, amount in zip(RATES, (*amounts, _good(ok, metrics, within, slo)), strict=True):
         if isinstance(amount, Missing):
             missing[name] = amount.reason
         else:
-            result[name] = amount / duration_s
-    return {"duration_s": duration_s, **result, **({"missing": missing} if missing else {})}
+            rates[name] = amount / duration_s
+    return Throughput(duration_s=duration_s, **rates, missing=missing or UNSET)
 
 
-def _sum(tokens: npt.NDArray[np.int64]) -> int | Missing:
-    silent = int((tokens < 0).sum())
-    return Missing(reason=f"{silent} of {len(tokens)} replies told no usage") if silent else int(tokens.sum())
+def _sum(tokens: Ints) -> int | Missing:
+    uncounted = int((tokens < 0).sum())
+    return Missing(reason=f"{uncounted} of {len(tokens)} replies told no usage") if uncounted else int(tokens.sum())
 
 
-def _good(ok: RequestLog, metrics: RequestMetrics, within: npt.NDArray[np.bool_], slo: Slo | None) -> int | Missing:
-    """How many requests within the window met the objectives."""
+def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | None) -> int | Missing:
+    """Return how many requests within the window met the objectives."""
     if slo is None:
         return Missing(reason="no service level objective was given")
     good = goodput(slo, ok, metrics)
@@ -106,8 +363,17 @@ def _good(ok: RequestLog, metrics: RequestMetrics, within: npt.NDArray[np.bool_]
 
 
 def _errors_by_kind(log: RequestLog) -> dict[str, int]:
-    """Requests that did not succeed, by the kind of error; most frequent first."""
+    """Return the number of requests that did not succeed by the kind of error, most frequent first."""
     texts = log.error[(log.status != "ok") & (log.error != "")]
-    kinds, counts = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)
-    ranked = sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
+    kinds, numbers = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)
+    ranked = sorted(zip(kinds.tolist(), numbers.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
     return dict(ranked)
+
+
+def _tail(values: Floats) -> float | None:
+    """Return p99 over p50: how heavy the tail is (itl-measurements); null for no values, or a median of 0."""
+    flat = known(values)
+    if not len(flat):
+        return None
+    p50, p99 = np.quantile(flat, [0.5, 0.99])
+    return finite(p99 / p50) if p50 > 0 else None

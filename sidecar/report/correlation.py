@@ -22,10 +22,10 @@ from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary import breakdown
 from exporter.summary.matched import matched_object
-from loadgen.requests.summary import QUANTILES, request_metrics
+from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
-from rundir.stats import Missing
+from rundir.stats import QUANTILES, Missing
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from exporter import tables
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
 from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tool
-from loadgen.requests.details import NO_POWER, client_details
 from loadgen.requests.self_check import self_check
 from loadgen.requests.slo import parse_slo
-from loadgen.requests.summary import client_summary
+from loadgen.requests.summary import NO_POWER, client_summary, output_tokens_within
 from rundir.clock import iso_ms
 from rundir.columns import take
+from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
@@ -99,24 +99,24 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
     manifest = run.manifest
     measured = take(run.requests, run.requests.phase == "measure")
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
-    slo = parse_slo(manifest["config"]["slo"]) if manifest["config"].get("slo") else None
-    client = client_summary(measured, start_ns=window.start_ns, end_ns=window.end_ns, slo=slo)
+    config = manifest["config"]
+    generated = output_tokens_within(measured, window.start_ns, window.end_ns)
     hardware = hardware_summary(
         run.hardware,
         run.endpoints,
         window=window,
-        output_tokens=_output_tokens(client["throughput"]),
+        output_tokens=None if isinstance(generated, Missing) else generated,
         engine_here=_engine_here(run),
     )
     watts = hardware.gpu.mean_power_w
-    client |= client_details(
+    client = client_summary(
         measured,
         start_ns=window.start_ns,
         end_ns=window.end_ns,
-        slo=slo,
+        slo=parse_slo(config["slo"]) if config.get("slo") else None,
         power_watts=NO_POWER if watts is None else float(watts),
-        concurrency=manifest["config"].get("concurrency"),
-        barrier=bool(manifest["config"].get("barrier")),
+        concurrency=config.get("concurrency"),
+        barrier=bool(config.get("barrier")),
     )
     server = server_summary(
         run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
@@ -126,7 +126,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
     correlation = correlation_of(run, found, window, _slice_ns(run))
     sent = workload(run)
     warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended
-    check = self_check(measured, stats, open_loop=manifest["config"].get("concurrency") is None) | _surroundings(run)
+    check = self_check(measured, stats, open_loop=config.get("concurrency") is None) | _surroundings(run)
     return Summary(
         run_id=manifest["run_id"],
         tool=Tool(**manifest["tool"]),
@@ -141,7 +141,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
             duration_s=window.duration_s,
         ),
         warnings=list(warnings(run, sent, client, server, correlation, check)),
-        config=manifest["config"],
+        config=config,
         workload=sent,
         client=client,
         server=server,
@@ -162,11 +162,6 @@ def print_report(summary: Summary, path: Path) -> None:
     console.print("\nwritten:", style="bold")
     for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
         console.print(f"  {path / name}", soft_wrap=True)
-
-
-def _output_tokens(throughput: Mapping[str, Any]) -> float | None:
-    per_s = throughput["output_tokens_per_s"]
-    return None if per_s is None else per_s * throughput["duration_s"]
 
 
 def _engine_here(run: Run) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from loadgen.requests.summary import ClientSummary
 from scraper.engines import QUANTITIES
 from scraper.series.resets import alternates
 from scraper.window.summary import Server
@@ -22,7 +23,7 @@ BLANK_RATIO = 0.02
 def warnings(
     run: Run,
     workload: Mapping[str, Any],
-    client: Mapping[str, Any],
+    client: ClientSummary,
     server: Server,
     correlation: Mapping[str, Any],
     check: Mapping[str, Any],
@@ -56,16 +57,16 @@ def _ending(run: Run) -> Iterator[str]:
         yield "this run was interrupted; numbers cover what was recorded up to then"
 
 
-def _failures(client: Mapping[str, Any]) -> Iterator[str]:
-    requests = client["requests"]
-    failed = requests["failed"] + requests["refused"]
+def _failures(client: ClientSummary) -> Iterator[str]:
+    requests = client.requests
+    failed = requests.failed + requests.refused
     if failed:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in client["errors"].items())
-        yield f"{failed} of {requests['sent']} requests did not succeed: {kinds}"
-    unended = requests["cancelled"] + requests["in_flight"]
+        kinds = ", ".join(f"{kind} {count}" for kind, count in client.errors.items())
+        yield f"{failed} of {requests.sent} requests did not succeed: {kinds}"
+    unended = requests.cancelled + requests.in_flight
     if unended:
         yield (
-            f"{unended} of {requests['sent']} requests did not end: latencies are those of the {requests['ok']} "
+            f"{unended} of {requests.sent} requests did not end: latencies are those of the {requests.ok} "
             "that did, which waited least"
         )
 
@@ -96,11 +97,11 @@ def _records(found: Mapping[str, Any] | None) -> Iterator[str]:
         yield "; ".join([told, *lost])
 
 
-def _comparability(client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
+def _comparability(client: ClientSummary, correlation: Mapping[str, Any]) -> Iterator[str]:
     if correlation["server_requests"] and correlation["client_requests"] and not correlation["comparable"]:
         yield (
             f"the engine finished {correlation['server_requests']} requests here and the client "
-            f"{client['requests']['ok']}: somebody else used it too, or scrapes are missing, and the engine's numbers "
+            f"{client.requests.ok}: somebody else used it too, or scrapes are missing, and the engine's numbers "
             "speak of all of them"
         )
 
@@ -115,8 +116,8 @@ def _estimates(run: Run) -> Iterator[str]:
         )
 
 
-def _blanks(run: Run, client: Mapping[str, Any], correlation: Mapping[str, Any]) -> Iterator[str]:
-    ok, timed = client["requests"]["ok"], client["ttft_ms"]["count"]
+def _blanks(run: Run, client: ClientSummary, correlation: Mapping[str, Any]) -> Iterator[str]:
+    ok, timed = client.requests.ok, client.ttft_ms.count
     log = run.requests
     # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
     whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())

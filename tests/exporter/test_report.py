@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 import summaries
+from logs import request_log
 
 from exporter.report import WIDTH, as_text
 from exporter.report.breakdown import answer
 from exporter.report.format import cell, ms, percent
 from exporter.summary.breakdown import server_percentiles_object
+from loadgen.requests.summary import client_summary
 from rundir.stats import Missing
 from scraper.window.quantities import Histogram
 from scraper.window.summary import DetectedEngine, Server
@@ -165,7 +167,7 @@ def test_the_report_fits_its_width_and_holds_the_answer(correlation: dict[str, A
 def test_metrics_alone_give_the_servers_part_alone():
     """Without requests there are neither the client's tables nor an answer."""
     summary = summaries.summary(summaries.uncorrelated("no request with a first token ended here"))
-    client = {"requests": dict.fromkeys(summary.client["requests"], 0)}
+    client = client_summary(request_log())
     config = summary.config | {"url": None, "model": None, "metrics": ["http://127.0.0.1:8000/metrics"]}
     text = as_text(msgspec.structs.replace(summary, client=client, config=config))
     assert "server metrics only at http://127.0.0.1:8000/metrics" in text.splitlines()

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from logs import request_log
+from msgspec import to_builtins
 
 from loadgen.host.clock_sync import clock_json, clock_state
 from loadgen.host.cpu_steal import read_ticks, steal_json
 from loadgen.host.round_trip import Rtt, rtt_json
 from loadgen.requests import warmup
-from loadgen.requests.details import client_details
 from loadgen.requests.self_check import self_check
 from loadgen.requests.slo import parse_slo
-from loadgen.requests.summary import QUANTILES, client_summary
-from rundir.stats import Missing
+from loadgen.requests.summary import client_summary
+from rundir.stats import QUANTILES, Missing
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 # Statistics, reasons, and the parts of what a system call answers.
@@ -50,9 +50,8 @@ def _blocks() -> dict[str, dict[str, object]]:
     log, slo = request_log(THREE, THREE), parse_slo("ttft<1s")
     rtt = Rtt(host="h", port=1, connect_ms=(1.0,), kernel_ms=Missing(reason="none"))
     return {
-        "client": client_summary(log, slo=slo),
-        "details": client_details(log, slo=slo),
-        "chunked": client_summary(request_log(THREE | {"output": 9})),
+        "client": to_builtins(client_summary(log, slo=slo)),
+        "chunked": to_builtins(client_summary(request_log(THREE | {"output": 9}))),
         "self_check": self_check(log, [], open_loop=True),
         "clock": clock_json(clock_state()),
         "rtt": rtt_json(rtt),

@@ -2,25 +2,105 @@
 
 Its table knows two sources a metric: Ollama's own durations, and the client's clock for OpenAI-compatible servers,
 which starts before the request is made. A workload class stands for its prompt type. Where it writes a speed of 0.0,
-for a generation below 10 ms, there is none here, and the number of such replies is told.
+for a generation below 10 ms, there is none here, and such replies are counted.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
-from msgspec import to_builtins
 
 from loadgen.requests.metrics import counts, span_ms
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats
-from rundir.stats import Missing, describe, finite, known
+from rundir.columns import Bools, Floats, Texts
+from rundir.fields import UNSET, Count, Reasons, doc
+from rundir.stats import Missing, Statistics, describe, finite, known
 
 SHORTEST_GENERATION_MS = 10.0
 STABLE_CV_PERCENT, VARIABLE_CV_PERCENT = 5.0, 10.0
+Stability = Literal["stable", "variable", "unstable"]
+
+
+class AsiaiSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests by the source of their numbers."""
+
+    server_durations: Annotated[Count, doc("Requests timed by Ollama's durations.", "requests")]
+    client_clock: Annotated[Count, doc("Requests timed by the client's clock.", "requests")]
+    tokens_by_server: Annotated[Count, doc("Replies whose tokens the server counted.", "requests")]
+    tokens_estimated: Annotated[Count, doc("Replies whose tokens are a quarter of their characters.", "requests")]
+
+
+class TotalAtLeastTtft(msgspec.Struct, frozen=True, kw_only=True):
+    """M3 >= M2, always."""
+
+    checked: Annotated[Count, doc("Requests that have both.", "requests")]
+    violated: Annotated[Count, doc("Requests for which it does not hold.", "requests")]
+
+
+class TotalIsSum(msgspec.Struct, frozen=True, kw_only=True):
+    """M3 = M2 + M5."""
+
+    checked: Annotated[Count, doc("Requests that have all three.", "requests")]
+    greatest_residual_ms: Annotated[float | None, doc("Greatest difference of the two sides.", "ms")]
+
+
+class Invariants(msgspec.Struct, frozen=True, kw_only=True):
+    """What must hold between the metrics of a request."""
+
+    total_at_least_ttft: Annotated[TotalAtLeastTtft, doc("M3 >= M2, always.")]
+    total_is_ttft_plus_generation: Annotated[TotalIsSum, doc("M3 = M2 + M5.")]
+
+
+class Asiai(msgspec.Struct, frozen=True, kw_only=True):
+    """M1 to M8 of asiai's specification."""
+
+    tok_per_sec: Annotated[
+        Statistics,
+        doc(
+            "M1: output tokens / generation duration; none below 10 ms, which `below_10_ms` counts (asiai writes 0.0); "
+            "its primary figure is p50",
+            "tokens/s",
+        ),
+    ]
+    ttft_ms: Annotated[Statistics, doc("M2: Ollama's `prompt_eval_duration`, else first output - dispatch", "ms")]
+    total_duration_ms: Annotated[Statistics, doc("M3: Ollama's `total_duration`, else end - dispatch", "ms")]
+    tokens_generated: Annotated[
+        Statistics,
+        doc(
+            "M4: the server's count, else a quarter of the characters, at least 1; never the number of chunks", "tokens"
+        ),
+    ]
+    generation_duration_ms: Annotated[Statistics, doc("M5: Ollama's `eval_duration`, else total - ttft", "ms")]
+    power_watts: Annotated[float | None, doc("M6: mean power of the engine's GPUs in the window", "W")]
+    tok_per_sec_per_watt: Annotated[float | None, doc("M7: mean of M1 / M6", "tokens/s/W")]
+    std_dev_tok_s: Annotated[
+        float | None,
+        doc(
+            "M8: root of the mean of the population variances of M1 within each workload class of two requests or more",
+            "tokens/s",
+        ),
+    ]
+    cv_percent: Annotated[float | None, doc("M8 / mean of M1", "%")]
+    stability: Annotated[
+        Stability | None, doc("by `cv_percent`: below 5 % `stable`, below 10 % `variable`, else `unstable`")
+    ]
+    missing: Reasons = UNSET
+    below_10_ms: Annotated[Count, doc("replies that generated for less than 10 ms, and so have no speed", "requests")]
+    sources: Annotated[
+        AsiaiSources,
+        doc("requests by `server_durations` and `client_clock`; `tokens_by_server` and `tokens_estimated`", "requests"),
+    ]
+    invariants: Annotated[
+        Invariants,
+        doc(
+            "`total_at_least_ttft`: M3 >= M2, always, `checked` and `violated`; `total_is_ttft_plus_generation`: "
+            "M3 = M2 + M5, with the `greatest_residual_ms`"
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +112,12 @@ class AsiaiColumns:
     total_duration_ms: Floats
     tokens_generated: Floats
     generation_duration_ms: Floats
-    by_server: npt.NDArray[np.bool_]
-    estimated: npt.NDArray[np.bool_]
+    by_server: Bools
+    estimated: Bools
 
 
 def asiai_columns(log: RequestLog) -> AsiaiColumns:
-    """M1 to M5 of each request.
+    """Return M1 to M5 of each request.
 
     M4 is the server's count, else the log's estimate from the text's characters, never the number of chunks.
     """
@@ -62,88 +142,80 @@ def asiai_columns(log: RequestLog) -> AsiaiColumns:
     )
 
 
-def pooled_std(values: Floats, groups: npt.NDArray[np.object_]) -> float | Missing:
-    """M8: the root of the mean, over groups of two values or more, of each group's population variance."""
-    told = ~np.isnan(values)
+def pooled_std(values: Floats, groups: Texts) -> float | Missing:
+    """Return M8: the root of the mean, over groups of two values or more, of each group's population variance."""
+    timed = ~np.isnan(values)
     variances = [
-        float(own.var())
-        for group in sorted(set(groups[told].tolist()))
-        if len(own := values[told & (groups == group)]) > 1
+        float(speeds.var())
+        for group in sorted(set(groups[timed].tolist()))
+        if len(speeds := values[timed & (groups == group)]) > 1
     ]
     if not variances:
         return Missing(reason="no workload class has two requests with a speed")
     return float(np.sqrt(np.mean(variances)))
 
 
-def stability(cv_percent: float) -> str:
-    """Its classes: below 5 % stable, below 10 % variable, else unstable."""
+def stability(cv_percent: float) -> Stability:
+    """Return its class: below 5 % stable, below 10 % variable, else unstable."""
     if cv_percent < STABLE_CV_PERCENT:
         return "stable"
     return "variable" if cv_percent < VARIABLE_CV_PERCENT else "unstable"
 
 
-def asiai(ok: RequestLog, *, power_watts: float | Missing) -> dict[str, Any]:
-    """M1 to M8 over the requests that ended ok, for summary.json.
-
-    power_watts   mean power of the GPUs during the run
-    tok_per_sec   its primary figure is the median, p50
-    """
+def asiai(ok: RequestLog, *, power_watts: float | Missing) -> Asiai:
+    """Return M1 to M8 over the requests that ended ok; `power_watts` is the mean power of the GPUs during the run."""
     columns = asiai_columns(ok)
-    short = columns.generation_duration_ms < SHORTEST_GENERATION_MS
+    speeds, spread = known(columns.tok_per_sec), pooled_std(columns.tok_per_sec, ok.workload_class)
+    mean = float(speeds.mean()) if len(speeds) else float("nan")
+    cv_percent = 100 * spread / mean if mean > 0 and not isinstance(spread, Missing) else float("nan")
+    watts = float("nan") if isinstance(power_watts, Missing) else power_watts
     why_slow = "no reply generated for 10 ms or more and told its tokens"
-    return {
-        "tok_per_sec": to_builtins(describe(columns.tok_per_sec, why_slow)),
-        "ttft_ms": to_builtins(describe(columns.ttft_ms, "no reply told when its first token came")),
-        "total_duration_ms": to_builtins(describe(columns.total_duration_ms, "no request succeeded")),
-        "tokens_generated": to_builtins(describe(columns.tokens_generated, "no reply told its tokens")),
-        "generation_duration_ms": to_builtins(describe(columns.generation_duration_ms, "no reply came in chunks")),
-        **_spread_and_power(columns, ok, power_watts),
-        "below_10_ms": int(short.sum()),
-        "sources": {
-            "server_durations": int(columns.by_server.sum()),
-            "client_clock": int((~columns.by_server).sum()),
-            "tokens_by_server": int(((ok.output_tokens >= 0) & ~columns.estimated).sum()),
-            "tokens_estimated": int(columns.estimated.sum()),
-        },
-        "invariants": invariants(columns),
-    }
+    return Asiai(
+        tok_per_sec=describe(columns.tok_per_sec, why_slow),
+        ttft_ms=describe(columns.ttft_ms, "no reply told when its first token came"),
+        total_duration_ms=describe(columns.total_duration_ms, "no request succeeded"),
+        tokens_generated=describe(columns.tokens_generated, "no reply told its tokens"),
+        generation_duration_ms=describe(columns.generation_duration_ms, "no reply came in chunks"),
+        power_watts=finite(watts),
+        tok_per_sec_per_watt=finite(mean / watts) if watts > 0 else None,
+        std_dev_tok_s=None if isinstance(spread, Missing) else spread,
+        cv_percent=finite(cv_percent),
+        stability=stability(cv_percent) if np.isfinite(cv_percent) else None,
+        missing=_missing(spread, power_watts, mean) or UNSET,
+        below_10_ms=int((columns.generation_duration_ms < SHORTEST_GENERATION_MS).sum()),
+        sources=AsiaiSources(
+            server_durations=int(columns.by_server.sum()),
+            client_clock=int((~columns.by_server).sum()),
+            tokens_by_server=int(((ok.output_tokens >= 0) & ~columns.estimated).sum()),
+            tokens_estimated=int(columns.estimated.sum()),
+        ),
+        invariants=invariants(columns),
+    )
 
 
-def invariants(columns: AsiaiColumns) -> dict[str, Any]:
-    """total >= ttft, always, and total = ttft + generation, of each request that has all three.
+def invariants(columns: AsiaiColumns) -> Invariants:
+    """Return whether total >= ttft, always, and total = ttft + generation, of each request that has all three.
 
     The second holds exactly by the client's clock; Ollama's total has its load time and other work besides, which
     `greatest_residual_ms` shows.
     """
     residual_ms = known(columns.total_duration_ms - columns.ttft_ms - columns.generation_duration_ms)
     margin_ms = known(columns.total_duration_ms - columns.ttft_ms)
-    return {
-        "total_at_least_ttft": {"checked": len(margin_ms), "violated": int((margin_ms < 0).sum())},
-        "total_is_ttft_plus_generation": {
-            "checked": len(residual_ms),
-            "greatest_residual_ms": float(np.abs(residual_ms).max()) if len(residual_ms) else None,
-        },
-    }
+    greatest_ms = float(np.abs(residual_ms).max()) if len(residual_ms) else None
+    return Invariants(
+        total_at_least_ttft=TotalAtLeastTtft(checked=len(margin_ms), violated=int((margin_ms < 0).sum())),
+        total_is_ttft_plus_generation=TotalIsSum(checked=len(residual_ms), greatest_residual_ms=greatest_ms),
+    )
 
 
-def _spread_and_power(columns: AsiaiColumns, ok: RequestLog, power_watts: float | Missing) -> dict[str, Any]:
+def _missing(spread: float | Missing, power_watts: float | Missing, mean: float) -> dict[str, str]:
     missing: dict[str, str] = {}
-    speeds = known(columns.tok_per_sec)
-    mean = float(speeds.mean()) if len(speeds) else float("nan")
-    spread = pooled_std(columns.tok_per_sec, ok.workload_class)
-    cv_percent = float("nan") if isinstance(spread, Missing) else 100 * spread / mean
     if isinstance(spread, Missing):
         missing |= dict.fromkeys(("std_dev_tok_s", "cv_percent", "stability"), spread.reason)
-    watts = float("nan") if isinstance(power_watts, Missing) else power_watts
+    elif mean == 0:
+        missing |= dict.fromkeys(("cv_percent", "stability"), "every speed is 0")
     if isinstance(power_watts, Missing):
         missing |= dict.fromkeys(("power_watts", "tok_per_sec_per_watt"), power_watts.reason)
-    elif not len(speeds):
+    elif math.isnan(mean):
         missing["tok_per_sec_per_watt"] = "no reply had a speed"
-    return {
-        "power_watts": finite(watts),
-        "tok_per_sec_per_watt": finite(mean / watts) if watts > 0 else None,
-        "std_dev_tok_s": None if isinstance(spread, Missing) else spread,
-        "cv_percent": finite(cv_percent),
-        "stability": stability(cv_percent) if np.isfinite(cv_percent) else None,
-        **({"missing": missing} if missing else {}),
-    }
+    return missing

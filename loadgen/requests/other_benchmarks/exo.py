@@ -2,26 +2,77 @@
 
 Its server measures both rates and reports them (`generation_stats`). Of a server that reports durations instead, the
 rates follow by the same formulas; of one that reports nothing they are the client's, whose prefill time is all of TTFT:
-queue and network included. Which source served how many requests is told.
+queue and network included. `sources` counts the requests of each.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
-from msgspec import to_builtins
 
 from loadgen.requests.metrics import counts, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
-from rundir.stats import describe
+from rundir.fields import NO_UNIT, Count, doc
+from rundir.stats import Statistics, describe
 
-SOURCES = ("server_rate", "server_duration", "client_clock")
+
+class RateSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests by what a rate of theirs is from."""
+
+    server_rate: Annotated[Count, doc("The rate that the server reported.", "requests")]
+    server_duration: Annotated[Count, doc("Tokens over the duration that the server reported.", "requests")]
+    client_clock: Annotated[Count, doc("Tokens over the time by the client's clock.", "requests")]
+
+
+class ExoSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rates are from."""
+
+    prefill_tps: Annotated[RateSources, doc("of `prefill_tps`", "requests")]
+    generation_tps: Annotated[RateSources, doc("of `generation_tps`", "requests")]
+
+
+class ExoAggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """Batches of N requests that were released at one instant."""
+
+    concurrency: Annotated[int | None, doc("N; null in an open loop", NO_UNIT)]
+    batches: Annotated[Count, doc("batches of which every request ended ok", "batches")]
+    incomplete_batches: Annotated[Count, doc("the other batches, which are left out", "batches")]
+    agg_gen_tps: Annotated[
+        Statistics, doc("the fastest `generation_tps` of N requests released at one instant, times N", "tokens/s")
+    ]
+    batch_wall_s: Annotated[Statistics, doc("from their shared start to the last end", "s")]
+
+
+class Exo(msgspec.Struct, frozen=True, kw_only=True):
+    """The rates of exo's bench."""
+
+    prefill_tps: Annotated[
+        Statistics,
+        doc(
+            "the server's rate, else input tokens / its prefill time, else input tokens / TTFT, queue and network "
+            "included",
+            "tokens/s",
+        ),
+    ]
+    generation_tps: Annotated[
+        Statistics,
+        doc(
+            "the server's rate, else (output tokens - 1) / its decode time, else (output tokens - 1) / "
+            "(last token - first token)",
+            "tokens/s",
+        ),
+    ]
+    sources: Annotated[ExoSources, doc("requests by `server_rate`, `server_duration` and `client_clock`", "requests")]
+    aggregate: Annotated[ExoAggregate, doc("batches of N requests released at one instant")]
 
 
 def prefill_tps(log: RequestLog) -> tuple[Floats, Floats]:
-    """Prompt tokens per second of each request, float64[n], and its source, by position in SOURCES; NaN if missing."""
+    """Return prompt tokens per second of each request, float64[n], and its source, by position in RateSources; NaN if
+    missing.
+    """
     tokens = counts(log.input_tokens)
     return _first_known(
         log.server_prompt_tps,
@@ -31,7 +82,7 @@ def prefill_tps(log: RequestLog) -> tuple[Floats, Floats]:
 
 
 def generation_tps(log: RequestLog) -> tuple[Floats, Floats]:
-    """Tokens per second between the first and the last token: (tokens - 1) / span; none below two tokens."""
+    """Return tokens per second between the first and the last token: (tokens - 1) / span; none below two tokens."""
     later = np.where(log.output_tokens >= 2, log.output_tokens - 1.0, np.nan)
     return _first_known(
         log.server_generation_tps,
@@ -40,49 +91,48 @@ def generation_tps(log: RequestLog) -> tuple[Floats, Floats]:
     )
 
 
-def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> dict[str, Any]:
-    """exo's figures for summary.json; `log` holds every request of the run, in the order it was planned.
+def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> Exo:
+    """Return exo's figures; `log` holds every request of the run, in the order it was planned.
 
     concurrency, barrier   the closed loop's N, None in an open loop, and whether N were released at one instant
     """
     ok = log.status == "ok"
     prefill, prefill_source = prefill_tps(log)
     generation, generation_source = generation_tps(log)
-    return {
-        "prefill_tps": to_builtins(describe(prefill[ok], "no reply told its prompt's tokens and time")),
-        "generation_tps": to_builtins(describe(generation[ok], "no reply told two tokens and the time between them")),
-        "sources": {
-            "prefill_tps": _count_sources(prefill_source[ok]),
-            "generation_tps": _count_sources(generation_source[ok]),
-        },
-        "aggregate": _aggregate(log, generation, concurrency=concurrency, barrier=barrier),
-    }
+    return Exo(
+        prefill_tps=describe(prefill[ok], "no reply told its prompt's tokens and time"),
+        generation_tps=describe(generation[ok], "no reply told two tokens and the time between them"),
+        sources=ExoSources(
+            prefill_tps=_count_sources(prefill_source[ok]), generation_tps=_count_sources(generation_source[ok])
+        ),
+        aggregate=_aggregate(log, generation, concurrency=concurrency, barrier=barrier),
+    )
 
 
-def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, barrier: bool) -> dict[str, Any]:
+def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, barrier: bool) -> ExoAggregate:
     """agg_gen_tps = max(generation_tps of a batch) x N, and its wall time: from the shared start to the last end.
 
-    A batch in which a request did not succeed is told apart, and left out.
+    A batch in which a request did not succeed is left out, and counted.
     """
-    empty = {"concurrency": concurrency, "batches": 0, "incomplete_batches": 0}
     if concurrency is None or (concurrency > 1 and not barrier):
-        reason = "needs N requests released at one instant: a closed loop with a barrier"
-        missing = to_builtins(describe([], reason))
-        return {**empty, "agg_gen_tps": missing, "batch_wall_s": missing}
+        nothing = describe([], "needs N requests released at one instant: a closed loop with a barrier")
+        return ExoAggregate(
+            concurrency=concurrency, batches=0, incomplete_batches=0, agg_gen_tps=nothing, batch_wall_s=nothing
+        )
     batches = len(log) // concurrency
     shape = (batches, concurrency)
-    kept = slice(batches * concurrency)
-    whole = (log.status[kept] == "ok").reshape(shape).all(axis=1)
-    fastest = generation[kept].reshape(shape)[whole].max(axis=1, initial=-np.inf)
-    started_ns = log.dispatch_ns[kept].reshape(shape)[whole].min(axis=1, initial=np.iinfo(np.int64).max)
-    wall_s = (log.end_ns[kept].reshape(shape)[whole].max(axis=1, initial=-1) - started_ns) / 1e9
-    return {
-        "concurrency": concurrency,
-        "batches": int(whole.sum()),
-        "incomplete_batches": batches - int(whole.sum()) + bool(len(log) % concurrency),
-        "agg_gen_tps": to_builtins(describe(fastest * concurrency, "no batch has a generation rate of every request")),
-        "batch_wall_s": to_builtins(describe(wall_s, "no batch succeeded as a whole")),
-    }
+    in_batches = slice(batches * concurrency)
+    whole = (log.status[in_batches] == "ok").reshape(shape).all(axis=1)
+    fastest = generation[in_batches].reshape(shape)[whole].max(axis=1, initial=-np.inf)
+    started_ns = log.dispatch_ns[in_batches].reshape(shape)[whole].min(axis=1, initial=np.iinfo(np.int64).max)
+    wall_s = (log.end_ns[in_batches].reshape(shape)[whole].max(axis=1, initial=-1) - started_ns) / 1e9
+    return ExoAggregate(
+        concurrency=concurrency,
+        batches=int(whole.sum()),
+        incomplete_batches=batches - int(whole.sum()) + bool(len(log) % concurrency),
+        agg_gen_tps=describe(fastest * concurrency, "no batch has a generation rate of every request"),
+        batch_wall_s=describe(wall_s, "no batch succeeded as a whole"),
+    )
 
 
 def _rate(tokens: Floats, span: Floats) -> Floats:
@@ -91,7 +141,7 @@ def _rate(tokens: Floats, span: Floats) -> Floats:
 
 
 def _first_known(*columns: Floats) -> tuple[Floats, Floats]:
-    """The first column that has a value, row by row, and which it was."""
+    """Return the first column that has a value, row by row, and which it was."""
     values = np.full(len(columns[0]), np.nan)
     source = np.full(len(columns[0]), np.nan)
     for place, column in enumerate(columns):
@@ -100,5 +150,6 @@ def _first_known(*columns: Floats) -> tuple[Floats, Floats]:
     return values, source
 
 
-def _count_sources(source: Floats) -> dict[str, int]:
-    return {name: int((source == place).sum()) for place, name in enumerate(SOURCES)}
+def _count_sources(source: Floats) -> RateSources:
+    names = enumerate(RateSources.__struct_fields__)
+    return RateSources(**{name: int((source == place).sum()) for place, name in names})

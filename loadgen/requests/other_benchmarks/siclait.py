@@ -7,20 +7,51 @@ the input's length is the declared tokenizer's, which it was made with, and the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from loadgen.requests.metrics import counts, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
-from rundir.stats import known
+from rundir.fields import UNSET, Count, Missing, Reasons, doc
+from rundir.stats import OF_VALUES, known
 
 PERCENTILES = {"p75": 0.75, "p90": 0.90, "p99": 0.99}
 
 
-def siclait(ok: RequestLog) -> dict[str, Any]:
-    """The eight metrics over the requests that ended ok, for summary.json."""
+class PopulationStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics as the script writes them; null where missing, and `missing` says why."""
+
+    count: Annotated[Count, doc("Number of values.", "values")]
+    mean: Annotated[float | None, doc("Arithmetic mean.", OF_VALUES)]
+    std: Annotated[float | None, doc("Standard deviation of the population (ddof 0).", OF_VALUES)]
+    min: Annotated[float | None, doc("Smallest value.", OF_VALUES)]
+    max: Annotated[float | None, doc("Largest value.", OF_VALUES)]
+    p75: Annotated[float | None, doc("75th percentile.", OF_VALUES)]
+    p90: Annotated[float | None, doc("90th percentile.", OF_VALUES)]
+    p99: Annotated[float | None, doc("99th percentile.", OF_VALUES)]
+    missing: Missing = UNSET
+
+
+class Siclait(msgspec.Struct, frozen=True, kw_only=True):
+    """The eight metrics of siclait's script."""
+
+    ttft_ms: Annotated[PopulationStatistics, doc("first output - dispatch", "ms")]
+    request_latency_ms: Annotated[PopulationStatistics, doc("last token - dispatch", "ms")]
+    itl_ms: Annotated[PopulationStatistics, doc("(latency - ttft) / (output tokens - 1)", "ms")]
+    request_output_tps: Annotated[PopulationStatistics, doc("output tokens / latency", "tokens/s")]
+    input_tokens: Annotated[PopulationStatistics, doc("input length by the declared tokenizer", "tokens")]
+    output_tokens: Annotated[PopulationStatistics, doc("output length by the server's `usage`", "tokens")]
+    duration_s: Annotated[float | None, doc("from the first dispatch to the last token", "s")]
+    output_tps: Annotated[float | None, doc("all output tokens / `duration_s`", "tokens/s")]
+    requests_per_s: Annotated[float | None, doc("all requests / `duration_s`", "1/s")]
+    missing: Reasons = UNSET
+
+
+def siclait(ok: RequestLog) -> Siclait:
+    """Return the eight metrics over the requests that ended ok."""
     asked_ns = np.where(ok.dispatch_ns >= 0, ok.dispatch_ns, ok.submit_ns)
     inputs = np.where(ok.declared_input_tokens >= 0, counts(ok.declared_input_tokens), counts(ok.input_tokens))
     tokens = counts(ok.output_tokens)
@@ -32,39 +63,42 @@ def siclait(ok: RequestLog) -> dict[str, Any]:
     duration_s = (
         float(np.ptp([asked_ns[answered].min(), ok.last_token_ns[answered].max()]) / 1e9) if answered.any() else 0.0
     )
-    return {
-        "ttft_ms": _statistics(ttft_ms, "no reply came in chunks"),
-        "request_latency_ms": _statistics(latency_ms, "no reply came in chunks"),
-        "itl_ms": _statistics(itl_ms, "no reply in chunks told two tokens or more"),
-        "request_output_tps": _statistics(tps, "no reply in chunks told its usage"),
-        "input_tokens": _statistics(inputs, "neither the plan nor a reply told it"),
-        "output_tokens": _statistics(tokens, "no reply told its usage"),
-        "duration_s": duration_s or None,
-        **_rates(tokens[answered], duration_s),
-    }
+    output_tps, requests_per_s, missing = _rates(tokens[answered], duration_s)
+    return Siclait(
+        ttft_ms=_statistics(ttft_ms, "no reply came in chunks"),
+        request_latency_ms=_statistics(latency_ms, "no reply came in chunks"),
+        itl_ms=_statistics(itl_ms, "no reply in chunks told two tokens or more"),
+        request_output_tps=_statistics(tps, "no reply in chunks told its usage"),
+        input_tokens=_statistics(inputs, "neither the plan nor a reply told it"),
+        output_tokens=_statistics(tokens, "no reply told its usage"),
+        duration_s=duration_s or None,
+        output_tps=output_tps,
+        requests_per_s=requests_per_s,
+        missing=missing or UNSET,
+    )
 
 
-def _rates(tokens: Floats, duration_s: float) -> dict[str, Any]:
-    rates: dict[str, Any] = {"output_tps": None, "requests_per_s": None}
+def _rates(tokens: Floats, duration_s: float) -> tuple[float | None, float | None, dict[str, str]]:
+    """Return output tokens and requests per second, and why one is not known."""
     if not duration_s:
-        return {**rates, "missing": dict.fromkeys(rates, "no reply came in chunks")}
-    rates["requests_per_s"] = len(tokens) / duration_s
-    silent = int(np.isnan(tokens).sum())
-    if silent:
-        return {**rates, "missing": {"output_tps": f"{silent} of {len(tokens)} replies told no usage"}}
-    return {**rates, "output_tps": float(tokens.sum()) / duration_s}
+        return None, None, dict.fromkeys(("output_tps", "requests_per_s"), "no reply came in chunks")
+    requests_per_s = len(tokens) / duration_s
+    if uncounted := int(np.isnan(tokens).sum()):
+        return None, requests_per_s, {"output_tps": f"{uncounted} of {len(tokens)} replies told no usage"}
+    return float(tokens.sum()) / duration_s, requests_per_s, {}
 
 
-def _statistics(values: Floats, why_empty: str) -> dict[str, Any]:
+def _statistics(values: Floats, why_empty: str) -> PopulationStatistics:
     flat = known(values)
     if not len(flat):
-        return {"count": 0, **dict.fromkeys(["mean", "std", "min", "max", *PERCENTILES]), "missing": why_empty}
+        nothing = dict.fromkeys(["mean", "std", "min", "max", *PERCENTILES])
+        return PopulationStatistics(count=0, **nothing, missing=why_empty)
     quantiles = np.quantile(flat, list(PERCENTILES.values())).tolist()
-    return {
-        "count": len(flat),
-        "mean": float(flat.mean()),
-        "std": float(flat.std()),
-        "min": float(flat.min()),
-        "max": float(flat.max()),
+    return PopulationStatistics(
+        count=len(flat),
+        mean=float(flat.mean()),
+        std=float(flat.std()),
+        min=float(flat.min()),
+        max=float(flat.max()),
         **dict(zip(PERCENTILES, quantiles, strict=True)),
-    }
+    )

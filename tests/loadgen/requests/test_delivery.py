@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
+from msgspec import to_builtins
 
 from loadgen.requests import delivery as chunks
 from loadgen.requests.metrics import request_metrics
@@ -63,26 +64,28 @@ def _delivery(log: RequestLog) -> dict[str, object]:
 def test_delivery_tells_the_sizes_of_chunks():
     """Tokens a chunk by reply, characters by chunk, and what one read brought together."""
     got = _delivery(request_log(_reply([3] * 4, chars=(9, 9, 12, 9)), {"submit": 0, "end": 10, "output": 5}))
-    assert ("A", 4, 1, 1) == tuple(got[key] for key in ("itl_option", "chunks", "replies_in_chunks", "replies_whole"))
-    assert {"least": 0.0, "most": 0.75} == got["single_token_chunks_ratio"]
-    assert (1, 3.0) == (got["tokens_per_chunk"]["count"], got["tokens_per_chunk"]["mean"])
-    assert (4, 9.75) == (got["characters_per_chunk"]["count"], got["characters_per_chunk"]["mean"])
-    assert 0.0 == got["same_read_ratio"]
-    json.dumps(got, allow_nan=False)
+    assert ("A", 4, 1, 1) == tuple(
+        getattr(got, key) for key in ("itl_option", "chunks", "replies_in_chunks", "replies_whole")
+    )
+    assert {"least": 0.0, "most": 0.75} == to_builtins(got.single_token_chunks_ratio)
+    assert (1, 3.0) == (got.tokens_per_chunk.count, got.tokens_per_chunk.mean)
+    assert (4, 9.75) == (got.characters_per_chunk.count, got.characters_per_chunk.mean)
+    assert 0.0 == got.same_read_ratio
+    json.dumps(to_builtins(got), allow_nan=False)
 
 
 def test_what_counts_as_content_is_told():
     """The rule in words, and what replies began with; one without a first token began with nothing."""
     rows = [_reply([1, 1], first_kind=kind) for kind in ("content", "reasoning", "reasoning", "tool", "")]
     got = _delivery(request_log(*rows))
-    assert {"content": 1, "reasoning": 2, "tool": 1} == got["first_tokens"]
-    assert "reasoning and calls of tools are content" in str(got["content_rule"])
+    assert {"content": 1, "reasoning": 2, "tool": 1} == to_builtins(got.first_tokens)
+    assert "reasoning and calls of tools are content" in str(got.content_rule)
 
 
 def test_what_one_read_brought_is_told():
     """Chunks with equal stamps were not told apart."""
     got = _delivery(request_log(_reply([1, 1, 1], chunks=(100, 100, 110))))
-    assert 0.5 == got["same_read_ratio"]
+    assert 0.5 == got.same_read_ratio
 
 
 def test_the_servers_time_between_tokens_is_its_decode_time():
@@ -95,5 +98,5 @@ def test_the_servers_time_between_tokens_is_its_decode_time():
 def test_an_empty_log_has_a_delivery():
     """Reasons, no zeros for what was not measured."""
     got = _delivery(request_log())
-    assert (None, "no reply came in chunks") == (got["same_read_ratio"], got["characters_per_chunk"]["missing"])
-    json.dumps(got, allow_nan=False)
+    assert (None, "no reply came in chunks") == (got.same_read_ratio, got.characters_per_chunk.missing)
+    json.dumps(to_builtins(got), allow_nan=False)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,10 +21,15 @@ THREE = {
 }  # fmt: skip
 
 
+def shown(result: object) -> Any:
+    """Return what summary.json shows of a result: strict JSON."""
+    return json.loads(json.dumps(msgspec.to_builtins(result), allow_nan=False))
+
+
 def test_siclaits_eight():
     """By its script: from before the request to the last content, deviations of a population."""
     slow = THREE | {"dispatch": 200, "first": 260, "last": 300, "end": 310, "output": 5, "declared": 9}
-    got = siclait.siclait(request_log(THREE, slow))
+    got = shown(siclait.siclait(request_log(THREE, slow)))
     means = {
         "ttft_ms": 40.0, "request_latency_ms": 70.0, "itl_ms": 10.0, "request_output_tps": 62.5, "input_tokens": 8.0,
         "output_tokens": 4.0,
@@ -30,12 +37,11 @@ def test_siclaits_eight():
     assert means == {name: pytest.approx(got[name]["mean"]) for name in means}
     assert (20.0, 20.0, 60.0) == tuple(got["ttft_ms"][name] for name in ("std", "min", "max"))
     assert (0.2, 40.0, 10.0) == (got["duration_s"], got["output_tps"], got["requests_per_s"])
-    json.dumps(got, allow_nan=False)
 
 
 def test_siclait_without_usage_tells_no_token_rates():
     """Half a sum would be a wrong one."""
-    got = siclait.siclait(request_log(THREE, THREE | {"output": -1}))
+    got = shown(siclait.siclait(request_log(THREE, THREE | {"output": -1})))
     assert (None, "1 of 2 replies told no usage") == (got["output_tps"], got["missing"]["output_tps"])
     assert 1 == got["itl_ms"]["count"]
 
@@ -80,7 +86,7 @@ ROWS = st.builds(
 @given(st.lists(ROWS, min_size=1, max_size=20))
 def test_asiais_invariants_hold(rows: list[dict[str, object]]):
     """total >= ttft, always, and total = ttft + generation by the client's clock."""
-    got = asiai.invariants(asiai.asiai_columns(request_log(*rows)))
+    got = shown(asiai.invariants(asiai.asiai_columns(request_log(*rows))))
     assert {"checked": len(rows), "violated": 0} == got["total_at_least_ttft"]
     assert got["total_is_ttft_plus_generation"]["greatest_residual_ms"] < 1e-6
 
@@ -90,7 +96,7 @@ def test_a_violated_invariant_is_told():
     row = THREE | {
         "timings_source": "ollama", "server_prefill_ms": 60.0, "server_decode_ms": 20.0, "server_e2e_ms": 40.0,
     }  # fmt: skip
-    got = asiai.asiai(request_log(row), power_watts=NO_POWER)["invariants"]
+    got = shown(asiai.asiai(request_log(row), power_watts=NO_POWER))["invariants"]
     assert {"checked": 1, "violated": 1} == got["total_at_least_ttft"]
     assert {"checked": 1, "greatest_residual_ms": 40.0} == got["total_is_ttft_plus_generation"]
 
@@ -98,7 +104,7 @@ def test_a_violated_invariant_is_told():
 def test_asiai_tells_whose_tokens_were_estimated():
     """The log estimates where no server counted; what it estimated is not the server's."""
     log = request_log(THREE, THREE | {"output": 7, "output_tokens_source": "estimate"}, THREE | {"output": -1})
-    sources = asiai.asiai(log, power_watts=NO_POWER)["sources"]
+    sources = shown(asiai.asiai(log, power_watts=NO_POWER))["sources"]
     assert (1, 1) == (sources["tokens_by_server"], sources["tokens_estimated"])
 
 
@@ -118,15 +124,21 @@ def test_asiais_stability_classes(cv: float, name: str):
     assert name == asiai.stability(cv)
 
 
+def test_asiais_spread_of_speeds_that_are_all_zero_has_no_ratio():
+    """Two replies without a token: M8 is 0, and nothing can be divided by their mean."""
+    got = shown(asiai.asiai(request_log(*[THREE | {"output": 0}] * 2), power_watts=NO_POWER))
+    assert (0.0, None, None) == (got["std_dev_tok_s"], got["cv_percent"], got["stability"])
+    assert "every speed is 0" == got["missing"]["cv_percent"]
+
+
 def test_asiais_power_is_told_or_missing():
     """M6 and M7, from the mean speed."""
     rows = [THREE, THREE | {"output": 6}]
-    got = asiai.asiai(request_log(*rows), power_watts=300.0)
+    got = shown(asiai.asiai(request_log(*rows), power_watts=300.0))
     assert (300.0, 0.5, "unstable") == (got["power_watts"], got["tok_per_sec_per_watt"], got["stability"])
     assert (150.0, 50.0) == (got["tok_per_sec"]["p50"], got["std_dev_tok_s"])
-    without = asiai.asiai(request_log(*rows), power_watts=NO_POWER)
+    without = shown(asiai.asiai(request_log(*rows), power_watts=NO_POWER))
     assert (None, "not measured") == (without["power_watts"], without["missing"]["tok_per_sec_per_watt"])
-    json.dumps([got, without], allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +154,7 @@ def test_asiais_power_is_told_or_missing():
 )  # fmt: skip
 def test_exos_rates(row: dict[str, object], prefill: float, generation: float, source: str):
     """The server's own rates, else from its durations, else the client's."""
-    got = exo.exo(request_log(row), concurrency=None, barrier=False)
+    got = shown(exo.exo(request_log(row), concurrency=None, barrier=False))
     assert (prefill, generation) == pytest.approx((got["prefill_tps"]["mean"], got["generation_tps"]["mean"]))
     assert {"prefill_tps": source, "generation_tps": source} == {
         name: next(source for source, count in counted.items() if count) for name, counted in got["sources"].items()
@@ -151,7 +163,9 @@ def test_exos_rates(row: dict[str, object], prefill: float, generation: float, s
 
 def test_exos_rate_needs_two_tokens():
     """tg = 1 does not work, as it says."""
-    assert 0 == exo.exo(request_log(THREE | {"output": 1}), concurrency=1, barrier=False)["generation_tps"]["count"]
+    assert (
+        0 == shown(exo.exo(request_log(THREE | {"output": 1}), concurrency=1, barrier=False))["generation_tps"]["count"]
+    )
 
 
 def test_exos_aggregate_is_the_fastest_times_n():
@@ -160,17 +174,16 @@ def test_exos_aggregate_is_the_fastest_times_n():
     rows = [THREE | {"server_generation_tps": rate} for rate in rates]
     rows[1] |= {"end": 400}
     rows[3] |= {"status": "failed"}
-    got = exo.exo(request_log(*rows), concurrency=2, barrier=True)["aggregate"]
+    got = shown(exo.exo(request_log(*rows), concurrency=2, barrier=True))["aggregate"]
     assert (2, 2, 2) == (got["concurrency"], got["batches"], got["incomplete_batches"])
     assert (240.0, 140.0) == (got["agg_gen_tps"]["max"], got["agg_gen_tps"]["min"])
     assert (0.3, 0.05) == (got["batch_wall_s"]["max"], got["batch_wall_s"]["min"])
-    json.dumps(got, allow_nan=False)
 
 
 @pytest.mark.parametrize(("concurrency", "barrier"), [(None, False), (4, False)])
 def test_exos_aggregate_needs_a_barrier(concurrency: int | None, barrier: bool):
     """Requests that did not start together make no batch."""
-    got = exo.exo(request_log(THREE), concurrency=concurrency, barrier=barrier)["aggregate"]
+    got = shown(exo.exo(request_log(THREE), concurrency=concurrency, barrier=barrier))["aggregate"]
     assert "released at one instant" in got["agg_gen_tps"]["missing"]
 
 
@@ -178,7 +191,8 @@ def test_an_empty_log_has_all_blocks():
     """Reasons, no zeros."""
     log = request_log()
     blocks = [
-        siclait.siclait(log), asiai.asiai(log, power_watts=NO_POWER), exo.exo(log, concurrency=2, barrier=True),
-    ]  # fmt: skip
-    json.dumps(blocks, allow_nan=False)
+        shown(siclait.siclait(log)),
+        shown(asiai.asiai(log, power_watts=NO_POWER)),
+        shown(exo.exo(log, concurrency=2, barrier=True)),
+    ]
     assert blocks[0]["missing"]["output_tps"] == "no reply came in chunks"

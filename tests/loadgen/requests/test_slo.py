@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
+from msgspec import to_builtins
 
 from loadgen.requests import slo
 from loadgen.requests.metrics import request_metrics
@@ -48,19 +49,19 @@ def test_several_objectives_are_read_in_order():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no objective; write one like ttft_p99<500ms"),
-        ("ttft_p99", "'ttft_p99' is no objective; write one like ttft_p99<500ms"),
-        ("ttft>500ms", "'ttft>500ms' is no objective; write one like ttft_p99<500ms"),
+        ("", "'' is not an objective; write one like ttft_p99<500ms"),
+        ("ttft_p99", "'ttft_p99' is not an objective; write one like ttft_p99<500ms"),
+        ("ttft>500ms", "'ttft>500ms' is not an objective; write one like ttft_p99<500ms"),
         ("ttfb_p99<1s", "'ttfb_p99<1s': unknown metric 'ttfb'; choose from ttft, tpot, itl, e2e"),
         ("ttft_p99<500", "'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
         ("ttft_p99<5min", "'ttft_p99<5min': unknown unit 'min'; write the bound in ms or s, like 500ms"),
-        ("ttft_p99<0ms", "'ttft_p99<0ms': '0' is no bound; write a number above zero, like 500ms"),
-        ("ttft_p99<1-2ms", "'ttft_p99<1-2ms': '1-2' is no bound; write a number above zero, like 500ms"),
+        ("ttft_p99<0ms", "'ttft_p99<0ms': '0' is not a bound; write a number above zero, like 500ms"),
+        ("ttft_p99<1-2ms", "'ttft_p99<1-2ms': '1-2' is not a bound; write a number above zero, like 500ms"),
         ("ttft_p100<1s", "'ttft_p100<1s': unknown statistic 'p100'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft_p0<1s", "'ttft_p0<1s': unknown statistic 'p0'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft_avg<1s", "'ttft_avg<1s': unknown statistic 'avg'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft<1s,ttft<2s", "'ttft<1s': ttft_every is bound twice; keep one of the bounds"),
-        ("ttft<1s,", "'' is no objective; write one like ttft_p99<500ms"),
+        ("ttft<1s,", "'' is not an objective; write one like ttft_p99<500ms"),
     ],
 )
 def test_what_is_no_objective_is_refused(text: str, message: str):
@@ -101,30 +102,30 @@ def test_what_counts_for_goodput(text: str, row: dict[str, object], met: bool, u
 def test_a_run_meets_an_objective_or_not():
     """By the statistic over the requests that ended ok; plain metrics bind every request."""
     log = request_log(THREE, THREE | {"first": 110}, THREE | {"first": 140, "status": "failed"})
-    got = slo.slo_json(slo.parse_slo("ttft_mean<16ms,ttft_max<20ms,ttft<20.1ms"), log, request_metrics(log))
+    got = slo.slo_result(slo.parse_slo("ttft_mean<16ms,ttft_max<20ms,ttft<20.1ms"), log, request_metrics(log))
     assert [(15.0, True, 2), (20.0, False, 2), (20.0, True, 2)] == [
-        (each["value_ms"], each["met"], each["count"]) for each in got["objectives"]
+        (each.value_ms, each.met, each.count) for each in got.objectives
     ]
-    assert (False, 2) == (got["met"], got["good_requests"] + 1)
-    json.dumps(got, allow_nan=False)
+    assert (False, 2) == (got.met, got.good_requests + 1)
+    json.dumps(to_builtins(got), allow_nan=False)
 
 
 def test_an_objective_without_a_sample_is_neither_met_nor_missed():
     """Null, and why."""
     log = request_log(THREE | {"output": -1})
-    got = slo.slo_json(slo.parse_slo("tpot_p99<1s,ttft<1s"), log, request_metrics(log))
-    first, second = got["objectives"]
+    got = slo.slo_result(slo.parse_slo("tpot_p99<1s,ttft<1s"), log, request_metrics(log))
+    first, second = got.objectives
     assert (None, None, "no request that ended ok has a value of tpot") == (
-        first["value_ms"], first["met"], first["missing"],
+        first.value_ms, first.met, first.missing,
     )  # fmt: skip
-    assert (True, None, 1) == (second["met"], got["met"], got["untold_requests"])
+    assert (True, None, 1) == (second.met, got.met, got.untold_requests)
 
 
 def test_goodput_that_no_reply_can_tell_is_missing():
     """Without any usage, no request can meet or miss a bound on TPOT; a zero would be a claim."""
-    got = client_summary(request_log(THREE | {"output": -1}), slo=slo.parse_slo("tpot<1s"))["throughput"]
+    got = client_summary(request_log(THREE | {"output": -1}), slo=slo.parse_slo("tpot<1s")).throughput
     assert (None, "no reply told what tpot<1s bounds") == (
-        got["goodput_requests_per_s"], got["missing"]["goodput_requests_per_s"],
+        got.goodput_requests_per_s, got.missing["goodput_requests_per_s"],
     )  # fmt: skip
 
 
@@ -148,9 +149,9 @@ def test_goodput_is_at_most_throughput_and_grows_with_the_bound(
     tight, loose = (slo.parse_slo(f"{bound[0]}<{ms}ms") for ms in (bound[1], bound[1] + more))
     metrics = request_metrics(log)
     assert not (slo.goodput(tight, log, metrics).met & ~slo.goodput(loose, log, metrics).met).any()
-    flow = client_summary(log, slo=tight)["throughput"]
-    if flow["goodput_requests_per_s"] is not None:
-        assert flow["goodput_requests_per_s"] <= flow["requests_per_s"]
+    flow = client_summary(log, slo=tight).throughput
+    if flow.goodput_requests_per_s is not None:
+        assert flow.goodput_requests_per_s <= flow.requests_per_s
 
 
 @given(st.lists(ROWS, min_size=1, max_size=20), st.integers(1, 150))
@@ -159,6 +160,6 @@ def test_when_every_request_is_bound_all_good_means_met(rows: list[dict[str, obj
     log = request_log(*rows)
     metrics, objective = request_metrics(log), slo.parse_slo(f"e2e<{bound_ms}ms")
     ok = log.status == "ok"
-    assert (bool(slo.goodput(objective, log, metrics).met[ok].all()) if ok.any() else None) == slo.slo_json(
+    assert (bool(slo.goodput(objective, log, metrics).met[ok].all()) if ok.any() else None) == slo.slo_result(
         objective, log, metrics
-    )["met"]
+    ).met

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import MS
 from logs import request_log as _log
+from msgspec.structs import asdict
 
 from loadgen.requests import summary as metrics
-from loadgen.requests.metrics import schedule_lateness_ms
+from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
 from loadgen.requests.slo import parse_slo
-from rundir.stats import describe
+from rundir.stats import QUANTILES, describe
 
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7, "chunks": (120, 130, 140)}
 
@@ -49,7 +50,7 @@ def test_what_a_request_gives(
     itl: list[float],
 ):
     """The draft's definitions, one case a line; missing is NaN, never zero."""
-    got = metrics.request_metrics(_log(row))
+    got = request_metrics(_log(row))
     columns = (got.ttft_ms, got.tpot_ms, got.e2e_ms, got.request_output_tps)
     assert [ttft, tpot, e2e, tps] == [value for column in columns for value in _values(column)]
     assert itl == got.itl_ms.tolist()
@@ -57,7 +58,7 @@ def test_what_a_request_gives(
 
 def test_gaps_do_not_cross_requests():
     """The last chunk of one request and the first of the next are no pair."""
-    got = metrics.request_metrics(_log(THREE, {"dispatch": 1}, THREE | {"chunks": (120, 125, 140)}))
+    got = request_metrics(_log(THREE, {"dispatch": 1}, THREE | {"chunks": (120, 125, 140)}))
     assert [10, 10, 5, 15] == got.itl_ms.tolist()
 
 
@@ -66,8 +67,8 @@ def test_statistics_are_numpys(values: list[float]):
     """Ascending quantiles between minimum and maximum, mean and sample deviation; NaN is not a value."""
     block = msgspec.to_builtins(describe([*values, float("nan")], "none"))
     assert len(values) == block["count"]
-    quantiles = [block[name] for name in metrics.QUANTILES]
-    assert [min(values), *np.quantile(values, list(metrics.QUANTILES.values())), max(values)] == [
+    quantiles = [block[name] for name in QUANTILES]
+    assert [min(values), *np.quantile(values, list(QUANTILES.values())), max(values)] == [
         block["min"], *quantiles, block["max"],
     ]  # fmt: skip
     assert float(np.mean(values)) == block["mean"]
@@ -93,56 +94,56 @@ def test_a_summary_counts_by_status_and_error():
             THREE | {"status": "in_flight"},
         )
     )
-    assert got["requests"] == {"sent": 6, "ok": 1, "failed": 2, "refused": 1, "cancelled": 1, "in_flight": 1}
-    assert list(got["errors"].items()) == [("connect", 2), ("cancelled", 1), ("http_404", 1)]
-    assert got["ttft_ms"]["count"] == 1
-    json.dumps(got, allow_nan=False)
+    assert asdict(got.requests) == {"sent": 6, "ok": 1, "failed": 2, "refused": 1, "cancelled": 1, "in_flight": 1}
+    assert list(got.errors.items()) == [("connect", 2), ("cancelled", 1), ("http_404", 1)]
+    assert got.ttft_ms.count == 1
+    json.dumps(msgspec.to_builtins(got), allow_nan=False)
 
 
 def test_throughput_is_over_the_window():
     """From the first submission to the last response, or as given; what ended outside is not counted."""
     rows = [THREE, THREE | {"submit": 600, "first": 700, "last": 1000, "end": 1100}]
-    got = metrics.client_summary(_log(*rows))["throughput"]
+    got = metrics.client_summary(_log(*rows)).throughput
     assert (1.0, 6.0, 14.0, 2.0) == tuple(
-        got[key] for key in ("duration_s", "output_tokens_per_s", "input_tokens_per_s", "requests_per_s")
+        getattr(got, key) for key in ("duration_s", "output_tokens_per_s", "input_tokens_per_s", "requests_per_s")
     )
-    half = metrics.client_summary(_log(*rows), start_ns=0, end_ns=500 * MS)["throughput"]
-    assert (0.5, 6.0) == (half["duration_s"], half["output_tokens_per_s"])
+    half = metrics.client_summary(_log(*rows), start_ns=0, end_ns=500 * MS).throughput
+    assert (0.5, 6.0) == (half.duration_s, half.output_tokens_per_s)
 
 
 def test_goodput_needs_an_objective():
     """Null with a reason without one, and with one only those that met it."""
     rows = _log(THREE, THREE | {"first": 700, "last": 1000, "end": 1100})
-    without = metrics.client_summary(rows)["throughput"]
-    assert without["goodput_requests_per_s"] is None
-    assert "objective" in without["missing"]["goodput_requests_per_s"]
-    fast = metrics.client_summary(rows, slo=parse_slo("ttft<500ms"))["throughput"]
-    assert fast["goodput_requests_per_s"] == 1.0
+    without = metrics.client_summary(rows).throughput
+    assert without.goodput_requests_per_s is None
+    assert "objective" in without.missing["goodput_requests_per_s"]
+    fast = metrics.client_summary(rows, slo=parse_slo("ttft<500ms")).throughput
+    assert fast.goodput_requests_per_s == 1.0
 
 
 def test_without_usage_there_is_no_token_throughput():
     """Half a sum would be a wrong one."""
-    got = metrics.client_summary(_log(THREE, THREE | {"output": -1}))["throughput"]
-    assert got["output_tokens_per_s"] is None
-    assert got["missing"]["output_tokens_per_s"] == "1 of 2 replies told no usage"
-    assert got["input_tokens_per_s"] is not None
+    got = metrics.client_summary(_log(THREE, THREE | {"output": -1})).throughput
+    assert got.output_tokens_per_s is None
+    assert got.missing["output_tokens_per_s"] == "1 of 2 replies told no usage"
+    assert got.input_tokens_per_s is not None
 
 
 def test_chunk_gaps_are_called_what_they_are():
     """Inter-token latency only where more than 90 % of the chunks are certain to hold one token."""
     several = THREE | {"output": 5}
-    assert "itl_ms" in metrics.client_summary(_log(*[THREE] * 10))
-    assert "time_between_chunks_ms" in metrics.client_summary(_log(*[THREE] * 5, several))
-    assert "itl_ms" in metrics.client_summary(_log(*[THREE] * 19, several))
+    assert metrics.client_summary(_log(*[THREE] * 10)).itl_ms
+    assert metrics.client_summary(_log(*[THREE] * 5, several)).time_between_chunks_ms
+    assert metrics.client_summary(_log(*[THREE] * 19, several)).itl_ms
 
 
 def test_an_empty_log_has_a_summary():
     """Nothing sent: zeros where things are counted, reasons where they are measured."""
     got = metrics.client_summary(_log())
-    assert got["requests"]["sent"] == 0
-    assert got["ttft_ms"]["missing"] == "no request succeeded"
-    assert "missing" in got["throughput"]
-    json.dumps(got, allow_nan=False)
+    assert got.requests.sent == 0
+    assert got.ttft_ms.missing == "no request succeeded"
+    assert got.throughput.missing
+    json.dumps(msgspec.to_builtins(got), allow_nan=False)
 
 
 def test_lateness_is_dispatch_after_schedule():
@@ -154,5 +155,5 @@ def test_time_per_token_counts_what_does_not_show():
     """Tokens without visible text are in the usage, so the time that they took is in the time per token."""
     row = {"submit": 0, "first": 40, "last": 60, "end": 110, "output": 11}
     log = _log(row | {"first_output_ns": 10 * MS, "last_output_ns": 110 * MS})
-    assert [10.0] == metrics.request_metrics(log).tpot_ms.tolist()
-    assert [40.0] == metrics.request_metrics(log).ttft_ms.tolist()
+    assert [10.0] == request_metrics(log).tpot_ms.tolist()
+    assert [40.0] == request_metrics(log).ttft_ms.tolist()

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 import summaries
+from logs import request_log
 
+from loadgen.requests.summary import ClientSummary, client_summary
 from loadgen.requests.table import assemble
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Endpoint, Scrapes, Server
@@ -15,6 +17,7 @@ from sidecar.directory import Event, Run
 from sidecar.report.derive import workload
 from sidecar.report.warnings import warnings
 
+REPLY = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
 COUNTED = summaries.counter(1000.0, 100.0)
 ENDPOINT = Endpoint(
     url="http://e/metrics",
@@ -24,11 +27,7 @@ ENDPOINT = Endpoint(
 )
 SERVER = summaries.server(prefix_cache_hits=summaries.counter(0.0, 0.0), prefix_cache_queries=COUNTED)
 FINE: dict[str, Any] = {
-    "client": {
-        "requests": {"sent": 50, "ok": 50, "failed": 0, "refused": 0, "cancelled": 0, "in_flight": 0},
-        "errors": {},
-        "ttft_ms": {"count": 50},
-    },
+    "client": msgspec.to_builtins(client_summary(request_log(*[REPLY] * 50))),
     "server": msgspec.to_builtins(msgspec.structs.replace(SERVER, endpoints=[ENDPOINT])),
     "correlation": {
         "client_requests": 50,
@@ -51,6 +50,7 @@ def said(change: dict[str, Any], **manifest: Any) -> list[str]:
             place = place[int(key) if key.isdigit() else key]
         place[last] = value
     sections["server"] = msgspec.convert(sections["server"], Server)
+    sections["client"] = msgspec.convert(sections["client"], ClientSummary)
     run = Run(
         path=Path(),
         manifest={"status": "complete", "config": {}, **manifest},

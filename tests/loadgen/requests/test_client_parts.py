@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
-from loadgen.requests.details import INPUT_TOKEN_EDGES, client_details
 from loadgen.requests.slo import parse_slo
-from loadgen.requests.summary import client_summary
+from loadgen.requests.summary import INPUT_TOKEN_EDGES, TailRatios, client_summary
 
 THREE = {
     "dispatch": 99, "submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "input": 7,
@@ -30,24 +31,25 @@ ROWS = st.builds(
 def test_classes_partition_the_whole(rows: list[dict[str, object]]):
     """Counts, samples and rates of the classes add up to those of all."""
     log = request_log(*rows)
-    whole, got = client_summary(log, slo=parse_slo("ttft<300ms")), client_details(log, slo=parse_slo("ttft<300ms"))
-    classes = got["classes"].values()
-    for name, count in whole["requests"].items():
-        assert count == sum(each["requests"][name] for each in classes)
-    assert whole["ttft_ms"]["count"] == sum(each["ttft_ms"]["count"] for each in classes)
+    whole = client_summary(log, slo=parse_slo("ttft<300ms"))
+    classes = whole.classes.values()
+    for name, count in asdict(whole.requests).items():
+        assert count == sum(getattr(each.requests, name) for each in classes)
+    assert whole.ttft_ms.count == sum(each.ttft_ms.count for each in classes)
     for name in ("requests_per_s", "output_tokens_per_s", "goodput_requests_per_s"):
-        if whole["throughput"][name] is not None:
-            assert whole["throughput"][name] == pytest.approx(sum(each["throughput"][name] for each in classes))
-    json.dumps(got, allow_nan=False)
+        if getattr(whole.throughput, name) is not None:
+            rates = [getattr(each.throughput, name) for each in classes]
+            assert getattr(whole.throughput, name) == pytest.approx(sum(rates))
+    json.dumps(to_builtins(whole), allow_nan=False)
 
 
 @given(st.lists(ROWS, max_size=30))
 def test_input_lengths_partition_the_whole(rows: list[dict[str, object]]):
     """Each request that ended ok is in exactly one range, or its length is unknown."""
     log = request_log(*rows)
-    got = client_details(log)["by_input_tokens"]
-    counted = sum(each["requests"] for each in got["bins"]) + got["unknown"]
-    assert int((log.status == "ok").sum()) == counted == got["by_usage"] + got["by_declared"] + got["unknown"]
+    got = client_summary(log).by_input_tokens
+    counted = sum(each.requests for each in got.bins) + got.unknown
+    assert int((log.status == "ok").sum()) == counted == got.by_usage + got.by_declared + got.unknown
 
 
 @pytest.mark.parametrize(
@@ -55,27 +57,27 @@ def test_input_lengths_partition_the_whole(rows: list[dict[str, object]]):
 )
 def test_ranges_are_the_drafts(tokens: int, place: int):
     """[0,256) [256,512) [512,1024) [1024,2048) [2048,4096) [4096,)."""
-    got = client_details(request_log(THREE | {"input": tokens}))["by_input_tokens"]["bins"]
-    assert [at == place for at in range(6)] == [each["requests"] == 1 for each in got]
-    assert [*INPUT_TOKEN_EDGES[1:], None] == [each["below_tokens"] for each in got]
+    got = client_summary(request_log(THREE | {"input": tokens})).by_input_tokens.bins
+    assert [at == place for at in range(6)] == [each.requests == 1 for each in got]
+    assert [*INPUT_TOKEN_EDGES[1:], None] == [each.below_tokens for each in got]
 
 
 def test_jitter_and_pause_are_a_requests_own():
     """The deviation of its gaps, and the longest of them."""
-    got = client_details(request_log(THREE, THREE | {"chunks": (120, 140)}))
-    assert (1, pytest.approx(50**0.5)) == (got["jitter_ms"]["count"], got["jitter_ms"]["mean"])
-    assert (2, 20.0, 15.0) == tuple(got["max_pause_ms"][name] for name in ("count", "max", "min"))
+    got = client_summary(request_log(THREE, THREE | {"chunks": (120, 140)}))
+    assert (1, pytest.approx(50**0.5)) == (got.jitter_ms.count, got.jitter_ms.mean)
+    assert (2, 20.0, 15.0) == tuple(getattr(got.max_pause_ms, name) for name in ("count", "max", "min"))
 
 
 def test_the_tail_is_p99_over_p50():
     """As the draft's indicator of how heavy it is."""
     rows = [THREE | {"first": 100 + ttft} for ttft in (10, 10, 30)]
-    got = client_details(request_log(*rows))["tail_p99_over_p50"]
-    assert pytest.approx(2.96) == got["ttft_ms"]
-    assert client_details(request_log())["tail_p99_over_p50"] == {"ttft_ms": None, "e2e_ms": None, "itl_ms": None}
+    got = client_summary(request_log(*rows)).tail_p99_over_p50
+    assert pytest.approx(2.96) == got.ttft_ms
+    assert TailRatios(ttft_ms=None, e2e_ms=None, itl_ms=None) == client_summary(request_log()).tail_p99_over_p50
 
 
 def test_without_an_objective_there_is_no_slo():
     """Null, since nothing was asked for."""
-    assert client_details(request_log(THREE))["slo"] is None
-    assert client_details(request_log(THREE), slo=parse_slo("ttft<1s"))["slo"]["met"] is True
+    assert client_summary(request_log(THREE)).slo is None
+    assert client_summary(request_log(THREE), slo=parse_slo("ttft<1s")).slo.met is True
