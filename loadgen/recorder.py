@@ -178,6 +178,8 @@ class Recorder:
         record.seq += 1
         record.told = (exchange.connected_ns, exchange.submit_ns)
         if exchange.kept is not None:
+            before = len(exchange.kept)
+            exchange.kept_ends.extend(before + end for end in exchange.read_ends)
             exchange.kept += exchange.body
             exchange.kept_head = exchange.kept_head or exchange.head
         exchange.head = b""

@@ -49,12 +49,13 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     """What one request did since its previous part; the parts of a request are numbered by seq and end with `last`.
 
     url         where it was sent, path included
-    status      HTTP status, 0 until the response head is there
-    head        the raw response head, in the first part written after it arrived, else empty
-    reads_ns    stamps, one a read of the socket; read_ends: length of this part's body after each; body: its bytes as
-                they came, chunk framing included; all three as `packing` says, see packing.unpack
+    status      HTTP status, or what WebSocket and gRPC said in HTTP's terms; 0 until there is one
+    head        the raw response head of HTTP, in the first part written after it arrived, else empty
+    reads_ns    stamps, one a read of the socket, or a message of WebSocket and gRPC; read_ends: length of this part's
+                body after each; body: its bytes as they came, chunk framing included; all three as `packing` says, see
+                packing.unpack. A message of no bytes is the end of a gRPC call with status OK
     end_ns      -1 unless last
-    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol
+    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, server (gRPC)
     """
 
     index: int

@@ -14,6 +14,7 @@ A load worker imports this only where there are sessions, because reading replie
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -31,7 +32,7 @@ async def next_turn(
     """The turn after a finished one, and when it is due: its think time after the reply's end, in Unix ns.
 
     planned   the turn that has ended; the first of its `turns` is the next one, which gets the rest of them
-    exchange  what came back, with head and body kept (`kept_head`, `kept`)
+    exchange  what came back, with head, body and read ends kept (`kept_head`, `kept`, `kept_ends`)
 
     None at the session's end: after its last turn, and after one that failed (no complete reply, a status other than
     200, an error event under 200). The turns that were not reached are not sent and appear in no log; that they were
@@ -39,7 +40,7 @@ async def next_turn(
     """
     if not planned.turns or exchange.error or exchange.status != 200:
         return None
-    text = await reply_text(protocol, exchange.kept_head, bytes(exchange.kept or b""))
+    text = await reply_text(protocol, exchange.kept_head, bytes(exchange.kept or b""), exchange.kept_ends)
     if text is None:
         return None
     following = planned.turns[0]
@@ -48,10 +49,10 @@ async def next_turn(
     return msgspec.structs.replace(following, body=body, turns=planned.turns[1:]), due_ns
 
 
-async def reply_text(protocol: Protocol, head: bytes, wire: bytes) -> str | None:
+async def reply_text(protocol: Protocol, head: bytes, wire: bytes, read_ends: Iterable[int]) -> str | None:
     """All visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
     seen = Seen()
-    for _ in reading(seen, protocol.form, 200, head, wire):
+    for _ in reading(seen, protocol.form, 200, head, wire, read_ends):
         if seen.number % _SLICE_EVENTS == 0:
             await asyncio.sleep(0)
     return seen.text

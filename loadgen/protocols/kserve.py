@@ -1,12 +1,11 @@
 """KServe v2's ModelStreamInfer over gRPC, as Triton serves TensorRT-LLM: tensors in, a tensor of text a response.
 
-A request is a serialized ModelInferRequest; a reply is read from gRPC's own framing (a flag, a length, a message), its
-trailers framed as in gRPC-Web. protobuf is imported when the first message is made or read.
+A request is a serialized ModelInferRequest, a response a serialized ModelStreamInferResponse. protobuf is imported when
+the first message is made or read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,10 +19,7 @@ from loadgen.protocols.reading.timings import Count
 from loadgen.protocols.request import Asked, joined, with_extra
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-CONTENT_TYPE = "application/grpc"
 
-_PREFIX_BYTES = 5
-_TRAILERS = 0x80
 _FINAL = "triton_final_response"
 # The outputs that are read, and what they consist of.
 _OUTPUTS = {
@@ -93,36 +89,10 @@ def _text_input(request: Any) -> bytes:
     return next(bytes(tensor.contents.bytes_contents[0]) for tensor in request.inputs if tensor.name == "text_input")
 
 
-def with_id(body: bytes, request_id: str) -> bytes:
-    """A serialized request with that id: protobuf reads fields appended to a message as part of it."""
-    text = request_id.encode()  # far below 128 bytes, so its length takes one
-    return body + b"\x1a" + bytes([len(text)]) + text
-
-
-def frame(message: bytes) -> bytes:
-    """A message as gRPC frames it on the wire."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
-
-
-def trailers(status: int, message: str) -> bytes:
-    """The end of a call: its status code and what the server said of it."""
-    text = f"grpc-status: {status}\r\ngrpc-message: {' '.join(message.split())}\r\n".encode()
-    return bytes([_TRAILERS]) + len(text).to_bytes(4, "big") + text
-
-
-def _split(data: bytes) -> Iterator[SseEvent]:
-    """The messages of a stream that may be torn anywhere; the trailers are an event of that name."""
-    at = 0
-    while (begin := at + _PREFIX_BYTES) <= len(data):
-        at = begin + int.from_bytes(data[begin - 4 : begin], "big")
-        if at > len(data):
-            return
-        yield SseEvent("trailers" if data[begin - 5] & _TRAILERS else "", data[begin:at], at)
-
-
 def _take(seen: Seen, event: SseEvent) -> None:
-    if event.name:
-        _ended(seen, event)
+    if not event.data:
+        # How the transport records that the call ended well: a server that sends no final response has said all.
+        seen.done_end = event.end
         return
     message = _decoded(event.data)
     if message.error_message:
@@ -173,11 +143,4 @@ def _values(output: Any, raw: bytes | None) -> list[Any]:
     return [int.from_bytes(raw[at : at + width], "little") for at in range(0, len(raw), width)]
 
 
-def _ended(seen: Seen, event: SseEvent) -> None:
-    fields = dict(line.partition(": ")[::2] for line in event.data.decode(errors="replace").split("\r\n"))
-    if fields.get("grpc-status") != "0":
-        seen.fail(fields.get("grpc-message") or f"gRPC status {fields.get('grpc-status')}")
-    seen.done_end = event.end
-
-
-FORM = Form(kinds=frozenset({CONTENT_TYPE}), split=_split, take=_take)
+FORM = Form(messages=True, take=_take)

@@ -1,14 +1,13 @@
 """Streaming over a WebSocket, in a framing of our own (docs/protocols.md): a JSON object a message, both ways.
 
-The client sends one request and gets `delta` messages until one `done` or `error`; then it may send the next. The link
-logs each message as a line, so that a reply is read as NDJSON.
+The client sends one request and gets `delta` messages until one `done` or `error`; then it may send the next.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from loadgen.protocols.reading.events import SseEvent, lines
+from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL
 from loadgen.protocols.reading.stream import Form, Seen
 from loadgen.protocols.reading.timings import Count, WebSocket, told_by
@@ -16,7 +15,7 @@ from loadgen.protocols.request import Asked, json_body, messages_of
 
 
 def body(asked: Asked) -> bytes:
-    """The one message of a request; the link adds `id` and `traceparent`."""
+    """The one message of a request; the transport adds `id` and `traceparent`."""
     fields = {
         "model": asked.target.model,
         "messages": messages_of(asked.prompt),
@@ -66,4 +65,4 @@ def _take(seen: Seen, event: SseEvent) -> None:
         seen.done_end = event.end
 
 
-FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take)
+FORM = Form(messages=True, take=_take)

@@ -1,7 +1,8 @@
 """Requests over gRPC streams, a stream a request; grpcio does the wire.
 
-Messages pass as bytes, so that nothing is decoded here. They are stamped when the event loop hands them over. Imported
-only where it is chosen, because grpcio is heavy.
+Messages pass as bytes, so that nothing is decoded here: each is a read of the exchange, stamped when the event loop
+hands it over. A status before the first message is the exchange's status, paired with HTTP's; a later one is its error.
+Imported only where it is chosen, because grpcio is heavy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc import aio
 
-from loadgen.protocols.kserve import CONTENT_TYPE, frame, trailers, with_id
 from loadgen.records import PlannedRequest, request_id, traceparent
 from loadgen.transports.transport import Exchange, WorkerSpec, waiting_for
 from rundir.access import Tls
@@ -107,7 +107,7 @@ class GrpcTransport:
         own, parent = request_id(self._spec.run_id, planned.index), traceparent(self._spec.run_id, planned.index)
         begin: Any = taken.channel.unary_stream(planned.path)
         metadata = (*self._headers, ("x-request-id", own), ("traceparent", parent))
-        return begin(with_id(planned.body, own), metadata=metadata)
+        return begin(_with_id(planned.body, own), metadata=metadata)
 
     async def _talk(self, call: Any, exchange: Exchange) -> None:
         """Raises AioRpcError unless the call ends well."""
@@ -115,17 +115,24 @@ class GrpcTransport:
         begun_ns = self._clock.now_ns()
         exchange.submit_ns = begun_ns if exchange.connected_ns >= 0 else -1
         while (message := await call.read()) is not aio.EOF:
-            exchange.reads_ns.append(self._clock.now_ns())
+            at_ns = self._clock.now_ns()
             if exchange.status == 0:
-                exchange.status, exchange.head = 200, _head(200)
+                exchange.status = 200
                 exchange.connected_ns = begun_ns if exchange.connected_ns < 0 else exchange.connected_ns
                 exchange.submit_ns = begun_ns
-            exchange.body += frame(message)
+            if not message:
+                continue  # says nothing, and would look like the end
+            exchange.body += message
+            exchange.reads_ns.append(at_ns)
             exchange.read_ends.append(len(exchange.body))
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
             raise aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
-        self._end(exchange, trailers(0, ""))
+        # A read of nothing is the call's end, with status OK.
+        exchange.status = 200
+        exchange.end_ns = self._clock.now_ns()
+        exchange.reads_ns.append(exchange.end_ns)
+        exchange.read_ends.append(len(exchange.body))
 
     def _failed(self, exchange: Exchange, error: aio.AioRpcError) -> None:
         code, details = error.code(), " ".join((error.details() or "").split())[:_MESSAGE_CHARS]
@@ -136,20 +143,11 @@ class GrpcTransport:
             size = exchange.body_bytes + len(exchange.body)
             exchange.error = f"reset: {details or 'the connection broke'} after {size} body bytes"
         elif exchange.status == 200:
-            self._end(exchange, trailers(code.value[0], details or code.name))
+            exchange.error = f"server: {details or code.name}"
         else:
             exchange.status = _HTTP.get(code, 500)
-            exchange.head = _head(exchange.status)
             exchange.body += (details or code.name).encode()
         exchange.end_ns = self._clock.now_ns()
-
-    def _end(self, exchange: Exchange, frame_of_trailers: bytes) -> None:
-        exchange.end_ns = self._clock.now_ns()
-        if exchange.status == 0:
-            exchange.status, exchange.head = 200, _head(200)
-        exchange.reads_ns.append(exchange.end_ns)
-        exchange.body += frame_of_trailers
-        exchange.read_ends.append(len(exchange.body))
 
     def _take(self, url: str) -> _Channel:
         channels = self._channels.setdefault(url, [])
@@ -185,8 +183,10 @@ def _reason(details: str) -> str:
     return f"{'name not resolved: ' if unresolved else ''}{reason}"[:_MESSAGE_CHARS]
 
 
-def _head(status: int) -> bytes:
-    return b"HTTP/1.1 %d gRPC\r\nContent-Type: %b\r\n\r\n" % (status, CONTENT_TYPE.encode())
+def _with_id(body: bytes, request_id: str) -> bytes:
+    """Return a serialized ModelInferRequest with an id: protobuf reads fields appended to a message as part of it."""
+    text = request_id.encode()  # far below 128 bytes, so its length takes one
+    return body + b"\x1a" + bytes([len(text)]) + text
 
 
 def _is_tls(url: str) -> bool:

@@ -60,9 +60,11 @@ def _nothing_to_catch_up() -> None:
 class Exchange:
     """One request and what came back so far; filled in place, since the hot path can afford no copy.
 
-    Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise.
+    Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
+    which only HTTP has. Over WebSocket and gRPC a read is a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
-    A session's next turn needs them: where `kept` is there, the log leaves body and head in `kept` and `kept_head`.
+    A session's next turn needs them: where `kept` is there, the log leaves body, read ends and head in `kept`,
+    `kept_ends` and `kept_head`.
     """
 
     index: int
@@ -80,6 +82,7 @@ class Exchange:
     body_bytes: int = 0
     error: str = ""
     kept: bytearray | None = None
+    kept_ends: array[int] = field(default_factory=lambda: array("q"))
     kept_head: bytes = b""
     catch_up: Callable[[], None] = _nothing_to_catch_up
 

@@ -1,7 +1,8 @@
 """Requests over WebSockets, in the framing of protocols/websocket.py; aiohttp's client does the wire.
 
-A message is stamped when the event loop hands it over, so that reading it counts as the server's time: what is measured
-here is as good as the loop is idle. Imported only where it is chosen, because aiohttp is heavy.
+A message is a read of the exchange, stamped when the event loop hands it over, so that reading it counts as the
+server's time: what is measured here is as good as the loop is idle. Imported only where it is chosen, because aiohttp
+is heavy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting
 from rundir.access import aiohttp_tls
 from rundir.clock import Clock
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 
@@ -76,7 +76,6 @@ class WebSocketTransport:
             exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
         except aiohttp.WSServerHandshakeError as error:
             exchange.status = error.status
-            exchange.head = b"HTTP/1.1 %d Refused\r\n\r\n" % error.status
             exchange.body += f"the server does not speak WebSocket at {planned.path}".encode()
         except (aiohttp.ClientError, OSError) as error:
             kind = "connect" if exchange.connected_ns < 0 else "reset"
@@ -128,10 +127,9 @@ class WebSocketTransport:
             kind = _kind(data)
             if exchange.status == 0:
                 refused = kind.type == "error" and 400 <= kind.code <= 599
-                exchange.status, exchange.head = (kind.code if refused else 200), _HEAD
+                exchange.status = kind.code if refused else 200
             exchange.reads_ns.append(now_ns)
-            # One line a message: between its tokens a JSON text may hold line feeds, inside its strings it cannot.
-            exchange.body += data.replace(b"\n", b" ") + b"\n"
+            exchange.body += data
             exchange.read_ends.append(len(exchange.body))
             if kind.type in {"done", "error"}:
                 exchange.end_ns = now_ns

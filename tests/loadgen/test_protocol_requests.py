@@ -22,6 +22,7 @@ from loadgen.protocols.request import Prompt, Target
 from loadgen.records import RequestPart
 from loadgen.requests.packing import pack
 from loadgen.requests.table import assemble
+from loadgen.transports.grpc import _with_id
 from sidecar.options.load import RunOptions
 from simulator.api import grpc as grpc_server
 
@@ -192,7 +193,7 @@ def test_a_grpc_request_to_the_letter():
         "top_k": ("INT32", [1, 1], 3),
         "end_token": ("BYTES", [1, 1], "é".encode()),
     } == _tensors(body)
-    request = kserve._messages()["ModelInferRequest"].FromString(kserve.with_id(body, "sl-1"))
+    request = kserve._messages()["ModelInferRequest"].FromString(_with_id(body, "sl-1"))
     assert {"triton_enable_empty_final_response", "ignore_eos"} == set(request.parameters)
     assert (request.id, request.model_name) == ("sl-1", "m")
     assert body == _encoded("grpc", SYSTEM, top_k=3, end_token="é", return_num_input_tokens=None)[1]

@@ -58,18 +58,18 @@ class Reply:
 def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
     """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
 
-    head       the raw response head; empty when none came
-    body       the wire body, chunk framing included, whole or torn anywhere
+    head       the raw response head; empty when none came, and of transports that deliver messages
+    body       the wire body, chunk framing included, whole or torn anywhere; or messages, one a read
     reads_ns   int64[k]: when each read returned
     read_ends  int64[k], ascending: length of `body` after each read
 
     Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
     times. Any status but 200 is an error with the server's message.
     """
-    if not head:
+    if not (http_status if form.messages else head):
         return Reply()
     seen = Seen()
-    for _ in reading(seen, form, http_status, head, body):
+    for _ in reading(seen, form, http_status, head, body, map(int, read_ends)):
         pass
     ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
     *_, first_output_ns, last_output_ns, done_ns = stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)

@@ -8,7 +8,7 @@ of events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -117,13 +117,15 @@ class Seen:
 class Form:
     """How a protocol's replies look.
 
-    kinds  content types of its streams
-    split  the events of a stream
-    take   add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
+    kinds     content types of its streams
+    split     the events of a stream
+    messages  each read is an event, of a transport that delivers messages; then `kinds` and `split` count for nothing
+    take      add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
     """
 
     kinds: frozenset[str] = frozenset({_SSE})
     split: Callable[[bytes], Iterator[SseEvent]] = events
+    messages: bool = False
     take: Callable[[Seen, SseEvent], None]
 
 
@@ -142,8 +144,13 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
     return read
 
 
-def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) -> Iterator[None]:
+def reading(
+    seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes, read_ends: Iterable[int]
+) -> Iterator[None]:
     """Read a reply into `seen`; pauses when the body's framing is off, and behind each event of a stream."""
+    if form.messages:
+        yield from _messages(seen, form, http_status, wire, read_ends)
+        return
     try:
         parsed = parse_head(head)
         seen.body = _body_of(parsed, wire)
@@ -153,7 +160,7 @@ def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) 
     yield
     data, kind = seen.body.data, parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
     if http_status == 200 and (kind in form.kinds or (not kind and data.lstrip()[:1] != b"{")):
-        yield from _events(seen, form, data)
+        yield from _stream(seen, form, data)
         return
     seen.streamed, seen.done_end = False, 0
     if http_status != 200:
@@ -171,22 +178,41 @@ def reading(seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes) 
         seen.timings = seen.timings or of_headers(parsed.headers)
 
 
-def _events(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
+def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
     for event in form.split(data):
         if event.data.strip() == _DONE:
             seen.done_end = event.end
             break
-        try:
-            form.take(seen, event)
-        except UNREADABLE as error:
-            seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
-        seen.number += 1
+        _take(seen, form, event)
         if seen.done_end >= 0:
             break
         yield
     # A JSON line that is not whole yet is no other kind of reply.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
         seen.error = "protocol: the reply is not an event stream"
+
+
+def _messages(seen: Seen, form: Form, status: int, data: bytes, ends: Iterable[int]) -> Iterator[None]:
+    """Read a reply of messages; what came instead of the first one is the server's message for a refusal."""
+    if status != 200:
+        seen.streamed, seen.done_end = False, 0
+        seen.error = f"http_{status}: {server_message(data)}"
+        return
+    begin = 0
+    for end in ends:
+        _take(seen, form, SseEvent("", data[begin:end], end))
+        begin = end
+        if seen.done_end >= 0:
+            break
+        yield
+
+
+def _take(seen: Seen, form: Form, event: SseEvent) -> None:
+    try:
+        form.take(seen, event)
+    except UNREADABLE as error:
+        seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
+    seen.number += 1
 
 
 def _kind(text: str, reasoning: str, *, tools: bool) -> str:

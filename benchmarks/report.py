@@ -1,0 +1,155 @@
+"""What `sidelight report` costs on a run of many streamed replies, step by step.
+
+    python benchmarks/report.py [--requests 10000] [--events 23] [--repeat 3] [--keep DIR]
+
+The run directory is written here: its manifest and events are those of the recording under tests/golden/vllm_plain, its
+requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a chunk. No scrapes stand in
+it, so that what is measured is the requests' side. CPU-seconds are the least of N measurements, user and system time
+together; the steps are measured in this process, the whole command in one of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
+from loadgen.requests.packing import pack, unpack
+from loadgen.requests.table import assemble
+from rundir.frames import FrameLog, read_frames
+from sidecar.report import derive
+
+RECORDING = Path(__file__).parents[1] / "tests" / "golden" / "vllm_plain"
+GAP_NS, STEP_NS = 50_000_000, 12_000_000
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ndate: Sun, 22 Nov 2026 04:51:19 GMT\r\nserver: uvicorn\r\n"
+    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+WORDS = (" the", " closed", " of", "\\n", " caf\u00e9", ".", ' \\"so\\"', " number", " make", "ing", " a")
+
+
+def chunks(name: str, events: int, rng: random.Random) -> Iterator[bytes]:
+    """Give the HTTP chunks of one reply of vLLM: a role, `events` pieces of text, a finish reason, usage and [DONE]."""
+    begin = f'{{"id":"{name}","object":"chat.completion.chunk","created":1795323079,"model":"tiny-llama","choices":['
+    middle = '"logprobs":null,"finish_reason":'
+    yield _chunk(f'{begin}{{"index":0,"delta":{{"role":"assistant","content":""}},{middle}null}}]}}')
+    for word in rng.choices(WORDS, k=events - 1):
+        yield _chunk(f'{begin}{{"index":0,"delta":{{"content":"{word}"}},{middle}null,"token_ids":null}}]}}')
+    yield _chunk(f'{begin}{{"index":0,"delta":{{"content":" end"}},{middle}"length","stop_reason":null}}]}}')
+    yield _chunk(f'{begin}],"usage":{{"prompt_tokens":17,"total_tokens":{17 + events},"completion_tokens":{events}}}}}')
+    yield _chunk("[DONE]") + b"0\r\n\r\n"
+
+
+def _chunk(data: str) -> bytes:
+    event = f"data: {data}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def write_run(path: Path, requests: int, events: int) -> None:
+    """Write a run directory of `requests` replies of `events` content events each."""
+    (path / "raw").mkdir(parents=True)
+    shutil.copy(RECORDING / "manifest.json", path)
+    shutil.copy(RECORDING / "raw" / "events.log", path / "raw")
+    began = [
+        at_ns
+        for at_ns, kind, data in map(msgspec.msgpack.decode, read_frames(path / "raw" / "events.log"))
+        if (kind, data.get("phase")) == ("phase_start", "measure")
+    ]
+    rng = random.Random(1)
+    with FrameLog(path / "raw" / "plan-measure.log") as plan, FrameLog(path / "raw" / "requests-0.log") as log:
+        for index in range(requests):
+            planned = PlannedRequest(
+                index=index, phase="measure", workload_class="c", path="/v1/chat/completions", input_tokens=17,
+                max_tokens=events, offset_ns=index * GAP_NS,
+            )  # fmt: skip
+            append_record(plan, planned)
+            append_record(log, _part(planned, began[0], list(chunks(f"chatcmpl-sl-1-{index:06d}", events, rng)), rng))
+        append_record(plan, plan_end("measure"))
+
+
+def _part(planned: PlannedRequest, start_ns: int, pieces: list[bytes], rng: random.Random) -> RequestPart:
+    submit_ns = start_ns + planned.offset_ns + 300_000
+    reads_ns, read_ends = array("q"), array("q")
+    at_ns = submit_ns + 90_000_000
+    end = 0
+    for piece in pieces:
+        at_ns += STEP_NS + rng.randrange(2_000_000)
+        end += len(piece)
+        reads_ns.append(at_ns)
+        read_ends.append(end)
+    packed = pack(reads_ns, read_ends, b"".join(pieces))
+    return RequestPart(
+        index=planned.index, last=True, url="http://127.0.0.1:8000/v1/chat/completions",
+        scheduled_ns=submit_ns - 300_000, dispatch_ns=submit_ns - 200_000, connected_ns=submit_ns - 20_000,
+        submit_ns=submit_ns, reused=True, status=200, head=HEAD, end_ns=reads_ns[-1], reads_ns=packed.reads_ns,
+        read_ends=packed.read_ends, body=packed.body, packing=packed.packing,
+    )  # fmt: skip
+
+
+def cpu_s(work: Callable[[], object], repeat: int) -> float:
+    """CPU-seconds of a call in this process, the least of several."""
+    least = float("inf")
+    for _ in range(repeat):
+        began = time.process_time()
+        work()
+        least = min(least, time.process_time() - began)
+    return least
+
+
+def command_s(path: Path, repeat: int) -> float:
+    """CPU-seconds of `sidelight report`, start-up included, the least of several."""
+    least = float("inf")
+    for _ in range(repeat):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "sidecar", "report", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        least = min(least, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return least
+
+
+def main() -> None:
+    """Write the run, measure, and print a line a step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--events", type=int, default=23)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="write the run directory here and leave it")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        path = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+        write_run(path, options.requests, options.events)
+        raw = path / "raw"
+        plan = list(read_plan(raw / "plan-measure.log"))
+        parts = [record for record in read_log(raw / "requests-0.log") if isinstance(record, RequestPart)]
+        steps: dict[str, Callable[[], object]] = {
+            "read the frames": lambda: sum(1 for _ in read_log(raw / "requests-0.log")),
+            "unpack the parts": lambda: [unpack(part) for part in parts],
+            "assemble the table (unpacking and replies)": lambda: assemble(plan, parts, run_id="r"),
+            "derive everything": lambda: _quietly(lambda: derive.derive(path)),
+        }
+        for name, work in steps.items():
+            print(f"{name:45} {cpu_s(work, options.repeat):6.2f} CPU-s", flush=True)
+        print(f"{'sidelight report':45} {command_s(path, options.repeat):6.2f} CPU-s")
+
+
+def _quietly(work: Callable[[], object]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        work()
+
+
+if __name__ == "__main__":
+    main()
