@@ -1,4 +1,4 @@
-"""The command line: one function a command, errors as one line, exit codes as the contract says."""
+"""The command line: one function per command; an error is one line, and its class gives the exit code."""
 
 from __future__ import annotations
 
@@ -51,25 +51,28 @@ from sidecar.progress import Progress, mode_for
 if TYPE_CHECKING:
     from sidecar.report.derive import Derived
 
-HELP = """Load an LLM engine, scrape it, and tell for each wait where the time went.
+HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
 
-First `sidelight demo`, which needs nothing.
-Then, against your own engine:
+Without an engine of your own:
+
+  sidelight demo
+
+Against your engine:
 
   sidelight doctor --url http://HOST:8000
   sidelight run --url http://HOST:8000 --rate 4 --duration 30"""
 
 EPILOGUE = (
-    "Exit codes: 0 done; 1 a stated criterion failed; 2 bad usage or configuration; 3 the target could not be reached "
-    "or measured; 130 interrupted (results up to then are written; a second signal does not wait for that, and "
-    "`sidelight report RUN` derives them)."
+    "Exit codes: 0 done; 1 an objective of --slo was missed; 2 bad usage or configuration; 3 the target could not be "
+    "reached or measured; 130 interrupted (results up to then are written; a second signal skips that, and "
+    "`sidelight report RUN` writes them later)."
 )
 
 MISSED = 1
 LOOPBACK = "127.0.0.1"
 
 MEASURE = Group("Measure", sort_key=1)
-LOOK = Group("Look", sort_key=2)
+INSPECT = Group("Inspect", sort_key=2)
 
 app = App(
     name="sidelight",
@@ -77,7 +80,7 @@ app = App(
     help_epilogue=EPILOGUE,
     version=VERSION,
     help_format="plaintext",
-    suppress_keyboard_interrupt=False,  # main() has something to say of it
+    suppress_keyboard_interrupt=False,  # main() prints a line
 )
 
 
@@ -88,7 +91,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     duration: Annotated[float, Parameter(help="Seconds of measured load.")] = 7.0,
     seed: Annotated[int, Parameter(help="The same seed sends the same requests at the same times.")] = 42,
     engine: Annotated[
-        Literal["vllm", "sglang", "trtllm"], Parameter(help="Which engine's pages the simulator shows.")
+        Literal["vllm", "sglang", "trtllm"], Parameter(help="Engine whose metrics page is simulated.")
     ] = "vllm",
     out: Out = None,
     formats: Formats = DEFAULT_FORMATS,
@@ -97,7 +100,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     json: JsonProgress = False,
     verbose: Verbose = False,
 ) -> int:
-    """Simulated engine, load, scrape, correlation and report, in about 15 s. No arguments needed."""
+    """Try everything on a simulated engine: load, scrape, correlation and report in about 15 s, without arguments."""
     del verbose  # read by main()
     load = RunOptions(
         rate=rate,
@@ -144,7 +147,7 @@ def free_pair() -> str:
 
 @app.command(group=MEASURE)
 def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and cyclopts reads the default
-    """Load a real endpoint while scraping it; writes a run directory and prints what it found.
+    """Load an endpoint while scraping its metrics; write a run directory and print the report.
 
     Open loop:    sidelight run --url http://127.0.0.1:8000 --rate 4 --duration 30
     Closed loop:  sidelight run --url http://127.0.0.1:8000 --concurrency 16 --requests 500
@@ -167,9 +170,9 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
 
 @app.command(group=MEASURE)
 def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as above
-    """Stay beside production: receive its spans, scrape its engines, serve where the waits went on /metrics. No load.
+    """Observe production without any load: receive spans, scrape engines, serve the breakdown of TTFT on /metrics.
 
-    SIGTERM or Ctrl-C ends it, with what is pending counted; SIGHUP reads --config again. See docs/watch.md.
+    SIGTERM or Ctrl-C ends it once pending requests are counted; SIGHUP reloads --config. See docs/watch.md.
     """
     from sidecar.watch import service as resident  # noqa: PLC0415  as above
 
@@ -181,15 +184,15 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     return 0
 
 
-@app.command(group=LOOK, help_flags=[])
+@app.command(group=INSPECT, help_flags=[])
 def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
-    """Only the simulated engine, as a server: for trying things out. See `sidelight simulate --help`."""
+    """Serve the simulated engine alone, for experiments. See `sidelight simulate --help`."""
     from simulator.__main__ import main as serve  # noqa: PLC0415  as above
 
     return serve(arguments, prog="sidelight simulate")
 
 
-@app.command(group=LOOK)
+@app.command(group=INSPECT)
 def report(
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
     *,
@@ -199,9 +202,9 @@ def report(
     otlp_ca: OtlpCa = None,
     verbose: Verbose = False,
 ) -> int:
-    """Derive everything again from a run directory, also from one that was cut short.
+    """Derive the results of a run again from its directory, also of an interrupted or crashed run.
 
-    Without --formats, the files that the run was asked for.
+    Without --formats, the formats of the run are written.
     """
     del verbose
     from sidecar.report import derive  # noqa: PLC0415  as above
@@ -217,16 +220,16 @@ def report(
     return 0
 
 
-@app.command(group=LOOK)
+@app.command(group=INSPECT)
 def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
-    """Look at an endpoint before a run: reachable, streaming, which engine, which quantities, what is missing."""
+    """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing."""
     from sidecar import doctor as examination  # noqa: PLC0415  as above
     from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
 
     return asyncio.run(examination.examine(check_doctor(options)))
 
 
-@app.command(group=LOOK)
+@app.command(group=INSPECT)
 def schema(
     of: Annotated[
         Literal["config", "scrape-config", "watch-config", "summary", "server-metrics"],
@@ -249,7 +252,7 @@ def schema(
 
 
 def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Path]]) -> int:
-    """Measure, derive, print, export. An interrupted run is derived and printed too, and exits 130."""
+    """Measure, derive, print and export. Results of an interrupted run are printed as well; the exit code is 130."""
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         try:
@@ -272,9 +275,9 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
         return Interrupted.exit_code
     requests = summary.client.requests
     if summary.workload["name"] and not requests.ok:
-        raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} says what came instead")
+        raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} holds their errors")
     slo = summary.client.slo
-    # An objective of which it is not known was not shown to be met.
+    # An objective that cannot be evaluated was not shown to be met.
     return 0 if slo is None or slo.met else MISSED
 
 

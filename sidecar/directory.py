@@ -95,7 +95,7 @@ def require_free(path: Path | None) -> None:
     """Raise ConfigurationError if something is where a new run directory shall be; None is a new name, always free."""
     if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds another run" if (path / MANIFEST).exists() or (path / RAW).exists() else "is not empty"
-        raise ConfigurationError(f"--out {path}: {what}; name a new directory, results are never mixed or overwritten")
+        raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
 
 
 def create(path: Path) -> Path:
@@ -152,11 +152,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigurationError(f"{path}: no {MANIFEST} here; give the directory that --out named") from None
+        raise ConfigurationError(f"{path}: no {MANIFEST} here; give the --out of a run") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
     if not isinstance(manifest, dict) or "run_id" not in manifest:
-        raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the directory that --out named")
+        raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the --out of a run")
     return manifest
 
 

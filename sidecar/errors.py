@@ -1,16 +1,19 @@
-"""What can go wrong, split by the question a caller asks, with the exit code each ends in.
+"""The error tree, split by the question a caller asks, with the exit code of each error.
 
 * SidelightError
   + ConfigurationError      2  an option, a configuration file or a run directory is not usable as given
   + TargetUnreachable       3  nothing answers at the address
-  + TargetSpeaksElse        3  something answers, but not what was asked for
-  + TargetNotMeasured       3  it was loaded, but no request succeeded
+  + TargetIncompatible      3  a server answers, but does not offer the API that was asked for
+  + TargetNotMeasured       3  the target was loaded, but no request succeeded
   + CannotWrite             3  a file of the run directory cannot be written
   + WorkerDied              3  one of our own processes ended before its work was done
-  + Interrupted           130  stopped by the user; what was recorded up to then is kept
+  + Interrupted           130  stopped by the user or by --deadline; the records up to then are kept
 
-A failed request is data, not an exception. Lower packages raise their own, narrower errors; `session` and `cli` map
-them here, once.
+Besides these, a command exits with 0 when it is done, with 1 when the run finished but missed an objective of --slo,
+and with 3 after an OSError or a defect.
+
+A failed request is data, not an exception. Lower packages raise their own, narrower errors; `sidecar.run` and
+`sidecar.options` turn them into these.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from pathlib import Path
 
 
 class SidelightError(Exception):
-    """An error with a one-line message that says what, where and the cure."""
+    """An error whose message, one line, names what is wrong, where, and the cure."""
 
     exit_code = 3
-    run_directory: Path | None = None  # where there is something to report all the same
+    run_directory: Path | None = None  # of the run that was recorded up to the error, if there is one
 
 
 class ConfigurationError(SidelightError):
@@ -35,8 +38,8 @@ class TargetUnreachable(SidelightError):
     """Nothing answers at the address."""
 
 
-class TargetSpeaksElse(SidelightError):
-    """Something answers, but it is not an OpenAI-compatible endpoint (or not the one asked for)."""
+class TargetIncompatible(SidelightError):
+    """A server answers, but does not offer the API that was asked for."""
 
 
 class TargetNotMeasured(SidelightError):

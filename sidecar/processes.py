@@ -1,7 +1,7 @@
-"""Our own processes (load workers, the scraper, the simulator): JSON lines in, JSON lines out.
+"""Child processes (load workers, the scraper, the simulator): JSON lines in, JSON lines out.
 
-A child gets its specification as its first line of standard input and ends when that input does, so that it never
-outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which decides what happens to whom.
+A child reads its specification from the first line of standard input and ends when that input ends, so that it never
+outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which stops its children.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any, Self, cast
 from sidecar.errors import WorkerDied
 
 START_TIMEOUT_S = 30.0
-EXIT_TIMEOUT_S = 10.0  # a scraper that is ended without a word scrapes for 4 s more, and passes spans on for 4 s
+EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, and forwards spans for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 
 class Child:
     """One child process and its two pipes. An async context manager: leaving it ends the process.
 
-    It can be started before there is anything to tell it, since a quarter of a second goes into its imports; `begin`
-    then says what to do and where its standard error goes, which until then is ours.
+    It can be started before its specification is known, since its imports take a quarter of a second; `begin` then
+    sends the specification and the file of its standard error, which until then is ours.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], *, stderr: Path | None = None) -> None:
         self.name = name
         self._arguments = arguments
         self._stderr = stderr
-        self._waits = stderr is None
+        self._idle = stderr is None
 
     async def __aenter__(self) -> Self:
         with nullcontext() if self._stderr is None else self._stderr.open("ab") as stderr:
@@ -52,14 +52,14 @@ class Child:
         return self
 
     async def begin(self, spec: Mapping[str, Any], *, stderr: Path) -> None:
-        """Tell the child what to do: its specification, and the file of its standard error."""
+        """Send the child its specification, and the file of its standard error."""
         self._stderr = stderr
-        self._waits = False
+        self._idle = False
         await self.send({**spec, "stderr": str(stderr)})
 
     async def __aexit__(self, *_: object) -> None:
         self._stdin.close()
-        if self._waits:
+        if self._idle:
             self._process.kill()
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
@@ -69,13 +69,13 @@ class Child:
             await self._process.wait()
 
     async def send(self, command: Mapping[str, Any]) -> None:
-        """Write one command. A child that has ended is noticed by `expect`, which can say why."""
+        """Write one command. That a child has ended is noticed by `expect`, which knows the reason."""
         with suppress(ConnectionResetError, BrokenPipeError):
             self._stdin.write(json.dumps(dict(command)).encode() + b"\n")
             await self._stdin.drain()
 
     async def expect(self, event: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the next message of this kind, passing over others.
+        """Return the next message of this kind, skipping others.
 
         Raises WorkerDied when the child reports an error, ends first, or takes longer than `timeout_s`.
         """
@@ -94,14 +94,14 @@ class Child:
         line = await self._stdout.readline()
         if not line:
             code = await self._process.wait()
-            raise WorkerDied(f"{self.name} ended with code {code}: {self._last_words()}")
+            raise WorkerDied(f"{self.name} ended with code {code}: {self._last_error()}")
         message = json.loads(line)
         return message if isinstance(message, dict) else {}
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         if self._stderr is None or not self._stderr.exists():
-            return "it said nothing"
+            return "it printed nothing"
         lines = [line.strip(" |") for line in self._stderr.read_text(errors="replace").splitlines()]
         # The last line of a traceback names the error, but not that of an exception group.
-        telling = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]
-        return f"{telling[-1]} (all of it in {self._stderr})" if telling else f"it said nothing in {self._stderr}"
+        errors = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]
+        return f"{errors[-1]} (full output in {self._stderr})" if errors else f"it printed nothing to {self._stderr}"

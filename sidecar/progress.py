@@ -1,4 +1,4 @@
-"""What a user sees while a run goes: one live panel on a terminal, a line now and then elsewhere, JSON lines for
+"""Progress of a run on standard error: a live panel on a terminal, a line every few seconds elsewhere, JSON lines for
 machines, or nothing.
 """
 
@@ -22,9 +22,9 @@ LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One moment of a run in numbers; None is shown as a dash. Without load of our own only the engine is shown.
+    """The numbers of one moment of a run; None is shown as a dash. Without load of our own only the engine is shown.
 
-    `silent` are the metrics pages that do not answer any more, each with the reason.
+    `silent` are the metrics pages that no longer answer, each with the reason.
     """
 
     phase: str
@@ -53,7 +53,7 @@ def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
 
 
 class Progress:
-    """Owns standard error while a run goes. A context manager: the panel is gone when it ends."""
+    """Standard error during a run. A context manager: the panel is removed when it ends."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
@@ -70,7 +70,7 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Take the panel away; later stages and results are printed below where it was."""
+        """Remove the panel; later stages and results are printed where it was."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -82,15 +82,15 @@ class Progress:
             self.console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Say, once, something that the reader must know; also when quiet."""
+        """Print a warning, also with --quiet."""
         if self.mode == "json":
             self._json({"event": "warning", "text": text})
         else:
             self.console.print(Text(f"! {text}", style="yellow"), soft_wrap=True)
 
     def update(self, view: View) -> None:
-        """Show the latest numbers; say once of a page that it fell silent, and once that it is back."""
-        self._tell_silence(view.silent)
+        """Show the latest numbers; warn once when a page stops answering, and once when it answers again."""
+        self._warn_of_silence(view.silent)
         if self.mode == "json":
             self._json({"event": "progress", **asdict(view)})
         elif self.mode == "panel":
@@ -105,7 +105,7 @@ class Progress:
             self._last_line_s = view.elapsed_s
             self.console.print(f"  {line(view)}", soft_wrap=True)
 
-    def _tell_silence(self, silent: Mapping[str, str]) -> None:
+    def _warn_of_silence(self, silent: Mapping[str, str]) -> None:
         for url, reason in silent.items():
             if url not in self._silent:
                 self.warn(f"{url} does not answer: {reason}")
@@ -115,7 +115,7 @@ class Progress:
         self._silent = silent
 
     def done(self, directory: str, status: str) -> None:
-        """Tell a machine where the results are; people are shown the report."""
+        """Print where the results are, for machines; a person reads the report."""
         if self.mode == "json":
             self._json({"event": "done", "directory": directory, "status": status})
 
@@ -138,7 +138,7 @@ def line(view: View) -> str:
 
 
 def panel(view: View) -> Panel:
-    """Return one moment as a panel: the client's numbers, and under them the engine's."""
+    """Return the panel: the client's numbers, and under them the engine's."""
     requests = _row(
         _cell("sent", f"{view.sent}"),
         _cell("ok", f"{view.ok}", "green"),

@@ -88,7 +88,7 @@ def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
     assert 0 == done.code, done.err
     run = open_run(tmp_path / "r")
     assert (0, 0) == (len(run.spans), run.receiver_deaths)
-    (note,) = [note for note in run.notes if "no span came" in note]
+    (note,) = [note for note in run.notes if "no span was received" in note]
     assert "127.0.0.1:0" not in note
     assert note.endswith("switch tracing on in the engine (vLLM: --otlp-traces-endpoint http://HOST:4317)")
 
@@ -113,5 +113,5 @@ def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, t
         run = sidelight("scrape", "--otlp-listen", address, "--out", tmp_path / "run", path=tmp_path / "run")
     assert refused(run, 2) == (
         f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: Address already in use; "
-        "end what listens there, or name another HOST:PORT (its PORT+1 is for HTTP) here and to the engine\n"
+        "stop what listens there, or choose another HOST:PORT (its PORT+1 is for HTTP) here and in the engine\n"
     )

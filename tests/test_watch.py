@@ -173,7 +173,7 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
         await one.send(request(1)[:1])
         await one.until(lambda page: page["sidelight_receiver_spans_total"] == 1)
         os.kill(one.receiver(), signal.SIGKILL)
-        await one.told("started again (death 1)")
+        await one.told("restarted (restart 1)")
         await one.send(request(1)[1:])
         await one.send(request(2))
         counts = await one.until(lambda page: page[TRACE] == 2)
@@ -208,11 +208,11 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
             await one.until(lambda counts: counts.get(old) == 7)
             file.write_text("metrics: [\n")
             one.process.send_signal(signal.SIGHUP)
-            await one.told("not reloaded, all goes on as before: --config")
+            await one.told("not reloaded, the configuration is unchanged: --config")
             file.write_text(f"metrics: {url}/new\nscrape_interval: 0.05\nscrape_timeout: 3\nkeep: 10m\n")
             one.process.send_signal(signal.SIGHUP)
             await one.until(lambda counts: counts.get(new) == 7 and old not in counts)
-            await one.told("scrape_timeout cannot change while it goes on")
+            await one.told("scrape_timeout cannot change while the watch runs")
             before = asked["/old"]
             more = asked["/new"] + 3
             async with asyncio.timeout(BOUND_S):

@@ -84,7 +84,7 @@ def save(path: Path, requests: Iterable[PlannedRequest], *, workload: dict[str, 
                 digest.update(line)
                 count += 1
     except FileExistsError as error:
-        raise SavedRequestsError(f"{path}: is there already; name another file with --save-requests") from error
+        raise SavedRequestsError(f"{path}: already exists; choose another file for --save-requests") from error
     except OSError as error:
         raise SavedRequestsError(f"{path}: {error.strerror}; name a file that can be written") from error
     return Saved(count=count - 1, sha256=digest.hexdigest(), workload=workload)

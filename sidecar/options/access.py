@@ -1,4 +1,4 @@
-"""The options of access to metrics pages, shared by `run`, `scrape` and `doctor`; and what is wrong with them."""
+"""The options of access to metrics pages, shared by all commands that measure, and their checks."""
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import re
@@ -74,20 +74,20 @@ def check_access(options: AccessOptions) -> None:
 
 
 def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key: str | None = None) -> Access:
-    """Return the access of checked options. The API key goes to the hosts of `urls` alone, whose key it is, and only
-    where nothing else was said of credentials.
+    """Return the access of checked options. The API key goes only to the hosts of `urls`, and only where no other
+    credentials are given.
     """
     headers = require_headers("--metrics-header", options.metrics_header)
     if options.metrics_token:
         headers["Authorization"] = f"Bearer {options.metrics_token}"
     if options.metrics_user:
         headers["Authorization"] = basic(options.metrics_user)
-    own = {}
+    host_headers = {}
     if api_key and "authorization" not in map(str.lower, headers):
-        own = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"} for url in urls}
+        host_headers = {urlsplit(url).netloc.lower(): {"Authorization": f"Bearer {api_key}"} for url in urls}
     return Access(
         headers=headers,
-        host_headers=own,
+        host_headers=host_headers,
         ca=_text(options.metrics_ca),
         cert=_text(options.metrics_cert),
         key=_text(options.metrics_key),
@@ -98,9 +98,9 @@ def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key:
 def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Raise ConfigurationError where a file cannot be used; `flags` begins the options' names."""
     if key and not cert:
-        raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate it is of")
+        raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate of this key")
     if not (ca or cert):
-        return  # the system's authorities take 25 ms to read, and are no option's
+        return  # reading the system's authorities takes 25 ms
     try:
         tls_context(Access(ca=_text(ca), cert=_text(cert), key=_text(key)))
     except UnusableFile as error:
@@ -113,7 +113,7 @@ def _text(path: Path | None) -> str:
 
 
 def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
-    """Take headers apart. Raises ConfigurationError; of a line without a name nothing is shown, it may be a secret."""
+    """Return headers by name. Raises ConfigurationError, without the text of a line that may be a secret."""
     headers: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         match = _HEADER.fullmatch(line)
@@ -123,7 +123,7 @@ def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
                 f"{flag} {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
             )
         if match["name"].lower() in map(str.lower, headers):
-            raise ConfigurationError(f"{flag} {match['name']}: stands there twice; give it once")
+            raise ConfigurationError(f"{flag} {match['name']}: given twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
     return headers
 
@@ -131,7 +131,7 @@ def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
 def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> None:
     if options.metrics_token and not re.fullmatch(r"[!-~]+", options.metrics_token):
         raise ConfigurationError(
-            "--metrics-token: a token is without spaces and line breaks; look at SIDELIGHT_METRICS_TOKEN as well"
+            "--metrics-token: must not contain spaces or line breaks; check SIDELIGHT_METRICS_TOKEN as well"
         )
     if options.metrics_user and (":" not in options.metrics_user or not options.metrics_user.isprintable()):
         raise ConfigurationError("--metrics-user: must be USER:PASSWORD in one line")
@@ -145,9 +145,11 @@ def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> N
         if value
     ]
     if len(given) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} exclude each other: a request has one Authorization; give one")
+        raise ConfigurationError(
+            f"{' and '.join(given)} exclude each other: a request has one Authorization header; give one"
+        )
     if options.metrics_insecure and options.metrics_ca:
         raise ConfigurationError(
-            f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts everybody; "
+            f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts any certificate; "
             "leave out --metrics-insecure"
         )

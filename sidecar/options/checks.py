@@ -24,7 +24,7 @@ DEFAULT_DURATION_S = 30.0
 BURST_S = 1.0
 NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
 
-# What belongs to an open loop, and what each arrival process needs.
+# Options of an open loop, each with the arrival processes that have it.
 _SHAPES: dict[str, tuple[str, ...]] = {
     "burstiness": ("gamma", "burst"),
     "burst_on": ("burst",),
@@ -80,7 +80,7 @@ def _check_target(options: ContactOptions) -> None:
 
 
 def _check_load(options: RunOptions) -> None:
-    """Raise ConfigurationError naming the first options that contradict each other, or a file that is not there."""
+    """Raise ConfigurationError naming the first options that contradict each other, or a file that does not exist."""
     for problem in _contradictions(options):
         raise ConfigurationError(problem)
     try:
@@ -105,40 +105,40 @@ def _check_load(options: RunOptions) -> None:
     _check_contact(options)
     if extra_of(options) and options.replay_requests is not None:
         raise ConfigurationError(
-            "--extra-body and --replay-requests exclude each other: saved bodies are sent as they are"
+            "--extra-body and --replay-requests exclude each other: saved bodies are sent unchanged"
         )
 
 
 def _check_contact(options: ContactOptions) -> None:
-    """Raise ConfigurationError where what goes with every request cannot be used: headers, fields, certificates."""
+    """Raise ConfigurationError where the headers, fields or certificates of every request cannot be used."""
     require_headers("--header", options.header)
     extra_of(options)
     if options.insecure and options.ca is not None:
         raise ConfigurationError(
-            f"--insecure and --ca {options.ca} exclude each other: one trusts everybody; leave out --insecure"
+            f"--insecure and --ca {options.ca} exclude each other: one trusts any certificate; leave out --insecure"
         )
     require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
 
 
 def extra_of(options: ContactOptions) -> dict[str, object]:
-    """Return the fields of `--extra-body`. Raises ConfigurationError where it is no JSON object."""
-    given = options.extra_body
+    """Return the fields of `--extra-body`. Raises ConfigurationError where it is not a JSON object."""
+    text = options.extra_body
     try:
-        found = msgspec.json.decode(given or "{}")
+        fields = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"--extra-body {given}: {error}; give a JSON object") from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"--extra-body {given}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
-    return found
+        raise ConfigurationError(f"--extra-body {text}: {error}; give a JSON object") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"--extra-body {text}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
+    return fields
 
 
 def _require_free_file(flag: str, path: Path | None) -> None:
     if path is None:
         return
     if path.exists():
-        raise ConfigurationError(f"{flag} {path}: is there already; give another name")
+        raise ConfigurationError(f"{flag} {path}: already exists; choose another name")
     if not path.parent.is_dir():
-        raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; make it, or name another")
+        raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; create it, or choose another")
 
 
 def named(flag: str, value: str, message: str) -> str:
@@ -149,20 +149,20 @@ def named(flag: str, value: str, message: str) -> str:
 
 
 def _contradictions(options: RunOptions) -> Iterator[str]:
-    yield from _of_arrivals(options)
+    yield from _contradicting_arrivals(options)
     if options.barrier and options.concurrency is None:
         yield "--barrier needs --concurrency, the number of requests that are released together"
     if options.barrier and options.workers != 1:
         yield f"--workers {options.workers}: --barrier is exact with one worker only"
     if options.replay_requests is not None and options.save_requests is not None:
-        yield "--save-requests and --replay-requests exclude each other: what is replayed is saved already"
+        yield "--save-requests and --replay-requests exclude each other: replayed requests are saved already"
     if options.sessions and options.dataset is None:
-        yield "--sessions needs --dataset, whose conversations have later messages; a workload file says turns itself"
+        yield "--sessions needs --dataset, whose conversations have later messages; a workload file sets turns itself"
     if options.think_time and not options.sessions:
-        yield f"--think-time {options.think_time:g}: needs --sessions; a workload file says think_time_s itself"
+        yield f"--think-time {options.think_time:g}: needs --sessions; a workload file sets think_time_s itself"
 
 
-def _of_arrivals(options: RunOptions) -> Iterator[str]:
+def _contradicting_arrivals(options: RunOptions) -> Iterator[str]:
     default = RunOptions()
     given = [name for name in _OPEN_LOOP_ONLY if getattr(options, name) != getattr(default, name)]
     if options.concurrency is not None:
@@ -175,9 +175,9 @@ def _of_arrivals(options: RunOptions) -> Iterator[str]:
     if "replay_speed" in given and "rate" in given:
         yield f"--replay-speed {options.replay_speed:g} and --rate {options.rate:g} exclude each other; leave one out"
     if (options.arrival == "replay") != (options.trace is not None):
-        yield "--arrival replay and --trace FILE need each other: the file says when to send"
+        yield "--arrival replay and --trace FILE need each other: the file holds the arrival times"
     if (options.ramp == "none") != (options.ramp_to is None):
-        yield "--ramp and --ramp-to need each other: linear or exponential, and the rate at its end"
+        yield "--ramp and --ramp-to need each other: the shape (linear or exponential) and the final rate"
     if options.ramp == "none" and options.ramp_duration is not None:
         yield f"--ramp-duration {options.ramp_duration:g}: needs --ramp linear or exponential"
 

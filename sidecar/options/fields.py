@@ -145,10 +145,10 @@ def check_bounds(options: object) -> None:
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Raise ConfigurationError naming the first format that does not exist, or is not written yet."""
+    """Raise ConfigurationError naming the first format that does not exist, or is not available yet."""
     for name in formats:
         if name not in FORMATS:
-            wrong = "is not written yet" if name == "html" else "no such format"
+            wrong = "is not available yet" if name == "html" else "no such format"
             raise ConfigurationError(f"--formats {name}: {wrong}; choose from {', '.join(FORMATS)}")
 
 
@@ -173,8 +173,8 @@ def http_url(name: str, url: str, *, user: bool = False) -> None:
         usable = False
     if secret and not user:
         raise ConfigurationError(
-            f"{name}: a user name or password in the URL would stand in every file of the run; "
-            "put the key into SIDELIGHT_API_KEY"
+            f"{name}: a user name or password in the URL would be written to every file of the run; "
+            "set SIDELIGHT_API_KEY instead"
         )
     if not usable:
         raise ConfigurationError(

@@ -73,7 +73,7 @@ def check_spans(options: SpanOptions) -> None:
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
         if options.otlp_listen is None:
-            raise ConfigurationError("--otlp-forward: there is nothing to pass on; add --otlp-listen 127.0.0.1:4317")
+            raise ConfigurationError("--otlp-forward: there are no spans to forward; add --otlp-listen 127.0.0.1:4317")
     require_headers("--otlp-header", options.otlp_header)
     require_tls("--otlp-", ca=options.otlp_ca, cert=None, key=None)
 
@@ -87,7 +87,7 @@ def check_collector(flag: str, url: str) -> None:
 
 
 def require_ports(options: SpanOptions) -> None:
-    """Raise ConfigurationError where an address for spans cannot be had, before anything is recorded."""
+    """Raise ConfigurationError where an address for spans is not free, before anything is recorded."""
     if options.otlp_listen is None:
         return
     for address in _addresses(options.otlp_listen):
@@ -95,19 +95,19 @@ def require_ports(options: SpanOptions) -> None:
             require_free(address)
         except CannotListen as error:
             raise ConfigurationError(
-                f"--otlp-listen {options.otlp_listen}: {error}; end what listens there, or name another HOST:PORT (its "
-                "PORT+1 is for HTTP) here and to the engine"
+                f"--otlp-listen {options.otlp_listen}: {error}; stop what listens there, or choose another HOST:PORT "
+                "(its PORT+1 is for HTTP) here and in the engine"
             ) from error
 
 
 def forward_access(options: SpanOptions) -> Access:
-    """Return how the next collector is spoken to, from checked options."""
+    """Return the access of the collectors, from checked options."""
     headers = require_headers("--otlp-header", options.otlp_header)
     return Access(headers=headers, ca=str(options.otlp_ca) if options.otlp_ca else "")
 
 
 def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
-    """Return what the receiver is told, from checked options; None where none is wanted."""
+    """Return the specification of the receiver, from checked options; None without one."""
     if options.otlp_listen is None:
         return None
     grpc, http = _addresses(options.otlp_listen)

@@ -77,21 +77,21 @@ class WatchOptions(SpanOptions):
 
     @property
     def keep_s(self) -> float:
-        """Return how long logs are kept. Raises ConfigurationError."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", self.keep)
-        if not found:
+        """Return the maximum age of logs. Raises ConfigurationError."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", self.keep)
+        if not match:
             raise ConfigurationError(f"--keep {self.keep}: must be a number and s, m, h or d, e.g. 1h")
-        return float(found[1]) * _SECONDS[found[2]]
+        return float(match[1]) * _SECONDS[match[2]]
 
     @property
     def kept_bytes(self) -> int:
-        """Return how much of them is kept. Raises ConfigurationError."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", self.keep_bytes)
-        if not found:
+        """Return the maximum size of logs. Raises ConfigurationError."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", self.keep_bytes)
+        if not match:
             raise ConfigurationError(
                 f"--keep-bytes {self.keep_bytes}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB"
             )
-        return int(float(found[1]) * _BYTES[found[2]])
+        return int(float(match[1]) * _BYTES[match[2]])
 
 
 def check_watch(options: WatchOptions) -> WatchOptions:
@@ -102,7 +102,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     check_spans(options)
     check_bounds(options)
     if listen_address(options.listen) is None:
-        raise ConfigurationError("--listen off: the page is what a watch is for; give HOST:PORT")
+        raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
     if not 1 <= options.keep_s <= LONGEST_S:
         raise ConfigurationError(f"--keep {options.keep}: must be 1s to {LONGEST_S:g}s")
@@ -112,13 +112,13 @@ def check_watch(options: WatchOptions) -> WatchOptions:
 
 
 def _require_pages(urls: Sequence[str]) -> None:
-    """Refuse what would be lost to everybody else."""
+    """Refuse pages whose records each reading removes for all other readers."""
     from scraper.targets.fetch import clock_of  # noqa: PLC0415  aiohttp takes a tenth of a second to import
 
     for url in filter(clock_of, urls):
         raise ConfigurationError(
-            f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading takes the records from "
-            "everybody else; `sidelight run` and `scrape` do, and a watch takes the engine's spans"
+            f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading removes the records for "
+            "all other readers; use `sidelight run` or `sidelight scrape`, or send the engine's spans to the watch"
         )
 
 
@@ -131,26 +131,26 @@ def _page(url: str) -> str:
 def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions, tuple[str, ...]]:
     """Read the configuration file again; return the options by it, and one line for each change that is refused.
 
-    `given` are the arguments of the command line, which win over the file. What the file no longer names is as it is by
-    default. Raises ConfigurationError for a file, or a value, that cannot be used.
+    `given` are the arguments of the command line, which take precedence over the file. An option that the file no
+    longer names gets its default. Raises ConfigurationError for a file, or a value, that cannot be used.
     """
     if options.config is None:
-        raise ConfigurationError("there is no --config file to read again")
-    found = config.load_yaml(options.config, WatchOptions)
-    read = _read(found, options.config)
-    named = {one.partition("=")[0] for one in given}
+        raise ConfigurationError("there is no --config file to reload")
+    settings = config.load_yaml(options.config, WatchOptions)
+    read = _convert(settings, options.config)
+    named = {argument.partition("=")[0] for argument in given}
     changes = {name: getattr(read, name) for name in CHANGEABLE if flag_of(name) not in named}
     refused = tuple(
-        f"{name} cannot change while it goes on; end the watch and start it again"
-        for name in found
+        f"{name} cannot change while the watch runs; restart the watch to apply it"
+        for name in settings
         if not (name in CHANGEABLE or flag_of(name) in named or getattr(read, name) == getattr(options, name))
     )
     return check_watch(replace(options, **changes)), refused
 
 
-def _read(found: dict[str, Any], path: Path) -> WatchOptions:
+def _convert(settings: dict[str, Any], path: Path) -> WatchOptions:
     """Convert the values of a configuration file as at the start."""
-    app = App(config=Dict(found, source=str(path), use_commands_as_keys=False))
+    app = App(config=Dict(settings, source=str(path), use_commands_as_keys=False))
     app.default(WatchOptions)
     try:
         options: WatchOptions = app([], exit_on_error=False, print_error=False, result_action="return_value")

@@ -22,13 +22,13 @@ def export_run(derived: Derived, url: str, access: Access, progress: Progress) -
     progress.stage(f"sending the spans of {len(run.requests):,} requests to {where}")
     sent = asyncio.run(send(exports(told_of(derived)), url, access, say=progress.stage))
     if sent.given_up:
-        taken = f"{sent.taken:,} spans were taken" if sent.taken else "no span was taken"
+        taken = f"{sent.taken:,} spans were accepted" if sent.taken else "no span was accepted"
         progress.warn(
             f"--otlp-export {where}: {sent.reason}; {taken}; "
             f"`sidelight report {run.path} --otlp-export URL` sends all again"
         )
         return
-    progress.stage(f"{where} took {sent.taken:,} spans")
+    progress.stage(f"{where} accepted {sent.taken:,} spans")
     if sent.rejected:
         progress.warn(
             f"--otlp-export {where}: rejected {sent.rejected:,} spans: {sent.reason or 'it does not say why'}"

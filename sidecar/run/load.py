@@ -74,7 +74,7 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
     async def stop() -> None:
         await asyncio.sleep(begun_s + seconds - asyncio.get_running_loop().time())
-        tell(session, f"the deadline of {seconds:g} s was reached; what was in flight then is cancelled")
+        tell(session, f"the deadline of {seconds:g} s was reached; requests in flight are cancelled")
         session.stop.set()
 
     waiting = asyncio.ensure_future(stop())
@@ -93,4 +93,4 @@ def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float)
     if elapsed_s < options.duration and not session.stop.is_set():
         prepared, of_all = planned_requests(options), f"{elapsed_s:.1f} of {options.duration:g} s"
         what = "saved requests" if prepared is None else f"{prepared} prepared requests"
-        tell(session, f"all {what} were used up after {of_all}; name --requests")
+        tell(session, f"all {what} were used up after {of_all}; set --requests")

@@ -94,7 +94,7 @@ async def _drained(session: Session) -> None:
     try:
         await _first(drained, stopped)
         if not drained.done():
-            session.progress.stage("stopping: what is in flight is cancelled and recorded")
+            session.progress.stage("stopping: requests in flight are cancelled and recorded")
             for worker in session.workers:
                 await worker.send({"cmd": "stop"})
         await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
@@ -122,7 +122,7 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
         bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
         settled = await session.scraper.expect("settled", timeout_s=bound_s)
     except WorkerDied as error:
-        note(session, f"the scraper did not finish ({error}); server numbers end where its log does")
+        note(session, f"the scraper did not finish ({error}); server metrics end where its log ends")
         return
     if "spans" in settled:
         record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
@@ -152,7 +152,7 @@ def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Coll
             if timing.name.startswith("spans")
         ]
         yield (
-            f"no span came to {listening}, so times are not joined by trace; switch tracing on "
+            f"no span was received at {listening}, so no times come from spans; switch tracing on "
             f"in the engine ({'; '.join(switches) or 'docs/engines.md tells how'})"
         )
     refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
@@ -161,10 +161,10 @@ def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Coll
         yield f"exports of spans were refused ({', '.join(refused)}); raw/scraper.stderr says why"
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
-        yield f"{bad} break the rules of OTLP and are not used; raw/scraper.stderr says which"
+        yield f"{bad} violate the OTLP specification and are not used; raw/scraper.stderr names them"
     if counts["off_clock"]:
         off = f"{counts['off_clock']} of {counts['spans']} spans"
-        yield f"{off} were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose"
+        yield f"{off} are timed by a clock more than 10 minutes off ours and are not used; raw/scraper.stderr names it"
 
 
 @asynccontextmanager

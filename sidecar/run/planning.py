@@ -22,7 +22,7 @@ from loadgen.plan.workloads.distributions import Fixed
 from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan
 from rundir.frames import FrameLog
-from sidecar.errors import ConfigurationError, TargetSpeaksElse
+from sidecar.errors import ConfigurationError, TargetIncompatible
 from sidecar.options.checks import arrival_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress import Progress
@@ -132,7 +132,7 @@ def planned_requests(options: RunOptions) -> int | None:
 async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
     """Write requests to a plan. Returns what to record of them.
 
-    Raises TargetSpeaksElse when the server's tokenizer stops answering, ConfigurationError for a bad saved request.
+    Raises TargetIncompatible when the server's tokenizer stops answering, ConfigurationError for a bad saved request.
     """
     digest = hashlib.sha256()
     counts = dict.fromkeys(
@@ -156,7 +156,7 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
                     progress.stage(f"prepared {counts['count']} requests")
         append_record(log, plan_end(phase))
     except TokenizerError as error:
-        raise TargetSpeaksElse(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
+        raise TargetIncompatible(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
     except saved.SavedRequestsError as error:
         raise ConfigurationError(f"--replay-requests {error}") from error
     finally:
@@ -193,5 +193,5 @@ def _offsets_ns(options: RunOptions, arrival: Arrival, saved_count: int | None) 
     if not len(offsets_ns):
         rate = f"--rate {options.rate:g}" if options.rate is not None else f"--arrival {options.arrival}"
         limit = f"--duration {options.duration:g}" if options.duration is not None else f"--requests {options.requests}"
-        raise ConfigurationError(f"{rate} {limit}: no request falls into it; raise one of them")
+        raise ConfigurationError(f"{rate} {limit}: no request would be sent; raise one of them")
     return offsets_ns

@@ -65,7 +65,7 @@ class Prepared:
 async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[Prepared]:
     """Look at the target of a run; the server's tokenizer, where it is used, stays open inside the block.
 
-    Raises TargetUnreachable, TargetSpeaksElse, ConfigurationError.
+    Raises TargetUnreachable, TargetIncompatible, ConfigurationError.
     """
     async with AsyncExitStack() as stack:
         load, lacking, contact = read_load(options), _shortage(options), contact_of(options)
@@ -77,7 +77,7 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
         where = ", ".join(one.url for one in served)
-        progress.stage(f"{first.model} at {where}{limit}; lengths in tokens of {tokenizer.name}")
+        progress.stage(f"{first.model} at {where}{limit}; token counts by {tokenizer.name}")
         yield Prepared(
             served=served,
             contact=contact,
@@ -134,7 +134,7 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
     for one in found:
         if one.model != found[0].model:
             raise ConfigurationError(
-                f"--url {one.url}: serves {one.model}, and {found[0].url} {found[0].model}; name one with --model"
+                f"--url {one.url}: serves {one.model}, {found[0].url} serves {found[0].model}; choose one with --model"
             )
     return tuple(found)
 
@@ -197,7 +197,7 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     targets, notes = _scraped(metrics)
     if not targets and options.otlp_listen is None:
         reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
-        raise TargetUnreachable(f"no metrics page: {reasons}")
+        raise TargetUnreachable(f"no metrics page found: {reasons}")
     return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
 
 
@@ -219,7 +219,7 @@ async def _tokenizer(
         await stack.enter_async_context(found)
     if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not found.template:
         raise ConfigurationError(
-            f"--exact-tokens: {found.name} does not count a chat template; name a --tokenizer that does (a server "
+            f"--exact-tokens: {found.name} does not count a chat template; choose a --tokenizer that does (a server "
             "with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
         )
     return found, unused
@@ -277,5 +277,5 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
         elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in found.reason:
             targets.append(configured)
         else:
-            notes.append(f"no server metrics: {found.reason}; name the page with --metrics URL")
+            notes.append(f"no server metrics: {found.reason}; give its address with --metrics URL")
     return tuple(targets), tuple(notes)

@@ -27,7 +27,7 @@ from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.access import Tls, aiohttp_tls, root_url
 from rundir.clock import Clock
-from sidecar.errors import ConfigurationError, SidelightError, TargetSpeaksElse, TargetUnreachable
+from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
@@ -66,19 +66,19 @@ class Served:
 async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
     """Ask which models there are, where the protocol says they are listed, and choose one.
 
-    Raises TargetUnreachable (nothing listens, no answer), TargetSpeaksElse (a web page, no model list) and
+    Raises TargetUnreachable (nothing listens, no answer), TargetIncompatible (a web page, no model list) and
     ConfigurationError (the model is not served, or none was named and there are several).
     """
     listing = PROTOCOLS[contact.endpoint].models
     if listing is None:
         if model is None:
-            raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} has no list to choose from")
+            raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} does not list models")
         return Served(url=root_url(url), model=model, max_model_len=None)
     address = f"{root_url(url)}{listing.path}"
     try:
         limits = listing.read(await _get(address, contact))
     except UNREADABLE:
-        raise TargetSpeaksElse(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
+        raise TargetIncompatible(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
     chosen = _choose(model, tuple(limits), address)
     return Served(url=root_url(url), model=chosen, max_model_len=limits.get(chosen))
 
@@ -103,17 +103,17 @@ async def _get(url: str, contact: Contact) -> bytes:
         raise TargetUnreachable(f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}") from error
     except aiohttp.ClientError as error:
         cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
-        raise TargetSpeaksElse(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
+        raise TargetIncompatible(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
     if response.status in {401, 403}:
-        raise TargetSpeaksElse(
+        raise TargetIncompatible(
             f"{url}: HTTP {response.status}; set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
         )
     if response.status != 200:
-        raise TargetSpeaksElse(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
+        raise TargetIncompatible(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
     try:
         msgspec.json.decode(raw)
     except UNREADABLE:
-        raise TargetSpeaksElse(
+        raise TargetIncompatible(
             f"{url}: not JSON but {response.content_type} ({_excerpt(raw)!r}); this is a web page, not {_what(contact)}"
         ) from None
     return raw
@@ -122,7 +122,7 @@ async def _get(url: str, contact: Contact) -> bytes:
 def _what(contact: Contact) -> str:
     if PROTOCOLS[contact.endpoint].models is OPENAI:
         return "an OpenAI-compatible endpoint"
-    return f"what --endpoint {contact.endpoint} says"
+    return f"the API of --endpoint {contact.endpoint}"
 
 
 def _excerpt(raw: bytes) -> str:
@@ -151,11 +151,11 @@ def _cause(error: Exception) -> BaseException:
 def _cure(url: str, error: Exception) -> str:
     cause = _cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return "name its authority with --ca FILE, or take any certificate with --insecure"
+        return "give its authority with --ca FILE, or disable verification with --insecure"
     if isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (cause.reason or ""):
-        return "name yours with --cert FILE and --key FILE"
+        return "the server requires a client certificate: --cert FILE and --key FILE"
     if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
-        return "does the server know the certificate of --cert?"
+        return "does the server trust the certificate of --cert?"
     if isinstance(cause, ssl.SSLError):
         return "is it an http:// server?"
     # A server of TLS hangs up on what is no TLS; and on who does not say who he is, at times before he can read why.
@@ -165,7 +165,7 @@ def _cure(url: str, error: Exception) -> str:
         isinstance(cause, aiohttp.ServerDisconnectedError)
         or getattr(cause, "errno", 0) in {errno.EPIPE, errno.ECONNRESET}
     ):
-        return "does it ask for a client certificate (--cert)?"
+        return "does it require a client certificate (--cert)?"
     return "is the server up, and --url right?"
 
 
@@ -188,7 +188,7 @@ async def engine_version(url: str, contact: Contact) -> str | None:
 async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> None:
     """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
 
-    Raises TargetUnreachable, or TargetSpeaksElse with what came instead.
+    Raises TargetUnreachable, or TargetIncompatible with what came instead.
     """
     protocol = PROTOCOLS[contact.endpoint]
     target = Target(base_url=served.url, model=served.model, endpoint=contact.endpoint, extra=contact.extra)
@@ -199,7 +199,7 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
     reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
     if exchange.error.startswith("timeout"):
         took = f"took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
-        open_ended = f"was said to be done, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
+        open_ended = f"was announced as complete, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
         raise TargetUnreachable(f"{url}: one token {open_ended if reply.done else took}")
     if exchange.status == 0:
         said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
@@ -207,13 +207,13 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
     excerpt = _excerpt(bytes(exchange.body))
     if exchange.status != 200:
         said = reply.error.partition(": ")[2] or excerpt
-        raise TargetSpeaksElse(f"{url}: HTTP {exchange.status} to a request for one token: {said}")
+        raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for one token: {said}")
     kind = _content_type(exchange.head)
     if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
-        raise TargetSpeaksElse(f"{url}: answers {kind}, not a stream: {excerpt}")
+        raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt}")
     if reply.error or not reply.complete:
-        why = reply.error or f"the reply has no end: {excerpt}"
-        raise TargetSpeaksElse(f"{url}: a request for one token failed: {why}")
+        why = reply.error or f"the response is incomplete: {excerpt}"
+        raise TargetIncompatible(f"{url}: a request for one token failed: {why}")
 
 
 async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exchange:

@@ -66,7 +66,7 @@ async def _by_the_draft(session: Session, options: RunOptions, found: Prepared) 
         await run_phase(session, _path(session, name), concurrency=_width(options, count))
         sent += count
         if (_log(session, "warmup").status == "ok").sum() == (log.status == "ok").sum():
-            tell(session, "the warm-up was given up: a round brought no reply that was whole")
+            tell(session, "the warm-up was stopped: a round brought no complete response")
             break
     return not (_log(session, "warmup").status == "cancelled").any()
 

@@ -199,7 +199,7 @@ async def _begin(one: Watch, child: Child) -> None:
     one.receiver, one.lives = child, one.lives + 1
     if one.down_ns is not None:
         one.view.missed(one.clock.now_ns())
-        one.tell(f"the receiver is up again, after {(one.clock.now_ns() - one.down_ns) / 1e9:.1f} s without one")
+        one.tell(f"the receiver runs again after {(one.clock.now_ns() - one.down_ns) / 1e9:.1f} s")
         one.down_ns = None
     one.lacking[0] = ""
     one.progress.stage(f"spans: gRPC at {host}:{one.ports[0]}, HTTP/protobuf at {host}:{one.ports[1]}")
@@ -213,7 +213,7 @@ def _mourn(one: Watch, death: WorkerDied) -> None:
     one.lacking[0] = "the receiver is down"
     with suppress(OSError):  # as in tell
         record(one, "receiver_died", reason=str(death), restarts=one.restarts)
-    one.tell(f"{death}; it is started again (death {one.restarts}); what was being sent to it has to come again")
+    one.tell(f"{death}; it is restarted (restart {one.restarts}); exports in flight must be sent again")
 
 
 async def _reload_on(one: Watch) -> None:
@@ -224,7 +224,7 @@ async def _reload_on(one: Watch) -> None:
         try:
             options, refused = reloaded(one.options, one.given)
         except ConfigurationError as error:
-            one.tell(f"not reloaded, all goes on as before: {error}")
+            one.tell(f"not reloaded, the configuration is unchanged: {error}")
             continue
         for text in refused:
             one.tell(f"reload: {text}")

@@ -57,7 +57,7 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --replay-speed 2 --concurrency 2", "--replay-speed and --concurrency exclude each other"),
         (f"{RUN} --sessions", "--sessions needs --dataset"),
         (f"{RUN} --think-time 2", "--think-time 2: needs --sessions"),
-        (f"{RUN} --rate 0.01 --duration 1", "--rate 0.01 --duration 1: no request falls into it"),
+        (f"{RUN} --rate 0.01 --duration 1", "--rate 0.01 --duration 1: no request would be sent"),
         (f"{RUN} --workers 999", "--workers 999: must be at most 256"),
         (f"{RUN} --slo ttft_p99<500", "--slo: 'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
         (f"{RUN} --save-requests a --replay-requests b", "--save-requests and --replay-requests exclude each other"),

@@ -137,7 +137,7 @@ def test_a_file_of_something_else_is_told(path: Path, tmp_path: Path):
         saved.look(path)
     with pytest.raises(saved.SavedRequestsError, match="No such file or directory; give a file"):
         saved.look(tmp_path / "none")
-    with pytest.raises(saved.SavedRequestsError, match="is there already"):
+    with pytest.raises(saved.SavedRequestsError, match="already exists"):
         saved.save(path, [], workload=ABOUT)
     saved.save(tmp_path / "empty", [], workload=ABOUT)
     with pytest.raises(saved.SavedRequestsError, match="there is no request"):

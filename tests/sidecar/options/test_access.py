@@ -50,7 +50,7 @@ def test_a_url_with_a_user_is_a_metrics_url_only():
     options = check_run(RunOptions(url=(URL,), metrics=(page,)))
     assert (page,) == options.metrics
     assert ["http://***@127.0.0.1:9400/metrics"] == as_recorded(options)["metrics"]
-    with pytest.raises(ConfigurationError, match="would stand in every file of the run"):
+    with pytest.raises(ConfigurationError, match="would be written to every file of the run"):
         check_run(RunOptions(url=("http://ann:hush@127.0.0.1:8000",)))
 
 

@@ -211,9 +211,9 @@ def test_what_is_recorded_is_json_with_secrets_masked():
         ({"metrics_header": ("A: 1", ": hush")}, "--metrics-header '': must be 'Name: value'"),
         ({"metrics_header": ("X Y: hush",)}, "--metrics-header 'X Y': must be 'Name: value'"),
         ({"metrics_header": ("X: hush\nY: hush",)}, "--metrics-header 'X': must be 'Name: value'"),
-        ({"metrics_header": ("X: hush", "x: hush")}, "--metrics-header x: stands there twice; give it once"),
-        ({"metrics_token": "hush hush"}, "--metrics-token: a token is without spaces and line breaks"),
-        ({"metrics_token": "hush\n"}, "--metrics-token: a token is without spaces and line breaks"),
+        ({"metrics_header": ("X: hush", "x: hush")}, "--metrics-header x: given twice; give it once"),
+        ({"metrics_token": "hush hush"}, "--metrics-token: must not contain spaces or line breaks"),
+        ({"metrics_token": "hush\n"}, "--metrics-token: must not contain spaces or line breaks"),
         ({"metrics_user": "hush"}, "--metrics-user: must be USER:PASSWORD in one line"),
         ({"metrics_user": "hush:\n"}, "--metrics-user: must be USER:PASSWORD in one line"),
         (
@@ -232,7 +232,7 @@ def test_what_is_recorded_is_json_with_secrets_masked():
         ({"formats": ("json", "xml")}, "--formats xml: no such format; choose from json, csv, jsonl, parquet, text"),
         ({"formats": ("JSON",)}, "--formats JSON: no such format; choose from json, csv, jsonl, parquet, text"),
         ({"formats": ("",)}, "--formats : no such format; choose from"),
-        ({"formats": ("html",)}, "--formats html: is not written yet; choose from json, csv, jsonl, parquet, text"),
+        ({"formats": ("html",)}, "--formats html: is not available yet; choose from json, csv, jsonl, parquet, text"),
         ({"metrics": ("http://ann:hush@",)}, "--metrics http://***@: must be an http:// or https:// URL"),
         ({"metrics": ("ann:hush@h/metrics",)}, "--metrics ***@h/metrics: must be an http:// or https:// URL"),
         ({"otlp_listen": "4317"}, "--otlp-listen 4317: must be HOST:PORT, e.g. 127.0.0.1:4317"),
@@ -241,7 +241,10 @@ def test_what_is_recorded_is_json_with_secrets_masked():
             {"otlp_listen": "h:65535"},
             "--otlp-listen h:65535: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below",
         ),
-        ({"otlp_forward": "http://c:4317"}, "--otlp-forward: there is nothing to pass on; add --otlp-listen"),
+        (
+            {"otlp_forward": "http://c:4317"},
+            "--otlp-forward: there are no spans to forward; add --otlp-listen",
+        ),
         (
             {"otlp_listen": "127.0.0.1:4317", "otlp_forward": "c:4317"},
             "--otlp-forward: c:4317 is not a grpc(s) or http(s) URL",

@@ -82,7 +82,7 @@ def test_a_reload_says_what_cannot_change(file: Path):
     file.write_text("otlp-listen: 127.0.0.1:5000\nlisten: 127.0.0.1:9464\nscrape-interval: 2\n")
     after, refused = reloaded(options, [])
     assert 2.0 == after.scrape_interval
-    assert ("otlp_listen cannot change while it goes on; end the watch and start it again",) == refused
+    assert ("otlp_listen cannot change while the watch runs; restart the watch to apply it",) == refused
 
 
 @pytest.mark.parametrize(

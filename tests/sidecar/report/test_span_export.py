@@ -87,7 +87,7 @@ def test_report_sends_a_span_of_every_request(
     url = f"{wire}://127.0.0.1:{receiver.grpc_port if wire == 'grpc' else receiver.http_port}"
     done = sidelight("report", run, "--otlp-export", url)
     assert (0, plain.out) == (done.code, done.out)
-    assert [f"sending the spans of 3 requests to {url}", f"{url} took 6 spans"] == [
+    assert [f"sending the spans of 3 requests to {url}", f"{url} accepted 6 spans"] == [
         line.strip() for line in done.err.splitlines()
     ]
     spans = given[0].resource_spans[0].scope_spans[0].spans
@@ -111,7 +111,7 @@ def test_a_collector_that_is_not_there_is_a_warning(
     first, last = (line.strip() for line in done.err.splitlines())
     assert f"sending the spans of 2 requests to http://***@{host}" == first
     assert last == (
-        f"! --otlp-export http://***@{host}: connect: Connection refused; no span was taken; "
+        f"! --otlp-export http://***@{host}: connect: Connection refused; no span was accepted; "
         f"`sidelight report {run} --otlp-export URL` sends all again"
     )
     assert {path.name for path in run.iterdir()} >= WRITTEN

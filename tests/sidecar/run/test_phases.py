@@ -29,7 +29,7 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(found: set[
     """And the address to which they are to be sent."""
     (text,) = told(Counts(), found)
     assert text.startswith(
-        "no span came to 127.0.0.1:4317, so times are not joined by trace; switch tracing on in the "
+        "no span was received at 127.0.0.1:4317, so no times come from spans; switch tracing on in the "
     )
     assert switch in text
 
@@ -39,6 +39,6 @@ def test_spans_that_were_refused_are_told():
     assert [] == told(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
     assert [
         "exports of spans were refused (3 malformed, 1 too large); raw/scraper.stderr says why",
-        "4 of 9 spans break the rules of OTLP and are not used; raw/scraper.stderr says which",
-        "2 of 9 spans were stamped by a clock over 10 minutes off ours and are not used; raw/scraper.stderr says whose",
+        "4 of 9 spans violate the OTLP specification and are not used; raw/scraper.stderr names them",
+        "2 of 9 spans are timed by a clock more than 10 minutes off ours and are not used; raw/scraper.stderr names it",
     ] == told(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})

@@ -47,5 +47,7 @@ async def test_a_reply_that_is_done_and_does_not_end(monkeypatch: pytest.MonkeyP
     """Each request would last until it is given up, so no load is sent."""
     monkeypatch.setattr(target, "PREFLIGHT_TIMEOUT_S", 0.3)
     async with answering(HEAD + b"%x\r\n%b\r\n" % (len(EVENTS), EVENTS)) as served:
-        with pytest.raises(TargetUnreachable, match=r"was said to be done, but its response did not end within 0\.3 s"):
+        with pytest.raises(
+            TargetUnreachable, match=r"announced as complete, but its response did not end within 0\.3 s"
+        ):
             await preflight(served, contact=Contact())
