@@ -49,6 +49,7 @@ from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress, mode_for
 
 if TYPE_CHECKING:
+    from sidecar.directory import Run
     from sidecar.report.derive import Derived
 
 HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
@@ -116,7 +117,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     return _measured(load, lambda progress: _demonstrate(load, engine, progress))
 
 
-async def _demonstrate(options: RunOptions, engine: str, progress: Progress) -> Path:
+async def _demonstrate(options: RunOptions, engine: str, progress: Progress) -> Run:
     """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidecar.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
@@ -251,12 +252,12 @@ def schema(
     return 0
 
 
-def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Path]]) -> int:
+def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Run]]) -> int:
     """Measure, derive, print and export. Results of an interrupted run are printed as well; the exit code is 130."""
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=sys.stderr.isatty())
     with Progress(mode) as progress:
         try:
-            path = asyncio.run(measure(progress))
+            measured = asyncio.run(measure(progress))
         except SidelightError as error:
             if error.run_directory is not None:
                 from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
@@ -265,7 +266,8 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
             raise
         from sidecar.report import derive  # noqa: PLC0415  as above
 
-        derived = derive.derive(path)
+        derived = derive.derive_run(measured)
+        path = measured.path
         summary = derived.summary
         progress.done(str(path), summary.status)
     derive.print_report(summary, path)

@@ -7,29 +7,34 @@ whose manifest has no end was cut short, and is read all the same up to the tear
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from loadgen.records import RequestPart, WorkerStat, read_log, read_plan
-from loadgen.requests.table import RequestLog, assemble
-from rundir.frames import FrameLog, read_frames
+from loadgen.records import WorkerStat, decode_log, decode_planned
+from loadgen.requests.table import RequestFold, RequestLog
+from rundir.frames import FrameLog, LogTails, read_frames
 from scraper import perf_metrics
 from scraper.hardware import records as readings
-from scraper.series import log as scrape_log
 from scraper.series import table as series
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, LogReader, Row
 from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
-    from scraper.spans.log import Counts
+    from scraper.spans.log import Counts, StateRecord
+    from scraper.spans.received import ReceivedSpan
     from scraper.spans.requests import EngineSpans
 
 MANIFEST = "manifest.json"
 RAW = "raw"
+# What reading a record raises that its writer has not written.
+UNREADABLE = (ValueError, LookupError, zlib.error)
+
+T = TypeVar("T")
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True):
@@ -38,6 +43,9 @@ class Event(msgspec.Struct, array_like=True, frozen=True):
     at_ns: int
     name: str
     data: dict[str, Any]
+
+
+_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,24 +139,8 @@ def append_event(path: Path, event: Event) -> None:
         log.append(msgspec.msgpack.encode(event))
 
 
-def open_run(path: Path) -> Run:
-    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
-    manifest = _manifest(path)
-    requests, stats = _requests(path, manifest)
-    return Run(
-        path=path,
-        manifest=manifest,
-        requests=requests,
-        worker_stats=stats,
-        endpoints=series.build(_scrapes(path)),
-        hardware=tuple(readings.decode(frame) for name in _logs(path, "hardware.log") for frame in read_frames(name)),
-        events=tuple(_events(path)),
-        timings=perf_metrics.timings(_replies(path)),
-        **_spans(path),
-    )
-
-
-def _manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -160,81 +152,146 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_requests(path: Path) -> RequestLog:
-    """Read what a run's workers have logged so far. Raises ConfigurationError as `open_run` does."""
-    return _requests(path, _manifest(path))[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the logs of a run have gained: requests that ended, states of workers, scrapes, spans."""
+
+    requests: RequestLog
+    worker_stats: Sequence[WorkerStat]
+    scrapes: Sequence[Row | FailureRecord]
+    spans: Sequence[ReceivedSpan]
 
 
-def last_answered(path: Path, most: int) -> tuple[list[int], int]:
-    """Return which requests were answered last so far, oldest first, and when the first of all was; -1 for none.
+class RunLogs:
+    """Reads the logs of a run, each record once, while they grow or when they are whole; owns the open files.
 
-    They are `most` of those that ended with status 200 and no error.
+    A context manager. `requests` are those read so far. `errors` are of records that could not be read: while the run
+    goes they are passed over, but of such a directory there is no Run.
     """
-    parts = (part for name in _logs(path, "requests-*.log") for part in read_log(name) if isinstance(part, RequestPart))
-    ended = sorted((part.end_ns, part.index) for part in parts if part.last and part.status == 200 and not part.error)
-    return [index for _, index in ended[-most:]], ended[0][0] if ended else -1
 
+    def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
+        self.path = path
+        self.requests = RequestFold(run_id=run_id, protocol=protocol)
+        self.errors: list[Exception] = []
+        self._tails = LogTails(path / RAW)
+        self._worker_stats: dict[Path, list[WorkerStat]] = {}
+        self._scrapes: dict[Path, LogReader] = {}
+        self._series: dict[str, series.SeriesTable] = {}
+        self._spans: _SpanTables | None = None
 
-def _requests(path: Path, manifest: Mapping[str, Any]) -> tuple[RequestLog, tuple[WorkerStat, ...]]:
-    """Read the workers' logs in one pass: a request is parsed when it is whole, so its bytes are not kept."""
-    stats: list[WorkerStat] = []
+    def __enter__(self) -> Self:
+        return self
 
-    def parts() -> Iterator[RequestPart]:
-        for name in _logs(path, "requests-*.log"):
-            for record in read_log(name):
-                if isinstance(record, RequestPart):
+    def __exit__(self, *_: object) -> None:
+        self._tails.__exit__()
+
+    def read(self, *, spans: bool) -> News:
+        """Read what is new; spans, which take long to import and to read, only where they are wanted."""
+        self._read_plans()
+        return News(
+            worker_stats=list(self._read("requests-*.log", self._take_request)),
+            requests=self.requests.ended(),
+            scrapes=list(self._read("scrapes-*.log", self._take_scrape)),
+            spans=self._read_spans() if spans else (),
+        )
+
+    def run(self) -> Run:
+        """Return the run as far as its logs go by now. Raises ConfigurationError where it has no manifest, and the
+        error of the first record that cannot be read.
+        """
+        manifest = read_manifest(self.path)
+        self.read(spans=True)
+        if self.errors:
+            raise self.errors[0]
+        raw = self.path / RAW
+        return Run(
+            path=self.path,
+            manifest=manifest,
+            requests=self.requests.table(),
+            worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
+            endpoints=tuple(table.view() for table in self._series.values()),
+            hardware=tuple(readings.decode(frame) for name in raw.glob("hardware.log") for frame in read_frames(name)),
+            events=tuple(_decode_event(frame) for name in raw.glob("events.log") for frame in read_frames(name)),
+            timings=perf_metrics.timings(
+                reply for name in sorted(raw.glob("timings-*.log")) for reply in perf_metrics.read_log(name)
+            ),
+            **(self._spans or _SpanTables()).fields(),
+        )
+
+    def _read(self, pattern: str, read: Callable[[Path, bytes], T | None]) -> Iterator[T]:
+        for path, payload in self._tails.news(pattern):
+            try:
+                record = read(path, payload)
+            except UNREADABLE as error:
+                self.errors.append(error)
+            else:
+                if record is not None:
                     yield record
-                else:
-                    stats.append(record)
 
-    planned = (record for name in _logs(path, "plan-*.log") for record in read_plan(name))
+    def _read_spans(self) -> list[ReceivedSpan]:
+        self._spans = self._spans or _SpanTables()
+        return [span for spans in self._read("spans-*.log", self._spans.take) for span in spans]
+
+    def _read_plans(self) -> None:
+        for _ in self._read("plan-*.log", lambda _, payload: self.requests.plan(decode_planned(payload))):
+            pass
+
+    def _take_request(self, path: Path, payload: bytes) -> WorkerStat | None:
+        record = decode_log(payload)
+        if isinstance(record, WorkerStat):
+            self._worker_stats.setdefault(path, []).append(record)
+            return record
+        # What a worker was sent stands in a plan by the time it is in the worker's log.
+        if not self.requests.is_planned(record.index):
+            self._read_plans()
+        self.requests.add(record)
+        return None
+
+    def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
+        scrape = self._scrapes.setdefault(path, LogReader()).take(payload)
+        if scrape is not None:
+            self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
+        return scrape
+
+
+def open_run(path: Path) -> Run:
+    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
+    manifest = read_manifest(path)
     protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
-    return assemble(planned, parts(), run_id=str(manifest["run_id"]), protocol=protocol), tuple(stats)
+    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol) as logs:
+        return logs.run()
 
 
-def _logs(path: Path, pattern: str) -> list[Path]:
-    return sorted((path / RAW).glob(pattern))
+class _SpanTables:
+    """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
 
+    def __init__(self) -> None:
+        from correlator.live.client_spans import GatewaySpans  # noqa: PLC0415
+        from scraper.spans import log  # noqa: PLC0415
+        from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
-def _scrapes(path: Path) -> Iterator[Row | FailureRecord]:
-    for name in _logs(path, "scrapes-*.log"):
-        yield from scrape_log.read_log(name)
+        self._log = log
+        self._states: list[StateRecord] = []
+        self._requests, self._gateways = RequestSpans(), GatewaySpans()
 
+    def take(self, _: Path, payload: bytes) -> Sequence[ReceivedSpan]:
+        """Add a record and return its spans. Raises ValueError for what no receiver has written."""
+        record = self._log.decode(payload)
+        if isinstance(record, self._log.StateRecord):
+            self._states.append(record)
+            return ()
+        spans = list(record.spans())
+        for span in spans:
+            self._requests.add(span)
+            self._gateways.add(span)
+        return spans
 
-def _replies(path: Path) -> Iterator[perf_metrics.ReplyRecord]:
-    for name in _logs(path, "timings-*.log"):
-        yield from perf_metrics.read_log(name)
-
-
-def _spans(path: Path) -> dict[str, Any]:
-    """Return the fields of a Run that are read from the logs of spans, in one pass: an export is parsed once."""
-    # Protobuf takes a tenth of a second to import, and a run's start has no use for it.
-    from correlator.live.client_spans import GatewaySpans  # noqa: PLC0415
-    from scraper.spans import log as span_log  # noqa: PLC0415
-    from scraper.spans.requests import RequestSpans  # noqa: PLC0415
-
-    states: list[span_log.StateRecord] = []
-    requests, gateways = RequestSpans(), GatewaySpans()
-    for name in _logs(path, "spans-*.log"):
-        for record in span_log.read_log(name):
-            if isinstance(record, span_log.StateRecord):
-                states.append(record)
-                continue
-            for span in record.spans():
-                requests.add(span)
-                gateways.add(span)
-    counts, deaths = span_log.last_counts(states) if states else (None, 0)
-    return {
-        "spans": requests.table(),
-        "gateway_first_s": gateways.first_output_s(),
-        "span_counts": counts,
-        "receiver_deaths": deaths,
-    }
-
-
-def _events(path: Path) -> Iterator[Event]:
-    decoder = msgspec.msgpack.Decoder(Event)
-    name = path / RAW / "events.log"
-    if name.exists():
-        for frame in read_frames(name):
-            yield decoder.decode(frame)
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a Run that are read from the logs of spans."""
+        counts, deaths = self._log.last_counts(self._states) if self._states else (None, 0)
+        return {
+            "spans": self._requests.table(),
+            "gateway_first_s": self._gateways.first_output_s(),
+            "span_counts": counts,
+            "receiver_deaths": deaths,
+        }

@@ -50,6 +50,7 @@ def snapshot(step: int) -> Snapshot:
             schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),
             cpu_seconds={"worker-0": 0.1 * step, "scraper": 0.05 * step},
             loop_delay_max_s=0.004,
+            live_errors=0,
         ),
         engines=(
             EngineCounts(

@@ -124,6 +124,8 @@ def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
         "The latest that a timer of a load worker came, since the start of the run.",
         value=generator.loop_delay_max_s,
     )
+    what = "Errors of the live view: with each, something of the run is not on this page; the report is not affected."
+    yield CounterMetricFamily("sidelight_live_errors", what, value=generator.live_errors)
 
 
 def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:

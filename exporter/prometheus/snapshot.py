@@ -64,12 +64,13 @@ class GeneratorCounts:
     """The load generator's own cost and error since the start of the run.
 
     `cpu_seconds` maps a process ("worker-0", "scraper", "conductor") to its CPU time; `loop_delay_max_s` is the
-    latest that any worker's tick came.
+    latest that any worker's tick came. `live_errors` counts what could not be read or counted, and is not on the page.
     """
 
     schedule_lateness: Cumulative | None = None
     cpu_seconds: Mapping[str, float] = field(default_factory=dict)
     loop_delay_max_s: float | None = None
+    live_errors: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

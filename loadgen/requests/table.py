@@ -28,6 +28,7 @@ STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
+_TABLE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,7 @@ class RequestFold:
         self._lengths: dict[int, int] = {}
         self._rows: list[_Row] = []
         self._tables: list[RequestLog] = []
+        self._returned = 0  # of the tables
         self.sent: Counter[str] = Counter()  # by phase
 
     @property
@@ -137,6 +139,10 @@ class RequestFold:
         """Add a planned request, and with it the later turns of its session."""
         for request in (first, *first.turns):
             self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())
+
+    def is_planned(self, index: int) -> bool:
+        """Tell whether the plan of a request is known, as long as the request has not ended."""
+        return index in self._planned
 
     def add(self, part: RequestPart) -> None:
         """Add what a request did; with its last missing part it is read. Raises ValueError as `unpack` does."""
@@ -150,27 +156,30 @@ class RequestFold:
             del self._parts[part.index], self._lengths[part.index]
             planned = self._planned.pop(part.index, _UNPLANNED)
             self._rows += _rows(parts, planned, self._protocol)
+            if len(self._rows) == _TABLE_ROWS:
+                self._lay_out()
 
     def ended(self) -> RequestLog:
         """Return the requests that have ended since the last call, in the order in which they did."""
-        rows, self._rows = self._rows, []
-        table = _columns(rows, self._run_id)
-        if rows:
-            self._tables.append(table)
-        return table
+        self._lay_out()
+        tables, self._returned = self._tables[self._returned :], len(self._tables)
+        return concat([_columns([], self._run_id), *tables])
 
     def table(self) -> RequestLog:
         """Return all requests so far, by ascending index, those in flight as they are now."""
-        self.ended()
-        if len(self._tables) > 1:
-            self._tables = [concat(self._tables)]
-        rows = [
+        self._lay_out()
+        in_flight = [
             row
             for index, parts in self._parts.items()
             for row in _rows(parts, self._planned.get(index, _UNPLANNED), self._protocol)
         ]
-        whole = concat([*self._tables, _columns(rows, self._run_id)])
+        whole = concat([*self._tables, _columns(in_flight, self._run_id)])
         return take(whole, np.argsort(whole.index, kind="stable"))
+
+    def _lay_out(self) -> None:
+        if self._rows:
+            self._tables.append(_columns(self._rows, self._run_id))
+            self._rows = []
 
 
 def assemble(

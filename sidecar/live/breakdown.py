@@ -7,6 +7,7 @@ they have had time to come, then by estimates of a window. The report, which kno
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -22,7 +23,6 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
-from scraper.spans.log import ExportRecord, decode
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
@@ -48,12 +48,9 @@ class LiveParts:
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
 
-    def spans(self, payload: bytes) -> None:
-        record = decode(payload)
-        if not isinstance(record, ExportRecord):
-            return
-        self._listens = True
-        for received in record.spans():
+    def spans(self, spans: Sequence[ReceivedSpan]) -> None:
+        self._listens = self._listens or bool(spans)
+        for received in spans:
             if received.kind.role in ("request", "gateway", "stage"):
                 self._spans.setdefault(received.span.trace_id, []).append(own_copy(received))
 

@@ -46,11 +46,16 @@ class Derived:
 
 
 def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
-    """Write the derived files of a run directory and return what they say. Raises ConfigurationError, CannotWrite.
+    """Read a run directory and derive its files as `derive_run` does. Raises ConfigurationError where there is none."""
+    return derive_run(open_run(path), formats)
+
+
+def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
+    """Write the derived files of a run into its directory and return what they say. Raises CannotWrite.
 
     `formats` are those of `--formats`; none: those that the run was asked for.
     """
-    run = open_run(path)
+    path = run.path
     window = window_of(run)
     found = correlated(run)
     summary = summarise(run, window, found)

@@ -5,18 +5,21 @@ stops it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
+
 from loadgen.host.cpu_steal import read_ticks, steal_json
 from loadgen.records import trace_id
+from loadgen.requests.table import RequestLog
 from rundir.clock import Clock
+from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
-from sidecar.directory import Event, append_event, last_answered
+from sidecar.directory import Event, append_event
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.processes import Child
 from sidecar.progress import Progress
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from sidecar.live.view import LiveRun
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
 STOP_TIMEOUT_S = 10.0
@@ -116,7 +117,7 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
     """
     if session.scraper is None:
         return
-    awaited = await asyncio.to_thread(_awaited_spans, session) if listening else {}
+    awaited = _awaited_spans(session) if listening else {}
     try:
         await session.scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
         bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
@@ -132,12 +133,23 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
 
 def _awaited_spans(session: Session) -> dict[str, Any]:
     """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
-    indices, first_end_ns = last_answered(session.path, AWAITED_REQUESTS)
+    session.live.poll()
+    indices, first_end_ns = last_answered(session.live.logs.requests.table(), AWAITED_REQUESTS)
     since_s = (session.clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
     return {
         "trace_ids": [trace_id(session.run_id, index) for index in indices],
         "first_span_s": max(0.0, SETTLE_S - since_s),
     }
+
+
+def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
+    """Return which requests were answered last, oldest first, and when the first of all was; -1 for none.
+
+    They are `most` of those that ended with status 200 and no error.
+    """
+    answered = take(requests, (requests.end_ns >= 0) & (requests.http_status == 200) & (requests.error == ""))
+    last = np.argsort(answered.end_ns, kind="stable")[-most:]
+    return answered.index[last].tolist(), int(answered.end_ns.min()) if len(last) else -1
 
 
 def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
@@ -170,20 +182,18 @@ def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Coll
 @asynccontextmanager
 async def watching(session: Session) -> AsyncIterator[None]:
     """Show the run while the block goes on."""
-
-    failed = False
+    warned = False
 
     def look() -> None:
-        nonlocal failed
-        try:
-            session.live.poll()
+        nonlocal warned
+        session.live.poll()
+        with session.live.guarded():
             session.progress.update(session.live.view())
             if session.page is not None:
                 session.page.update(session.live.snapshot())
-        except Exception:  # a view is a sink: what it stumbles over must not end a measurement
-            if not failed:
-                log.exception("the live view failed; the run goes on")
-            failed = True
+        if session.live.errors and not warned:
+            warned = True
+            session.progress.warn("the live view cannot show all of the run; the report is not affected")
 
     async def watch() -> None:
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from loadgen.protocols import PROTOCOLS
 from rundir.access import Access
 from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
+from sidecar.directory import Run
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import metrics_access
 from sidecar.options.fields import listen_address
@@ -34,17 +35,24 @@ from sidecar.run.stopping import stop_on_signals, until_deadline
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
+    from sidecar.live.view import LiveRun
     from sidecar.run.prepare import Prepared
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
-async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Path:
-    """Load and scrape a target. Returns the run directory; its manifest says how the run ended.
+async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Run:
+    """Load and scrape a target. Returns the run, read as it went; its manifest says how it ended.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
     """
+    with ExitStack() as reading:
+        return (await _run(options, reading, command=command, progress=progress)).logs.run()
+
+
+async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str], progress: Progress) -> LiveRun:
+    """Load and scrape a target to the end of all processes; return the reader of its logs, which `reading` closes."""
     async with AsyncExitStack() as stack:
         begun_s = asyncio.get_running_loop().time()
         stop = await stack.enter_async_context(stop_on_signals())
@@ -69,7 +77,7 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
         recorded = manifests.recorded(options, options.out, command, clock, stop, about=found.about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
         stale_s = STALE_TICKS * options.scrape_interval
-        live = stack.enter_context(
+        live = reading.enter_context(
             LiveRun(
                 path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
             )
@@ -94,11 +102,17 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
             spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
             session = await _scraping(session, scraper, spec)
         await load(session, options, found, begun_s=begun_s)
-    return path
+    return live
 
 
-async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Path:
-    """Scrape targets without any load, for a duration or until a signal. Returns the run directory."""
+async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Run:
+    """Scrape targets without any load, for a duration or until a signal. Returns the run, read as it went."""
+    with ExitStack() as reading:
+        return (await _scrape(options, reading, command=command, progress=progress)).logs.run()
+
+
+async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequence[str], progress: Progress) -> LiveRun:
+    """Scrape to the end of the scraper; return the reader of its logs, which `reading` closes."""
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
     from sidecar.live.view import LiveRun  # noqa: PLC0415
     from sidecar.run.prepare import prepare_scrape  # noqa: PLC0415
@@ -113,7 +127,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
         recorded = manifests.recorded(options, options.out, command, clock, awaited, about=found.about)
         async with recorded as (run_id, path), AsyncExitStack() as stack:
             stale_s = STALE_TICKS * options.scrape_interval
-            live = stack.enter_context(
+            live = reading.enter_context(
                 LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
             )
             session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
@@ -129,7 +143,7 @@ async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Pr
             await unless_stopped_for(stop, options.duration)
             record(session, "phase_end", phase="measure")
             await settle(session, options.scrape_interval, listening=session.listening)
-    return path
+    return live
 
 
 async def _scraping(session: Session, scraper: Child, spec: Mapping[str, Any]) -> Session:

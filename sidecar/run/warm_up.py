@@ -11,7 +11,7 @@ from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
 from rundir.columns import take
-from sidecar.directory import RAW, read_requests
+from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.run.phases import Session, record, run_phase, tell, unless_stopped
 from sidecar.run.planning import DRAFT_ROOM, preliminary_plan, write_plan
@@ -121,5 +121,7 @@ def _path(session: Session, name: str) -> Path:
 
 
 def _log(session: Session, phase: str) -> RequestLog:
-    log = read_requests(session.path)
-    return take(log, log.phase == phase)
+    """Return the requests of a phase that were sent so far."""
+    session.live.poll()
+    requests = session.live.logs.requests.table()
+    return take(requests, requests.phase == phase)

@@ -30,13 +30,13 @@ from sidecar.directory import (
     Phase,
     append_event,
     create,
-    last_answered,
     open_run,
     require_free,
     write_json,
     write_whole,
 )
 from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.run.phases import last_answered
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 
@@ -260,14 +260,14 @@ def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):
     """Oldest first, and when the first of all ended; what failed, or has not ended, was not answered."""
     write(tmp_path / "run", Recorded(tokens=[1, 2, 3, 4], waiting=[], stats=[], events=[]))
     ends_ns = [parts(index, tokens)[-1].end_ns for index, tokens in enumerate((1, 2, 3, 4))]
-    assert ([2, 3], ends_ns[0]) == last_answered(tmp_path / "run", 2)
+    assert ([2, 3], ends_ns[0]) == last_answered(open_run(tmp_path / "run").requests, 2)
     log = FrameLog(tmp_path / "run/raw/requests-1.log")
     for index, changes in ((4, {"status": 503}), (5, {"error": "reset: by peer"}), (6, {"last": False})):
         append_record(log, msgspec.structs.replace(parts(index, 1)[-1], **changes))
     log.close()
-    assert ([1, 2, 3], ends_ns[0]) == last_answered(tmp_path / "run", 3)
+    assert ([1, 2, 3], ends_ns[0]) == last_answered(open_run(tmp_path / "run").requests, 3)
     write_json(create(tmp_path / "empty") / "manifest.json", {"run_id": "r"})
-    assert ([], -1) == last_answered(tmp_path / "empty", 3)
+    assert ([], -1) == last_answered(open_run(tmp_path / "empty").requests, 3)
 
 
 def test_events_tell_phases_and_notes(tmp_path: Path):

@@ -68,6 +68,7 @@ CONTRACT = {
     "sidelight_generator_schedule_lateness_seconds_bucket": {"le"},
     "sidelight_generator_cpu_seconds_total": {"process"},
     "sidelight_generator_loop_delay_max_seconds": set(),
+    "sidelight_live_errors_total": set(),
     "sidelight_engine_info": {"endpoint", "engine", "version"},
     "sidelight_engine_queue_time_seconds_bucket": {"endpoint", "le"},
     "sidelight_engine_prefill_time_seconds_bucket": {"endpoint", "le"},

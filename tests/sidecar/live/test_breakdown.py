@@ -14,6 +14,7 @@ from sent_spans import S, engine, export
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import Row
+from scraper.spans.log import decode
 from sidecar.live.breakdown import LiveParts
 
 
@@ -54,7 +55,7 @@ def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int,
     now_ns, last_ns = int(log.submit_ns.min()), int(log.end_ns.max()) + 40 * S
     while now_ns < last_ns:
         for row in [row for row in order.tolist() if now_ns - 2 * S <= log.end_ns[row] < now_ns - S and row in spans]:
-            parts.spans(spans[row])
+            parts.spans(decode(spans[row]))
         ended = order[(log.end_ns[order] >= now_ns) & (log.end_ns[order] < now_ns + S)]
         now_ns += S
         if len(ended):

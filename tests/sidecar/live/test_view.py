@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from scraped import scraped
+from sent_requests import parts, planned
 
+from exporter.prometheus.page import LivePage
+from loadgen.records import append_record
 from rundir.clock import anchor
+from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from sidecar.directory import RAW
 from sidecar.live.view import LiveRun
@@ -28,3 +33,27 @@ def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(
             seen.append((dict(view.silent), view.running))
     log.close()
     assert [({}, 7.0)] * 3 + [({URL: "refused"}, None), ({}, 7.0)] == seen
+
+
+def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A record that nobody can read, and a page that we cannot show: the request between them counts all the same."""
+    raw = tmp_path / RAW
+    raw.mkdir()
+    with FrameLog(raw / "plan-measure.log") as plan, FrameLog(raw / "requests-0.log") as log:
+        append_record(plan, planned(0, 2))
+        log.append(b"no record")
+        for part in parts(0, 2):
+            append_record(log, part)
+    scrapes = ScrapeLog(raw / "scrapes-0.log")
+    scrapes.append(scraped(10**9, PAGE, url=URL))
+    scrapes.close()
+    monkeypatch.setattr("sidecar.live.engine.EngineView.take", lambda *_: 1 / 0)
+    page = LivePage()
+    with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
+        live.enter("measure")
+        live.poll()
+        page.update(live.snapshot())
+        assert (1, 1, 2) == (live.view().sent, live.view().ok, live.errors)
+    assert b"sidelight_live_errors_total 2.0" in page.render().splitlines()
