@@ -94,7 +94,7 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
         )
         spans[row] = msgspec.msgpack.encode(export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9))
     first = min(spans)
-    parts.spans(spans[first])
+    parts.spans(decode(spans[first]))
     passed(log, parts, pages_of(case), spans)
     assert {"trace": 100, "response": 0, "histogram": 61, "none": 0} == parts.counts.requests
     assert float(case.queue_s[:100].sum()) == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s, abs=1e-6)
