@@ -17,7 +17,7 @@ import pytest
 from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, sidelight, until
 from waiting import BOUND_S
 
-NOT_WAITED_FOR = "sidelight: interrupted; what a run had recorded is kept: `sidelight report` derives it\n"
+NOT_WAITED_FOR = "sidelight: interrupted; `sidelight report RUN` evaluates what a run had recorded\n"
 
 
 def twice(process: subprocess.Popen[str], path: Path, *, second: signal.Signals) -> None:

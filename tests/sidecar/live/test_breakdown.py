@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import recordings
@@ -14,7 +13,7 @@ from sent_spans import S, engine, export
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import Row
-from scraper.spans.log import decode
+from scraper.spans.log import ExportRecord
 from sidecar.live.breakdown import LiveParts
 
 
@@ -49,13 +48,13 @@ def pages_of(case: Case) -> list[Row]:
     ]
 
 
-def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, bytes]) -> None:
+def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, ExportRecord]) -> None:
     """Let a run go by, a second at a time; spans come a second after their request's end."""
     order = np.argsort(log.end_ns)
     now_ns, last_ns = int(log.submit_ns.min()), int(log.end_ns.max()) + 40 * S
     while now_ns < last_ns:
         for row in [row for row in order.tolist() if now_ns - 2 * S <= log.end_ns[row] < now_ns - S and row in spans]:
-            parts.spans(decode(spans[row]))
+            parts.spans(list(spans[row].spans()))
         ended = order[(log.end_ns[order] >= now_ns) & (log.end_ns[order] < now_ns + S)]
         now_ns += S
         if len(ended):
@@ -92,9 +91,9 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
             ttft_ms=1e3 * float(times["queue"] + times["prefill"]),
             clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
         )
-        spans[row] = msgspec.msgpack.encode(export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9))
+        spans[row] = export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
     first = min(spans)
-    parts.spans(decode(spans[first]))
+    parts.spans(list(spans[first].spans()))
     passed(log, parts, pages_of(case), spans)
     assert {"trace": 100, "response": 0, "histogram": 61, "none": 0} == parts.counts.requests
     assert float(case.queue_s[:100].sum()) == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s, abs=1e-6)
