@@ -18,20 +18,19 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from load_clients import Bench, Load, Outcome, measure
 
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.self_check import self_check
+from loadgen.requests.self_check import SelfCheck, self_check
 
 TOKENS = 200
 RATES_PER_S = (60.0, 200.0, 320.0)
 SECONDS = 12
 
 
-def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[SelfCheck, dict[str, np.ndarray]]:
     """The self-check, and the errors of each request in ms: stamp, ttft, itl.
 
     stamps_ns  int64[n, 2], wall clock: when each request came to its socket, and its first token was sent
@@ -54,13 +53,13 @@ def compared(outcome: Outcome, stamps_ns: np.ndarray) -> tuple[dict[str, Any], d
 def row(rate: float, outcome: Outcome, stamps_ns: np.ndarray) -> str:
     """One line of the table."""
     check, errors = compared(outcome, stamps_ns)
-    stated = {name: check["error_ms"][name]["p99"] for name in ("ttft", "itl")}
-    cells = [f"{rate:g}", f"{100 * check['cpu_ratio']['max']:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
+    stated = {name: getattr(check.error_ms, name).p99 for name in ("ttft", "itl")}
+    cells = [f"{rate:g}", f"{100 * check.cpu_ratio.max:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
     for name, error in errors.items():
         bound = stated["itl" if name == "itl" else "ttft"]
         p99, within = np.quantile(np.abs(error), 0.99), 100 * (np.abs(error) <= bound).mean()
         cells.append(f"{error.mean():+.3f}, {p99:.3f}, {within:.1f} %")
-    return f"| {' | '.join((*cells, check['verdict']))} |"
+    return f"| {' | '.join((*cells, check.verdict))} |"
 
 
 def main() -> None:

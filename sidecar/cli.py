@@ -276,7 +276,7 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
     if summary.status == "interrupted":
         return Interrupted.exit_code
     requests = summary.client.requests
-    if summary.workload["name"] and not requests.ok:
+    if summary.workload.name and not requests.ok:
         raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} holds their errors")
     slo = summary.client.slo
     # An objective that cannot be evaluated was not shown to be met.

@@ -17,7 +17,8 @@ from correlator.statistics.association import Association
 from correlator.statistics.tail import blame
 from exporter.report.association import association_objects, blame_object
 from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
-from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tool
+from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
+from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
 from rundir.fields import UNSET
 from rundir.stats import Missing, describe
@@ -211,6 +212,31 @@ def client() -> ClientSummary:
     )
 
 
+def workload() -> Workload:
+    return Workload(
+        name="synthetic-uniform",
+        seed=1,
+        tokenizer=Tokenizer(
+            name="tiny-llama (the server's)",
+            version="",
+            vocab_size=None,
+            source="the server",
+            option="A",
+            special_tokens={},
+        ),
+        max_model_len=4096,
+        planned_requests=100,
+        clipped_inputs=0,
+        clipped_outputs=0,
+        requests_sha256=None,
+        dropped_turns=0,
+        missed_lengths=0,
+        saved_sha256=None,
+        stated=None,
+        warmup_requests=10,
+    )
+
+
 def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> Summary:
     """A finished run at 10 requests/s."""
     return Summary(
@@ -238,22 +264,17 @@ def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> S
             "warmup": 10,
             "metrics": [],
         },
-        workload={
-            "name": "synthetic-uniform",
-            "seed": 1,
-            "tokenizer": {"name": "tiny-llama (the server's)"},
-            "warmup_requests": 10,
-        },
+        workload=workload(),
         client=client(),
         server=server_as if server_as is not None else server(),
         correlation=correlated_as,
         hardware=hardware_summary([], window=WINDOW, output_tokens=None),
-        self_check={
-            "verdict": "kept up",
-            "trusted": True,
-            "reasons": [],
-            "schedule_lateness_ms": {"count": 100, "p50": 0.1, "p99": 0.5, "max": 1.0},
-            "cpu_ratio": {"by_worker": [0.02], "max": 0.02},
-        },
+        self_check=msgspec.structs.replace(
+            self_check(request_log(), [], open_loop=True),
+            verdict="kept up",
+            trusted=True,
+            schedule_lateness_ms=Spread(count=100, p50=0.1, p99=0.5, max=1.0),
+            cpu_ratio=CpuRatio(by_worker=[0.02], max=0.02),
+        ),
         methodology=Methodology(draft="draft-gaikwad-00", tests={}, missing="none of the draft's tests", warmup=None),
     )

@@ -21,8 +21,9 @@ from exporter.report.association import association_rows, blame_rows
 from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
 from exporter.report.energy import energy_section
 from exporter.report.format import cell, ms, percent, table
-from exporter.summary.result import Summary
+from exporter.summary.result import Summary, Workload
 from loadgen.requests.delivery import Delivery
+from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.slo import SloResult
 from loadgen.requests.summary import ClassSummary, ClientSummary
 from rundir.stats import Statistics
@@ -79,7 +80,7 @@ def render(summary: Summary) -> Group:
 
 
 def _sections(summary: Summary) -> Iterator[RenderableType]:
-    if first_line := summary.self_check.get("first_line"):
+    if first_line := summary.self_check.first_line:
         yield Text(f"! {first_line}", style="bold red")
     yield _heading(summary)
     yield from (Text(f"! {warning}", style="yellow") for warning in summary.warnings)
@@ -108,7 +109,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     if summary.client.requests.sent:
         yield Text(_generator(summary.self_check), style="dim")
         compliance = summary.methodology
-        warm_up = (compliance.warmup or {}).get("sentence", "")
+        warm_up = compliance.warmup.sentence if compliance.warmup else ""
         yield Text(f"{compliance.draft}: {compliance.missing}. {warm_up}".rstrip(), style="dim")
 
 
@@ -127,14 +128,14 @@ def _heading(summary: Summary) -> Text:
     )
 
 
-def _load(config: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
+def _load(config: Mapping[str, Any], workload: Workload) -> str:
     limits = [f"{config['duration']:g} s"] if config["duration"] else []
     limits += [f"{config['requests']} requests"] if config["requests"] else []
-    tokenizer = (workload["tokenizer"] or {}).get("name", "an unknown tokenizer")
-    parts = (_loop(config), " or ".join(limits), f"after a warm-up of {workload['warmup_requests']}")
+    tokenizer = workload.tokenizer.name if workload.tokenizer else "an unknown tokenizer"
+    parts = (_loop(config), " or ".join(limits), f"after a warm-up of {workload.warmup_requests}")
     return (
         f"load: {', '.join(part for part in parts if part)}; "
-        f"{workload['name']}, seed {workload['seed']}, tokens of {tokenizer}"
+        f"{workload.name}, seed {workload.seed}, tokens of {tokenizer}"
     )
 
 
@@ -238,13 +239,12 @@ def _server(server: Server, by_client: Mapping[str, Any]) -> Iterator[Renderable
         yield Text(f"Server: {engine.name}, nothing in the measured window\n", style="yellow")
 
 
-def _generator(check: Mapping[str, Any]) -> str:
-    lateness = check.get("schedule_lateness_ms", {})
-    late = f"submissions late by p99 {ms(lateness['p99'])} ms" if lateness.get("p99") is not None else ""
-    cpu = check.get("cpu_ratio", {}).get("max")
+def _generator(check: SelfCheck) -> str:
+    late_ms, cpu = check.schedule_lateness_ms.p99, check.cpu_ratio.max
+    late = f"submissions late by p99 {ms(late_ms)} ms" if late_ms is not None else ""
     busy = f"busiest process {percent(cpu)} of a core" if cpu is not None else ""
     facts = ", ".join(fact for fact in (late, busy) if fact)
-    return f"The load generator {check['verdict']}{f': {facts}' if facts else ''}."
+    return f"The load generator {check.verdict}{f': {facts}' if facts else ''}."
 
 
 def _known(of: SampleStatistics | Range, name: str) -> float | None:

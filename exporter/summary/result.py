@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
-from rundir.fields import UNSET, Missing, StampNs, doc
+from loadgen.requests.warmup import WarmupStatement
+from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, UnsetType, doc
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
 from scraper.window.summary import Server
@@ -52,13 +54,55 @@ class MeasuredWindow(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: Annotated[float, msgspec.Meta(ge=0), doc("Its length.", "s")]
 
 
+class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
+    """What lengths are measured with."""
+
+    name: Annotated[str, doc("Its name.")]
+    version: Annotated[str, doc("Its version.")]
+    vocab_size: Annotated[int | None, doc("Its size, where known.", "tokens")]
+    source: Annotated[str, doc("Where it is from.")]
+    option: Annotated[str, doc("The draft's option: A native, B reference.")]
+    special_tokens: Annotated[dict[str, str], doc("How BOS, EOS, system, template and tool tokens are counted.")]
+    why_not_the_servers: Annotated[Reason | UnsetType, doc("Why the server's was not used.")] = UNSET
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent."""
+
+    name: Annotated[str | None, doc("The workload; null where nothing was sent.")]
+    seed: Annotated[int | None, doc("Its seed.", NO_UNIT)]
+    tokenizer: Annotated[Tokenizer | None, doc("What lengths are measured with; null where nothing was sent.")]
+    max_model_len: Annotated[
+        int | None, doc("The model's limit on input and output together; null where not known.", "tokens")
+    ]
+    planned_requests: Annotated[
+        int | None, doc("Requests made for the measured phase; null where the plan was not finished.", "requests")
+    ]
+    clipped_inputs: Annotated[int | None, doc("Inputs cut to the model's length.", "requests")]
+    clipped_outputs: Annotated[int | None, doc("Outputs cut to the model's length.", "requests")]
+    requests_sha256: Annotated[
+        Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None,
+        doc("SHA-256 of all request bodies in order: equal for equal requests."),
+    ]
+    dropped_turns: Annotated[Count | None, doc("Turns of sessions that would not fit the model.", "requests")]
+    missed_lengths: Annotated[Count | None, doc("Prompts whose length was not met exactly.", "requests")]
+    saved_sha256: Annotated[
+        str | None, doc("SHA-256 of the file that --save-requests wrote; null where none was asked for.")
+    ]
+    stated: Annotated[
+        dict[str, Any] | None,
+        doc("What the draft wants stated of a workload: distributions, data, sharing, content."),
+    ]
+    warmup_requests: Annotated[Count, doc("Requests sent before the measurement.", "requests")]
+
+
 class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     """Compliance with the benchmarking draft."""
 
     draft: Annotated[str, doc("The draft that tests follow.")]
     tests: Annotated[dict[str, dict[str, Any]], doc("Compliance by test that was run.")]
     missing: Missing = UNSET
-    warmup: Annotated[dict[str, Any] | None, doc("The warm-up; null where the run ended before it did.")]
+    warmup: Annotated[WarmupStatement | None, doc("The warm-up; null where the run ended before it did.")]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,12 +121,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(extra_json_schema={"properties": CONFIG, "required": ["slice_duration", "scrape_interval"]}),
         doc("The configuration as resolved, secrets masked; `sidelight schema config` describes its names."),
     ]
-    workload: Annotated[dict[str, Any], doc("What was sent.")]
+    workload: Annotated[Workload, doc("What was sent.")]
     client: Annotated[ClientSummary, doc("What the client saw; statistics are over requests that ended ok.")]
     server: Annotated[Server, doc("What the engine said of itself in the measured window.")]
     correlation: Annotated[dict[str, Any], doc("Where the time to first token went, by client and server together.")]
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
-    self_check: Annotated[dict[str, Any], doc("The load generator's own error.")]
+    self_check: Annotated[SelfCheck, doc("The load generator's own error.")]
     methodology: Annotated[Methodology, doc("Compliance with the benchmarking draft.")]
 
 
@@ -102,9 +146,7 @@ def _describe_untyped(whole: dict[str, Any], definitions: dict[str, Any]) -> Non
     """Put in the schemas of the parts that are not typed yet."""
     definitions |= untyped()["$defs"]
     for name, part in untyped()["properties"].items():
-        owner, _, leaf = name.rpartition(".")
-        place = definitions[owner.capitalize()]["properties"] if owner else whole["properties"]
-        place[leaf] = part
+        whole["properties"][name] = part
 
 
 def untyped() -> dict[str, Any]:

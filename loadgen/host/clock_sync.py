@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
+
+from rundir.fields import NO_UNIT, Reason, doc
 from rundir.stats import Missing
 
 NTP_LIMIT_MS = 10.0  # the draft's MUST for a client and a SUT on different machines
@@ -24,32 +27,43 @@ _CHRONY_FIELDS = 14
 _CHRONY_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelClock:
-    """What the kernel knows of its own clock (adjtimex): milliseconds.
+class KernelClock(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel knows of its own clock (adjtimex)."""
 
-    synchronised   whether a daemon keeps it so (not STA_UNSYNC)
-    offset_ms      what remained to be corrected when the daemon last said
-    max_error_ms   bound on the error, growing since the last correction; est_error_ms the daemon's estimate
-    """
-
-    synchronised: bool
-    offset_ms: float
-    max_error_ms: float
-    est_error_ms: float
+    synchronised: Annotated[bool, doc("Whether a daemon keeps it so (not STA_UNSYNC).")]
+    offset_ms: Annotated[float, doc("What remained to be corrected when the daemon last reported.", "ms")]
+    max_error_ms: Annotated[float, doc("Bound on the error, growing since the last correction.", "ms")]
+    est_error_ms: Annotated[float, doc("The daemon's estimate of the error.", "ms")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chrony:
-    """What chronyd tracks: its source, stratum, and milliseconds of the system clock from the source's time.
+class Chrony(msgspec.Struct, frozen=True, kw_only=True):
+    """What chronyd tracks."""
 
-    error_ms   bound: offset, root dispersion and half the root delay (chronyc's manual, "tracking")
-    """
+    source: Annotated[str, doc("Its source of time.")]
+    stratum: Annotated[int, doc("The source's stratum.", NO_UNIT)]
+    offset_ms: Annotated[float, doc("The system clock from the source's time.", "ms")]
+    error_ms: Annotated[
+        float,
+        doc('Bound: offset, root dispersion and half the root delay (chronyc\'s manual, "tracking").', "ms"),
+    ]
 
-    source: str
-    stratum: int
-    offset_ms: float
-    error_ms: float
+
+class ClockSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What disciplines this machine's clock, and how far off it may be."""
+
+    source: Annotated[str | None, doc("The kernel's clock source.", source="draft `distributed-testing`")]
+    method: Annotated[str, doc("How the clock is synchronised, in words.", source="draft `clock-method`")]
+    error_ms: Annotated[
+        float | None, doc("The best bound on its error: chrony's, else the kernel's where it is synchronised.", "ms")
+    ]
+    within_10_ms: Annotated[
+        bool | None,
+        doc("Whether the error is within the draft's 10 ms; null: not known.", source="draft `clock-ntp`"),
+    ]
+    kernel: Annotated[KernelClock | None, doc("What the kernel knows of its clock (adjtimex).")]
+    chrony: Annotated[Chrony | None, doc("What chronyd tracks.")]
+    ptp: Annotated[list[str] | None, doc("PTP clocks of the machine, used or not.", source="draft `clock-ptp`")]
+    missing: Annotated[dict[str, Reason], doc("Why parts are null, by their names.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +96,20 @@ def parse_tracking(text: str) -> Chrony | Missing:
     return Chrony(source=fields[1], stratum=stratum, offset_ms=offset_s * 1e3, error_ms=error_s * 1e3)
 
 
-def clock_json(state: ClockState) -> dict[str, Any]:
-    """The clock's state for the manifest and summary.json.
-
-    error_ms       the best bound known: chrony's, else the kernel's where it is synchronised
-    within_10_ms   the draft's clock-ntp; null where no bound is known
-    method         how the clock is synchronised, in words (clock-method)
-    """
+def clock_summary(state: ClockState) -> ClockSummary:
+    """Return the clock's state as the manifest and summary.json show it."""
     error_ms, method = _error_and_method(state)
     parts = {"source": state.source, "kernel": state.kernel, "chrony": state.chrony, "ptp": state.ptp}
-    return {
-        "source": state.source if isinstance(state.source, str) else None,
-        "method": method,
-        "error_ms": error_ms,
-        "within_10_ms": None if error_ms is None else error_ms <= NTP_LIMIT_MS,
-        "kernel": None if isinstance(state.kernel, Missing) else asdict(state.kernel),
-        "chrony": None if isinstance(state.chrony, Missing) else asdict(state.chrony),
-        "ptp": None if isinstance(state.ptp, Missing) else list(state.ptp),
-        "missing": {name: value.reason for name, value in parts.items() if isinstance(value, Missing)},
-    }
+    return ClockSummary(
+        source=state.source if isinstance(state.source, str) else None,
+        method=method,
+        error_ms=error_ms,
+        within_10_ms=None if error_ms is None else error_ms <= NTP_LIMIT_MS,
+        kernel=None if isinstance(state.kernel, Missing) else state.kernel,
+        chrony=None if isinstance(state.chrony, Missing) else state.chrony,
+        ptp=None if isinstance(state.ptp, Missing) else list(state.ptp),
+        missing={name: value.reason for name, value in parts.items() if isinstance(value, Missing)},
+    )
 
 
 def _error_and_method(state: ClockState) -> tuple[float | None, str]:

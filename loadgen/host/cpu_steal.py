@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
+
+from rundir import fields
+from rundir.fields import UNSET, Ratio, doc
 from rundir.stats import Missing
 
 _STEAL = 7  # user nice system idle iowait irq softirq steal guest guest_nice: proc(5); guest stands within user
@@ -22,6 +26,19 @@ class CpuTicks:
     total: int
     idle: int
     steal: int
+
+
+class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What used this machine's processors during a phase."""
+
+    steal_ratio: Annotated[
+        Ratio | None,
+        doc("Processor time that a hypervisor gave to other guests, over all.", "ratio", source="proc(5)"),
+    ]
+    busy_ratio: Annotated[
+        Ratio | None, doc("Processor time that was used on this machine, over all.", "ratio", source="proc(5)")
+    ]
+    missing: fields.Missing = UNSET
 
 
 def read_ticks(stat: Path = Path("/proc/stat")) -> CpuTicks | Missing:
@@ -41,8 +58,8 @@ def parse_stat(text: str) -> CpuTicks | Missing:
     return CpuTicks(total=sum(ticks), idle=ticks[3] + ticks[4], steal=ticks[_STEAL])
 
 
-def steal_json(before: CpuTicks | Missing, after: CpuTicks | Missing) -> dict[str, Any]:
-    """Steal time and busy time between two readings, as ratios of all processor time, for summary.json."""
+def machine_load(before: CpuTicks | Missing, after: CpuTicks | Missing) -> MachineLoad:
+    """Return steal time and busy time between two readings, as ratios of all processor time."""
     if isinstance(before, Missing):
         return _absent(before.reason)
     if isinstance(after, Missing):
@@ -52,8 +69,8 @@ def steal_json(before: CpuTicks | Missing, after: CpuTicks | Missing) -> dict[st
         return _absent("no processor time passed between two readings")
     # idle and iowait may go backwards by a tick or two: proc(5).
     idle, steal = max(after.idle - before.idle, 0), max(after.steal - before.steal, 0)
-    return {"steal_ratio": min(steal / total, 1.0), "busy_ratio": max(total - idle - steal, 0) / total}
+    return MachineLoad(steal_ratio=min(steal / total, 1.0), busy_ratio=max(total - idle - steal, 0) / total)
 
 
-def _absent(reason: str) -> dict[str, Any]:
-    return {"steal_ratio": None, "busy_ratio": None, "missing": reason}
+def _absent(reason: str) -> MachineLoad:
+    return MachineLoad(steal_ratio=None, busy_ratio=None, missing=reason)

@@ -14,11 +14,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
+from rundir import fields
+from rundir.fields import NO_UNIT, Count, doc
 from rundir.stats import Missing
 
 HANDSHAKES = 5
@@ -39,6 +43,21 @@ class Rtt:
     port: int
     connect_ms: tuple[float, ...]
     kernel_ms: tuple[float, float] | Missing
+
+
+class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
+    """Round-trip time to a target, by TCP handshakes apart from any request."""
+
+    url: Annotated[str, doc("The target.")]
+    host: Annotated[str | UnsetType, doc("Its host; absent where nothing was connected.")] = UNSET
+    port: Annotated[int | UnsetType, doc("Its port; absent where nothing was connected.", NO_UNIT)] = UNSET
+    handshakes: Annotated[Count, doc("Number of handshakes.", "handshakes", source="draft `network-latency`")]
+    min: Annotated[float | None, doc("The shortest.", "ms")]
+    median: Annotated[float | None, doc("Their median.", "ms")]
+    max: Annotated[float | None, doc("The longest.", "ms")]
+    kernel_rtt_ms: Annotated[float | None, doc("The kernel's smoothed estimate (TCP_INFO).", "ms")]
+    kernel_deviation_ms: Annotated[float | None, doc("The deviation of the kernel's estimate.", "ms")]
+    missing: fields.Missing = UNSET
 
 
 async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missing:
@@ -67,23 +86,32 @@ async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missin
     return Rtt(host=host, port=port, connect_ms=tuple(times_ms), kernel_ms=kernel)
 
 
-def rtt_json(rtt: Rtt | Missing) -> dict[str, Any]:
-    """A round-trip time for the manifest and summary.json; milliseconds."""
-    names = ("min", "median", "max", "kernel_rtt_ms", "kernel_deviation_ms")
+def round_trip(url: str, rtt: Rtt | Missing) -> RoundTrip:
+    """Return a round-trip time as the manifest and summary.json show it."""
     if isinstance(rtt, Missing):
-        return {"handshakes": 0, **dict.fromkeys(names), "missing": rtt.reason}
+        return RoundTrip(
+            url=url,
+            handshakes=0,
+            min=None,
+            median=None,
+            max=None,
+            kernel_rtt_ms=None,
+            kernel_deviation_ms=None,
+            missing=rtt.reason,
+        )
     smoothed_ms, deviation_ms = (None, None) if isinstance(rtt.kernel_ms, Missing) else rtt.kernel_ms
-    return {
-        "host": rtt.host,
-        "port": rtt.port,
-        "handshakes": len(rtt.connect_ms),
-        "min": min(rtt.connect_ms),
-        "median": float(np.median(rtt.connect_ms)),
-        "max": max(rtt.connect_ms),
-        "kernel_rtt_ms": smoothed_ms,
-        "kernel_deviation_ms": deviation_ms,
-        **({"missing": rtt.kernel_ms.reason} if isinstance(rtt.kernel_ms, Missing) else {}),
-    }
+    return RoundTrip(
+        url=url,
+        host=rtt.host,
+        port=rtt.port,
+        handshakes=len(rtt.connect_ms),
+        min=min(rtt.connect_ms),
+        median=float(np.median(rtt.connect_ms)),
+        max=max(rtt.connect_ms),
+        kernel_rtt_ms=smoothed_ms,
+        kernel_deviation_ms=deviation_ms,
+        missing=rtt.kernel_ms.reason if isinstance(rtt.kernel_ms, Missing) else UNSET,
+    )
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -9,11 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from loadgen.requests.table import RequestLog
+from rundir import fields
+from rundir.fields import UNSET, Count, doc
 
 DRAFT_REQUESTS = 100
 DRAFT_OUTPUT_TOKENS = 10_000
@@ -21,12 +24,65 @@ PROBE_VARIATION = 0.10
 PROBES = 3  # two consecutive pairs: one pair alone agrees by luck too often
 
 
+Kind = Literal["draft", "count", "none"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
     """How to warm up: `draft` asks for the draft's minimum, `count` for exactly `requests`, `none` is a cold start."""
 
-    kind: Literal["draft", "count", "none"]
+    kind: Kind
     requests: int
+
+
+class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
+    """What the report says of the warm-up."""
+
+    policy: Annotated[
+        Kind,
+        doc(
+            "`draft`: 100 requests and 10,000 output tokens; `count`: as many as asked for; `none`: a cold start",
+            source="draft `warmup-requirements`, `cold-start`",
+        ),
+    ]
+    cold_start: Annotated[bool, doc("whether there was no warm-up on purpose", source="draft `cold-start`")]
+    requests_ok: Annotated[Count, doc("requests that ended ok", "requests", source="draft `warmup-requirements`")]
+    output_tokens: Annotated[
+        Count, doc("output tokens that they brought, at least", "tokens", source="draft `warmup-requirements`")
+    ]
+    drained: Annotated[
+        bool | None,
+        doc(
+            "whether everything had ended before the measurement; null for a cold start",
+            source="draft `warmup-requirements`",
+        ),
+    ]
+    meets_draft: Annotated[
+        bool | None,
+        doc("whether it is the draft's minimum, drained; null for a cold start", source="draft `warmup-requirements`"),
+    ]
+    probes_before_ms: Annotated[
+        list[float | None],
+        doc("TTFT of the probes before the warm-up; null: failed", "ms", source="draft `warmup-verification`"),
+    ]
+    probes_after_ms: Annotated[
+        list[float | None],
+        doc("TTFT of the probes after the warm-up; null: failed", "ms", source="draft `warmup-verification`"),
+    ]
+    probe_variation: Annotated[
+        float | None,
+        doc(
+            "the greatest change between consecutive probes of the last three",
+            "ratio",
+            source="draft `warmup-verification`",
+        ),
+    ]
+    stable: Annotated[
+        bool | None,
+        doc("whether `probe_variation` is below 10 %; null where not probed", source="draft `warmup-verification`"),
+    ]
+    missing: fields.Missing = UNSET
+    sentence: Annotated[str, doc("all of it in one sentence")]
 
 
 DRAFT = Warmup(kind="draft", requests=DRAFT_REQUESTS)
@@ -39,17 +95,17 @@ def parse_warmup(text: str) -> Warmup:
     if text in named:
         return named[text]
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"--warmup: {text!r} is no warm-up; write draft, none, or a number of requests")
+        raise ValueError(f"--warmup: {text!r} is not a warm-up; write draft, none, or a number of requests")
     return Warmup(kind="count", requests=int(text)) if int(text) else COLD_START
 
 
 def more_requests(policy: Warmup, log: RequestLog) -> int:
-    """How many requests more a warm-up needs, 0 when it is done; `log` holds what it has sent so far, drained.
+    """Return how many more requests a warm-up needs, 0 when it is done; `log` holds what it has sent so far, drained.
 
     By the draft, 100 requests or 10,000 output tokens, whichever is greater: both are reached. Only requests that ended
     ok count. A reply without usage counts one token a content chunk, which is the least it can hold. By the tokens, the
-    number is what the mean of the replies so far suggests; ask again when they have ended. Replies that tell neither
-    usage nor chunks leave only the requests to count. A target that answers nothing is never warm: give up when a round
+    number is what the mean of the replies so far suggests; ask again when they have ended. Of replies with neither
+    usage nor chunks only the requests count. A target that answers nothing is never warm: give up when a round
     brought no request that ended ok.
     """
     if policy.kind == "none":
@@ -62,14 +118,14 @@ def more_requests(policy: Warmup, log: RequestLog) -> int:
 
 
 def warmed(log: RequestLog) -> tuple[int, int]:
-    """Requests that ended ok and the output tokens they brought, at least."""
+    """Return the requests that ended ok and the output tokens that they brought, at least."""
     ok = log.status == "ok"
     tokens = np.where(log.output_tokens >= 0, log.output_tokens, np.diff(log.chunk_start))
     return int(ok.sum()), int(tokens[ok].sum())
 
 
 def variation(probe_ttfts_ms: Sequence[float]) -> float:
-    """The greatest change between consecutive probes among the last three, as a ratio of the earlier one of a pair.
+    """Return the greatest change between consecutive probes of the last three, as a ratio of the earlier one of a pair.
 
     NaN when there are fewer than three; infinite when one of them failed (NaN, or not above zero).
     """
@@ -82,7 +138,7 @@ def variation(probe_ttfts_ms: Sequence[float]) -> float:
 
 
 def stable(probe_ttfts_ms: Sequence[float]) -> bool:
-    """Whether the latency has settled: under 10 % variation across the last three probes (warmup-verification)."""
+    """Return whether the latency has settled: under 10 % variation in the last three probes (warmup-verification)."""
     return variation(probe_ttfts_ms) < PROBE_VARIATION
 
 
@@ -93,35 +149,33 @@ def statement(
     drained: bool,
     before_ms: Sequence[float] = (),
     after_ms: Sequence[float] = (),
-) -> dict[str, Any]:
-    """What the report says of the warm-up; `sentence` is the same for people.
+) -> WarmupStatement:
+    """Return what the report says of the warm-up.
 
     before_ms, after_ms   TTFT of the probes sent before and after it, in order; NaN for a probe that failed
-    meets_draft           the `warmup` requirement: enough work and a drained queue; null for a cold start, where the
-                          draft wants none
     """
     requests, tokens = warmed(log)
     cold = policy.kind == "none"
     enough = requests >= DRAFT_REQUESTS and tokens >= DRAFT_OUTPUT_TOKENS
     change = variation(after_ms)
     known = math.isfinite(change)
-    return {
-        "policy": policy.kind,
-        "cold_start": cold,
-        "requests_ok": requests,
-        "output_tokens": tokens,
-        "drained": None if cold else drained,
-        "meets_draft": None if cold else enough and drained,
-        "probes_before_ms": [value if math.isfinite(value) else None for value in before_ms],
-        "probes_after_ms": [value if math.isfinite(value) else None for value in after_ms],
-        "probe_variation": change if known else None,
-        "stable": stable(after_ms) if after_ms and not cold else None,
-        **({} if known or cold else {"missing": _why_untold(after_ms)}),
-        "sentence": _sentence(policy, requests, tokens, drained=drained, after_ms=after_ms),
-    }
+    return WarmupStatement(
+        policy=policy.kind,
+        cold_start=cold,
+        requests_ok=requests,
+        output_tokens=tokens,
+        drained=None if cold else drained,
+        meets_draft=None if cold else enough and drained,
+        probes_before_ms=[value if math.isfinite(value) else None for value in before_ms],
+        probes_after_ms=[value if math.isfinite(value) else None for value in after_ms],
+        probe_variation=change if known else None,
+        stable=stable(after_ms) if after_ms and not cold else None,
+        missing=UNSET if known or cold else _why_unknown(after_ms),
+        sentence=_sentence(policy, requests, tokens, drained=drained, after_ms=after_ms),
+    )
 
 
-def _why_untold(after_ms: Sequence[float]) -> str:
+def _why_unknown(after_ms: Sequence[float]) -> str:
     if not after_ms:
         return "no probe was sent after the warm-up"
     if len(after_ms) < PROBES:
@@ -132,13 +186,13 @@ def _why_untold(after_ms: Sequence[float]) -> str:
 def _sentence(policy: Warmup, requests: int, tokens: int, *, drained: bool, after_ms: Sequence[float]) -> str:
     if policy.kind == "none":
         return "Cold start: no warm-up, the first requests are part of the measurement."
-    said = f"Warm-up: {requests:,} requests and {tokens:,} output tokens, {'drained' if drained else 'not drained'}"
-    asked = f"{DRAFT_REQUESTS} requests or {DRAFT_OUTPUT_TOKENS:,} output tokens, whichever is greater"
+    text = f"Warm-up: {requests:,} requests and {tokens:,} output tokens, {'drained' if drained else 'not drained'}"
+    minimum = f"{DRAFT_REQUESTS} requests or {DRAFT_OUTPUT_TOKENS:,} output tokens, whichever is greater"
     if requests < DRAFT_REQUESTS or tokens < DRAFT_OUTPUT_TOKENS:
-        said += f" (the draft asks for {asked})"
+        text += f" (the draft asks for {minimum})"
     if not after_ms:
-        return f"{said}; not probed."
+        return f"{text}; not probed."
     if not math.isfinite(variation(after_ms)):
-        return f"{said}; {_why_untold(after_ms)}."
+        return f"{text}; {_why_unknown(after_ms)}."
     settled = "stable" if stable(after_ms) else "not stable"
-    return f"{said}; probes {settled}, within {100 * variation(after_ms):.0f} %."
+    return f"{text}; probes {settled}, within {100 * variation(after_ms):.0f} %."

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,10 +15,16 @@ from exporter import report as text
 from exporter import tables
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
-from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tool
-from loadgen.requests.self_check import self_check
+from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tokenizer, Tool, Workload
+from loadgen.host.clock_sync import ClockSummary
+from loadgen.host.cpu_steal import MachineLoad
+from loadgen.host.round_trip import RoundTrip
+from loadgen.records import WorkerStat
+from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import NO_POWER, client_summary, output_tokens_within
+from loadgen.requests.table import RequestLog
+from loadgen.requests.warmup import WarmupStatement
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
@@ -130,8 +135,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
         server = msgspec.structs.replace(server, reason=manifest["server_missing"])
     correlation = correlation_of(run, found, window, _slice_ns(run))
     sent = workload(run)
-    warm_up = next((event.data for event in run.events if event.name == "warmup"), None)  # None: it never ended
-    check = self_check(measured, stats, open_loop=config.get("concurrency") is None) | _surroundings(run)
+    check = _self_check(run, measured, stats)
     return Summary(
         run_id=manifest["run_id"],
         tool=Tool(**manifest["tool"]),
@@ -153,7 +157,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=Methodology(draft=manifests.DRAFT, tests={}, missing=UNTESTED, warmup=warm_up),
+        methodology=Methodology(draft=manifests.DRAFT, tests={}, missing=UNTESTED, warmup=_warm_up(run)),
     )
 
 
@@ -190,36 +194,43 @@ def _server_metrics(run: Run, window: Window) -> Source:
     )
 
 
-def workload(run: Run) -> dict[str, Any]:
-    """Return the `workload` object of a summary: what was sent, in whose tokens, how much of it was clipped."""
+def workload(run: Run) -> Workload:
+    """Return what was sent, in whose tokens, how much of it was clipped."""
     planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
-    measure = planned.get("measure", {})
-    return {
-        "name": run.manifest.get("workload", {}).get("label") or run.manifest["config"].get("workload"),
-        "seed": run.manifest["config"].get("seed"),
-        "tokenizer": run.manifest.get("tokenizer"),
-        "max_model_len": run.manifest.get("target", {}).get("max_model_len"),
-        "planned_requests": measure.get("count"),
-        "clipped_inputs": measure.get("clipped_inputs"),
-        "clipped_outputs": measure.get("clipped_outputs"),
-        "requests_sha256": measure.get("sha256"),
-        "dropped_turns": measure.get("dropped_turns"),
-        "missed_lengths": measure.get("missed_lengths"),
-        "saved_sha256": measure.get("saved_sha256"),
-        "stated": run.manifest.get("workload"),
-        "warmup_requests": int((run.requests.phase == "warmup").sum()),
-    }
+    measure, manifest = planned.get("measure", {}), run.manifest
+    return Workload(
+        name=manifest.get("workload", {}).get("label") or manifest["config"].get("workload"),
+        seed=manifest["config"].get("seed"),
+        tokenizer=msgspec.convert(manifest.get("tokenizer"), Tokenizer | None),
+        max_model_len=manifest.get("target", {}).get("max_model_len"),
+        planned_requests=measure.get("count"),
+        clipped_inputs=measure.get("clipped_inputs"),
+        clipped_outputs=measure.get("clipped_outputs"),
+        requests_sha256=measure.get("sha256"),
+        dropped_turns=measure.get("dropped_turns"),
+        missed_lengths=measure.get("missed_lengths"),
+        saved_sha256=measure.get("saved_sha256"),
+        stated=manifest.get("workload"),
+        warmup_requests=int((run.requests.phase == "warmup").sum()),
+    )
 
 
-def _surroundings(run: Run) -> dict[str, Any]:
-    """Return what stands beside the generator's own error: the clock, the network, and what else the machine did."""
+def _warm_up(run: Run) -> WarmupStatement | None:
+    """Return what was recorded of the warm-up, None where it never ended."""
+    recorded = next((event.data for event in run.events if event.name == "warmup"), None)
+    return msgspec.convert(recorded, WarmupStatement | None)
+
+
+def _self_check(run: Run, measured: RequestLog, stats: Sequence[WorkerStat]) -> SelfCheck:
     ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
-    ended: dict[str, Any] = next(ends, {})
-    return {
-        "clock": run.manifest.get("clock_state"),
-        "network_rtt_ms": run.manifest.get("network_rtt_ms", []),
-        "machine": ended.get("machine"),
-    }
+    return self_check(
+        measured,
+        stats,
+        open_loop=run.manifest["config"].get("concurrency") is None,
+        clock=msgspec.convert(run.manifest.get("clock_state"), ClockSummary | None),
+        round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
+        machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
+    )
 
 
 def _slice_ns(run: Run) -> int:

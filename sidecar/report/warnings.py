@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec import UNSET
 
+from exporter.summary.result import Workload
+from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from scraper.engines import QUANTITIES
 from scraper.series.resets import alternates
@@ -22,11 +24,11 @@ BLANK_RATIO = 0.02
 
 def warnings(
     run: Run,
-    workload: Mapping[str, Any],
+    workload: Workload,
     client: ClientSummary,
     server: Server,
     correlation: Mapping[str, Any],
-    check: Mapping[str, Any],
+    check: SelfCheck,
 ) -> Iterator[str]:
     """Yield warnings, worst first, from the sections of a summary."""
     yield from _ending(run)
@@ -40,8 +42,8 @@ def warnings(
         for endpoint in run.endpoints
         if alternates(endpoint)
     )
-    if check["trusted"] is False:
-        yield f"the load generator {check['verdict']}: {'; '.join(check['reasons'])}"
+    if check.trusted is False:
+        yield f"the load generator {check.verdict}: {'; '.join(check.reasons)}"
     yield from _comparability(client, correlation)
     yield from _estimates(run)
     yield from _blanks(run, client, correlation)
@@ -150,10 +152,10 @@ def _shares(run: Run) -> bool:
     return any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
 
 
-def _clipping(workload: Mapping[str, Any]) -> Iterator[str]:
-    clipped = (workload["clipped_inputs"] or 0, workload["clipped_outputs"] or 0)
+def _clipping(workload: Workload) -> Iterator[str]:
+    clipped = (workload.clipped_inputs or 0, workload.clipped_outputs or 0)
     if any(clipped):
         yield (
-            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload['planned_requests']} requests were clipped "
-            f"to the model's length of {workload['max_model_len']} tokens"
+            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload.planned_requests} requests were clipped "
+            f"to the model's length of {workload.max_model_len} tokens"
         )

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
-from loadgen.host.cpu_steal import read_ticks, steal_json
+from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
 from rundir.clock import Clock
@@ -85,7 +86,7 @@ async def run_phase(
     for worker in session.workers:
         await worker.send(command)
     await _drained(session)
-    record(session, "phase_end", phase=name, machine=steal_json(ticks, read_ticks()))
+    record(session, "phase_end", phase=name, machine=msgspec.to_builtins(machine_load(ticks, read_ticks())))
 
 
 async def _drained(session: Session) -> None:

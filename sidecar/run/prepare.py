@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from loadgen.host.clock_sync import clock_json, clock_state
+import msgspec
+
+from loadgen.host.clock_sync import clock_state, clock_summary
 from loadgen.host.limits import outlasting, shortage
-from loadgen.host.round_trip import measure_rtt, rtt_json
+from loadgen.host.round_trip import measure_rtt, round_trip
 from loadgen.plan import tokenizers
 from loadgen.plan.tokenizers import (
     LocalTokenizer,
@@ -98,9 +100,9 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
                     **({"why_not_the_servers": unused} if unused else {}),
                 },
                 "workload": load.about,
-                "clock_state": clock_json(clock_state()),
+                "clock_state": msgspec.to_builtins(clock_summary(clock_state())),
                 "network_rtt_ms": [
-                    {"url": one.url, **rtt_json(found)} for one, found in zip(served, round_trips, strict=True)
+                    msgspec.to_builtins(round_trip(one.url, rtt)) for one, rtt in zip(served, round_trips, strict=True)
                 ],
                 **_about_metrics(metrics),
             },

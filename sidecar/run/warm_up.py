@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
@@ -44,8 +45,8 @@ async def warm_up(session: Session, options: RunOptions, found: Prepared) -> boo
             after_ms += await _probe(session, options, found, number)
             if session.stop.is_set() or stable(after_ms):
                 break
-    told = statement(policy, _log(session, "warmup"), drained=drained, before_ms=before_ms, after_ms=after_ms)
-    record(session, "warmup", **told)
+    outcome = statement(policy, _log(session, "warmup"), drained=drained, before_ms=before_ms, after_ms=after_ms)
+    record(session, "warmup", **msgspec.to_builtins(outcome))
     return policy.kind != "none"
 
 

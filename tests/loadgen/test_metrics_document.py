@@ -10,9 +10,9 @@ import pytest
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen.host.clock_sync import clock_json, clock_state
-from loadgen.host.cpu_steal import read_ticks, steal_json
-from loadgen.host.round_trip import Rtt, rtt_json
+from loadgen.host.clock_sync import clock_state, clock_summary
+from loadgen.host.cpu_steal import machine_load, read_ticks
+from loadgen.host.round_trip import Rtt, round_trip
 from loadgen.requests import warmup
 from loadgen.requests.self_check import self_check
 from loadgen.requests.slo import parse_slo
@@ -52,11 +52,11 @@ def _blocks() -> dict[str, dict[str, object]]:
     return {
         "client": to_builtins(client_summary(log, slo=slo)),
         "chunked": to_builtins(client_summary(request_log(THREE | {"output": 9}))),
-        "self_check": self_check(log, [], open_loop=True),
-        "clock": clock_json(clock_state()),
-        "rtt": rtt_json(rtt),
-        "steal": steal_json(read_ticks(), read_ticks()),
-        "warmup": warmup.statement(warmup.DRAFT, log, drained=True),
+        "self_check": to_builtins(self_check(log, [], open_loop=True)),
+        "clock": to_builtins(clock_summary(clock_state())),
+        "rtt": to_builtins(round_trip("http://h", rtt)),
+        "steal": to_builtins(machine_load(read_ticks(), read_ticks())),
+        "warmup": to_builtins(warmup.statement(warmup.DRAFT, log, drained=True)),
     }
 
 

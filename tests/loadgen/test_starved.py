@@ -45,7 +45,7 @@ async def test_a_starved_generator_says_so(serve: Serve, wire: type[Wire], start
     requests = worker.log()
     assert ["ok"] * REQUESTS == requests.status.tolist()
     got = self_check(requests, stats, open_loop=True)
-    assert (NOT_TRUSTED, False) == (got["verdict"], got["trusted"])
-    assert got["first_line"].startswith(f"The load generator {NOT_TRUSTED}: submissions were late by p99 ")
+    assert (NOT_TRUSTED, False) == (got.verdict, got.trusted)
+    assert got.first_line.startswith(f"The load generator {NOT_TRUSTED}: submissions were late by p99 ")
     # Of a phase alone, in which it is the loop that stood still, the same is told without any schedule.
-    assert not self_check(requests, stats, open_loop=False)["trusted"]
+    assert not self_check(requests, stats, open_loop=False).trusted

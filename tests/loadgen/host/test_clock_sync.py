@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
-from loadgen.host.clock_sync import Chrony, ClockState, KernelClock, clock_json, clock_state, parse_tracking
+from loadgen.host.clock_sync import Chrony, ClockState, KernelClock, clock_state, clock_summary, parse_tracking
 from rundir.stats import Missing
 
 TRACKING = (
@@ -19,10 +20,10 @@ ABSENT = Missing(reason="read on Linux only")
 
 def test_this_machines_clock_is_told_or_missing():
     """Every part is a value or a reason, whatever this machine is."""
-    got = clock_json(clock_state())
-    assert set(got["missing"]) == {name for name in ("source", "kernel", "chrony", "ptp") if got[name] is None}
-    assert all(got["missing"].values())
-    json.dumps(got, allow_nan=False)
+    got = clock_summary(clock_state())
+    assert set(got.missing) == {name for name in ("source", "kernel", "chrony", "ptp") if getattr(got, name) is None}
+    assert all(got.missing.values())
+    json.dumps(to_builtins(got), allow_nan=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="adjtimex is Linux's")
@@ -51,9 +52,9 @@ def test_sysfs_names_the_clock_source_and_ptp_clocks(tmp_path: Path):
 @pytest.mark.skipif(sys.platform != "linux", reason="sysfs is Linux's")
 def test_an_empty_sysfs_is_a_reason(tmp_path: Path):
     """No guess."""
-    got = clock_json(clock_state(tmp_path))
+    got = clock_summary(clock_state(tmp_path))
     assert ("this kernel does not name its clock source", "no PTP clock") == (
-        got["missing"]["source"], got["missing"]["ptp"],
+        got.missing["source"], got.missing["ptp"],
     )  # fmt: skip
 
 
@@ -97,14 +98,14 @@ def test_the_best_known_bound_is_stated(
     kernel: KernelClock | Missing, chrony: Chrony | Missing, error_ms: float | None, within: bool | None, method: str
 ):
     """chrony's, else the kernel's where it is kept; none is no zero."""
-    got = clock_json(ClockState(source="tsc", kernel=kernel, chrony=chrony, ptp=ABSENT))
-    assert within == got["within_10_ms"]
-    assert error_ms == (None if got["error_ms"] is None else pytest.approx(got["error_ms"]))
-    assert got["method"].startswith(method)
+    got = clock_summary(ClockState(source="tsc", kernel=kernel, chrony=chrony, ptp=ABSENT))
+    assert within == got.within_10_ms
+    assert error_ms == (None if got.error_ms is None else pytest.approx(got.error_ms))
+    assert got.method.startswith(method)
 
 
 def test_a_missing_chrony_is_said():
     """Where there is no chronyc, that is the reason."""
     if shutil.which("chronyc"):
         pytest.skip("chronyc is here")
-    assert "chronyc is not installed" == clock_json(clock_state())["missing"]["chrony"]
+    assert "chronyc is not installed" == clock_summary(clock_state()).missing["chrony"]

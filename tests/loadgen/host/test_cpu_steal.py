@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
-from loadgen.host.cpu_steal import CpuTicks, parse_stat, read_ticks, steal_json
+from loadgen.host.cpu_steal import CpuTicks, machine_load, parse_stat, read_ticks
 from rundir.stats import Missing
 
 STAT = "cpu  100 1 20 800 30 2 3 44 5 6\ncpu0 50 0 10 400 15 1 1 22 2 3\nintr 1\n"
@@ -24,8 +25,8 @@ def test_what_tells_no_steal_time_is_missing(text: str):
 
 def test_without_a_proc_there_is_a_reason(tmp_path: Path):
     """As on macOS."""
-    got = steal_json(read_ticks(tmp_path / "stat"), CpuTicks(total=1, idle=1, steal=0))
-    assert {"steal_ratio": None, "busy_ratio": None, "missing": "this system has no /proc/stat"} == got
+    got = machine_load(read_ticks(tmp_path / "stat"), CpuTicks(total=1, idle=1, steal=0))
+    assert {"steal_ratio": None, "busy_ratio": None, "missing": "this system has no /proc/stat"} == to_builtins(got)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def test_without_a_proc_there_is_a_reason(tmp_path: Path):
 def test_steal_is_a_share_of_all_processor_time(after: tuple[int, int, int], steal: float | None, busy: float | None):
     """Between two readings; idle time that went backwards is none."""
     total, idle, stolen = after
-    got = steal_json(CpuTicks(total=1000, idle=830, steal=44), CpuTicks(total=total, idle=idle, steal=stolen))
-    assert (steal, busy) == (got["steal_ratio"], got["busy_ratio"])
+    got = machine_load(CpuTicks(total=1000, idle=830, steal=44), CpuTicks(total=total, idle=idle, steal=stolen))
+    assert (steal, busy) == (got.steal_ratio, got.busy_ratio)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import to_builtins
 from waiting import BOUND_S
 
-from loadgen.host.round_trip import Rtt, measure_rtt, rtt_json
+from loadgen.host.round_trip import Rtt, measure_rtt, round_trip
 from rundir.stats import Missing
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ async def test_handshakes_with_a_server_are_timed(serve: Serve):
     got = await measure_rtt(server.url + "/v1")
     assert isinstance(got, Rtt)
     assert (5, []) == (len(got.connect_ms), server.peers)
-    block = rtt_json(got)
-    assert 0 < block["min"] <= block["median"] <= block["max"]
+    block = round_trip("http://h", got)
+    assert 0 < block.min <= block.median <= block.max
     if sys.platform == "linux":
         assert isinstance(got.kernel_ms, tuple)
-    json.dumps(block, allow_nan=False)
+    json.dumps(to_builtins(block), allow_nan=False)
 
 
 async def test_a_kernel_answers_for_a_process_that_does_not():
@@ -55,8 +56,8 @@ async def test_a_closed_port_is_a_reason():
         got = await measure_rtt(f"http://127.0.0.1:{port}")
     assert isinstance(got, Missing)
     assert got.reason.startswith(f"127.0.0.1:{port}: ")
-    block = rtt_json(got)
-    assert (0, None, got.reason) == (block["handshakes"], block["median"], block["missing"])
+    block = round_trip("http://h", got)
+    assert (0, None, got.reason) == (block.handshakes, block.median, block.missing)
 
 
 async def test_a_host_that_does_not_answer_costs_no_more_than_the_deadline():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import request_log
+from msgspec import to_builtins
 
 from loadgen.requests import warmup
 
@@ -97,9 +98,9 @@ def test_a_statement_says_what_was_done():
     """Enough, drained and settled."""
     log = request_log(*_replies(120, 100))
     got = warmup.statement(warmup.DRAFT, log, drained=True, before_ms=[900.0], after_ms=[100.0, 104.0, 101.0])
-    assert (True, True, 120, 12_000) == (got["meets_draft"], got["stable"], got["requests_ok"], got["output_tokens"])
-    assert "Warm-up: 120 requests and 12,000 output tokens, drained; probes stable, within 4 %." == got["sentence"]
-    json.dumps(got, allow_nan=False)
+    assert (True, True, 120, 12_000) == (got.meets_draft, got.stable, got.requests_ok, got.output_tokens)
+    assert "Warm-up: 120 requests and 12,000 output tokens, drained; probes stable, within 4 %." == got.sentence
+    json.dumps(to_builtins(got), allow_nan=False)
 
 
 def test_a_statement_says_what_is_short():
@@ -107,17 +108,17 @@ def test_a_statement_says_what_is_short():
     got = warmup.statement(
         warmup.parse_warmup("5"), request_log(*_replies(5, 10)), drained=False, after_ms=[NAN, 1.0, 1.0]
     )
-    assert (False, False, "a probe failed") == (got["meets_draft"], got["stable"], got["missing"])
-    assert [None, 1.0, 1.0] == got["probes_after_ms"]
+    assert (False, False, "a probe failed") == (got.meets_draft, got.stable, got.missing)
+    assert [None, 1.0, 1.0] == got.probes_after_ms
     assert (
         "Warm-up: 5 requests and 50 output tokens, not drained (the draft asks for 100 requests or 10,000 output "
         "tokens, whichever is greater); a probe failed."
-    ) == got["sentence"]
-    json.dumps(got, allow_nan=False)
+    ) == got.sentence
+    json.dumps(to_builtins(got), allow_nan=False)
 
 
 def test_a_cold_start_is_stated():
     """The draft wants it said clearly."""
     got = warmup.statement(warmup.COLD_START, request_log(), drained=True)
-    assert (True, None, None) == (got["cold_start"], got["meets_draft"], got["drained"])
-    assert got["sentence"].startswith("Cold start: no warm-up")
+    assert (True, None, None) == (got.cold_start, got.meets_draft, got.drained)
+    assert got.sentence.startswith("Cold start: no warm-up")

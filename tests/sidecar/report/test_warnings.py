@@ -9,6 +9,7 @@ import pytest
 import summaries
 from logs import request_log
 
+from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
 from loadgen.requests.table import assemble
 from scraper.spans.requests import engine_spans
@@ -36,7 +37,7 @@ FINE: dict[str, Any] = {
         "breakdown": {"blank_output_ms": {"mean": 0.0, "share_of_ttft": 0.0}},
         "perf_metrics": None,
     },
-    "check": {"trusted": True, "verdict": "kept up", "reasons": []},
+    "check": msgspec.to_builtins(msgspec.structs.replace(self_check(request_log(), [], open_loop=True), trusted=True)),
 }
 
 
@@ -50,6 +51,7 @@ def said(change: dict[str, Any], **manifest: Any) -> list[str]:
             place = place[int(key) if key.isdigit() else key]
         place[last] = value
     sections["server"] = msgspec.convert(sections["server"], Server)
+    sections["check"] = msgspec.convert(sections["check"], SelfCheck)
     sections["client"] = msgspec.convert(sections["client"], ClientSummary)
     run = Run(
         path=Path(),
