@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
+# A process more than there are cores: tests of whole runs mostly wait.
+TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench docs lock clean
 
@@ -14,7 +17,7 @@ demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in a
 	@$(BIN)/sidelight demo
 
 test: lint ## lint, types and every test
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 	@$(BIN)/ruff check .

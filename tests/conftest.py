@@ -20,6 +20,12 @@ settings.load_profile("sidelight")
 asyncio.set_event_loop(None)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests of whole processes where several run side by side: they take longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: len(item.path.parts))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Report a skip as a failure where nothing may go untested, but for those that need another machine."""
