@@ -23,10 +23,11 @@ from quantiles import linear
 from recordings import SHARED, Case, case_of
 
 from correlator.estimate import attribute
-from correlator.estimate.intervals import END_TOKENS, Observed, observe
+from correlator.estimate.intervals import Observed, observe
 from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
 from correlator.estimate.table import Attribution
 from rundir.stats import Missing
+from scraper.engines import catalogue
 from scraper.series.table import EndpointSeries, histograms
 
 Floats = npt.NDArray[np.float64]
@@ -204,7 +205,7 @@ def _without(case: Case, chosen: npt.NDArray[np.bool_]) -> EndpointSeries:
         raise TypeError(observed.reason)
     interval = attribute(case.requests, case.scrapes).interval[chosen]
     shown = (endpoint.at_ns[:, None] >= observed.ends.end_ns[interval]).astype(np.float64)
-    families = END_TOKENS["vllm"]
+    families = catalogue("vllm").end_tokens
     held = {
         "vllm:request_queue_time_seconds": case.queue_s,
         "vllm:request_prefill_time_seconds": case.prefill_s,

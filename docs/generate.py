@@ -32,7 +32,9 @@ def commands() -> str:
 
 def engines_page() -> str:
     """Return the page: one section an engine."""
-    return "\n".join([ENGINES_HEADING, *("\n".join(_engine(engines.catalogue(name))) for name in engines.ENGINES)])
+    return "\n".join(
+        [ENGINES_HEADING, *("\n".join(_engine(engines.catalogue(name))) for name in engines.engine_names())]
+    )
 
 
 def _command(command: str) -> str:
@@ -60,6 +62,9 @@ def _engine(known: Catalogue) -> Iterator[str]:
     if absent:
         yield "\nMissing:\n"
         yield from (f"- {quantity.name}: {quantity.absent}" for quantity in absent)
+    if known.end_tokens:
+        shown = ", ".join(f"`{metric}` ({name.replace('_', ' ')})" for name, metric in known.end_tokens.items())
+        yield f"\nTokens of a request, observed as it ends: {shown}"
     yield "\nTimes of single requests (spans are received with `--otlp-listen`):\n"
     yield from (f"- {timing.name}: {timing.gives}; {timing.enable}" for timing in known.timing)
     yield ""

@@ -77,7 +77,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
 
 
 async def _examine_metrics(console: Console, target: str, access: Access, limits: Limits) -> None:
-    page = await discover(target, access=access, limits=limits)
+    page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
         _print(console, BAD, f"no server metrics: {page.reason}")
         for line in advice(page.reason):
@@ -155,7 +155,7 @@ def describe(samples: Samples, clock: Clock) -> Iterator[Line]:
     )
     detected = engines.detect(page.series)
     if detected is None:
-        yield BAD, f"no known engine exposes these series; known: {', '.join(engines.ENGINES)}"
+        yield BAD, f"no known engine exposes these series; known: {', '.join(engines.engine_names())}"
         yield NOTE, _switch("vllm")
         return
     engine = engines.catalogue(detected.name)

@@ -23,14 +23,6 @@ from scraper.series.table import EndpointSeries, HistogramColumns, histograms
 Sources = Mapping[str, CanonicalSource | Missing]
 
 LARGEST = 2.0**53  # requests or seconds: whole numbers beyond are not exact, and no run has as many
-# Histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the prompt but not cached.
-END_TOKENS = {
-    "vllm": {
-        "prompt_tokens": "vllm:request_prompt_tokens",
-        "output_tokens": "vllm:request_generation_tokens",
-        "computed_tokens": "vllm:request_prefill_kv_computed_tokens",
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +222,9 @@ def _resets(histograms: Sequence[RisingHistogram]) -> Bools:
 
 def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[HistogramColumns]]:
     tokens: dict[str, list[HistogramColumns]] = {}
-    for name, wanted in END_TOKENS.get(engine, {}).items():
-        groups = [one for one in histograms(endpoint.series) if catalogue(engine).normalised(one.family) == wanted]
+    known = catalogue(engine)
+    for name, wanted in known.end_tokens.items():
+        groups = [one for one in histograms(endpoint.series) if known.normalised(one.family) == wanted]
         if groups and all(one.sum >= 0 and one.count >= 0 for one in groups):
             tokens[name] = groups
     return tokens

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource, PageNames
-from scraper.engines.catalogue import ENGINES, Catalogue, Entry, Quantity, catalogue, own_names
+from scraper.engines.catalogue import (
+    Catalogue,
+    Entry,
+    Quantity,
+    catalogue,
+    engine_names,
+    metrics_paths,
+    own_names,
+    version_paths,
+)
 from scraper.exposition import Series
 
 __all__ = [
-    "ENGINES",
     "QUANTITIES",
     "CanonicalSource",
     "Catalogue",
@@ -21,7 +29,10 @@ __all__ = [
     "canonical",
     "catalogue",
     "detect",
+    "engine_names",
     "leading_engine",
+    "metrics_paths",
+    "version_paths",
 ]
 
 QUANTITIES = (
@@ -63,7 +74,7 @@ def detect(series: Iterable[Series]) -> Engine | None:
     """
     shown = list(series)
     names = dict.fromkeys(name for one in shown for name in (one.family, one.name))
-    for engine in ENGINES:
+    for engine in engine_names():
         known, own = catalogue(engine), own_names(engine)
         found = next((name for name in names if known.normalised(name) in own), None)
         if found is not None:

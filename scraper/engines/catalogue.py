@@ -1,8 +1,11 @@
-"""The engines' YAML files as records: their canonical quantities, the entries that provide each, what their
-spans mean, and the switches."""
+"""The engines' YAML files as records. They say all that is known of an engine: a new engine is a new file.
+
+A file holds the canonical quantities and the entries that provide each, what spans mean, paths to ask, and switches.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -10,12 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-# A Dynamo worker's page holds its engine's own metrics too, so Dynamo comes last. The worker is another engine than the
-# frontend: the same requests pass both, and are not to be added.
-ENGINES = ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "dynamo", "dynamo_worker")
-
 Kind = Literal["histogram", "gauge", "counter"]
 Form = Literal["metric", "add", "mean", "less", "over"]
+Tokens = Literal["prompt_tokens", "output_tokens", "computed_tokens"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
 _PAIRS: dict[Form, tuple[str, str]] = {
     "mean": ("sum", "count"),
@@ -125,16 +125,25 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one engine. `aliases` are prefixes seen instead of `prefix`; `ranks` and `totals` are labels:
-    of label sets that differ in ranks only the lowest counts, and an empty total stands for those that split it.
-    `shared` are names that servers of other engines show as well.
+    """What is known of one engine.
+
+    - `aliases` are prefixes seen instead of `prefix`.
+    - `order`: a page or a span is tried for engines of a lower one first.
+    - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and an empty total
+      stands for those that split it.
+    - `shared` are names that servers of other engines show as well.
+    - `end_tokens` are histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the
+      prompt without what was cached.
+    - `version_paths` are asked for a JSON object whose `version` is the engine's.
     """
 
     name: str = msgspec.field(name="engine")
+    order: int
     title: str
     prefix: str
     aliases: tuple[str, ...] = ()
     pages: tuple[str, ...]
+    version_paths: tuple[str, ...] = ()
     versions: str
     enable: str
     notes: tuple[str, ...] = ()
@@ -142,6 +151,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     totals: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     quantities: dict[str, Quantity]
+    end_tokens: dict[Tokens, str] = {}
     timing: tuple[Timing, ...]
     spans: Spans | None = None
 
@@ -154,15 +164,42 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
+def engine_names() -> tuple[str, ...]:
+    """Return the engines by their `order`."""
+    files = (path.name for path in resources.files("scraper.engines").iterdir())
+    names = (name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+    return tuple(sorted(names, key=lambda name: (_read(name).order, name)))
+
+
+def metrics_paths() -> tuple[str, ...]:
+    """Return the paths of the engines' metrics pages in the order in which an unknown server is asked for them.
+
+    The longest first: `/metrics` of trtllm-serve hands out its iterations once, to whoever reads it first.
+    """
+    paths = {path for name in engine_names() for path in catalogue(name).pages}
+    return tuple(sorted(paths, key=lambda path: (-len(path), path)))
+
+
+def version_paths() -> tuple[str, ...]:
+    """Return the paths that may tell an engine's version, those of most engines first."""
+    counts = Counter(path for name in engine_names() for path in catalogue(name).version_paths)
+    return tuple(path for path, _ in counts.most_common())
+
+
 def catalogue(engine: str) -> Catalogue:
-    """Read an engine's YAML. Raises ValueError for one not in `ENGINES`."""
-    if engine not in ENGINES:
-        raise ValueError(f"no engine {engine}; known: {', '.join(ENGINES)}")
+    """Return what an engine's YAML says. Raises ValueError for one not in `engine_names`."""
+    if engine not in engine_names():
+        raise ValueError(f"no engine {engine}; known: {', '.join(engine_names())}")
+    return _read(engine)
+
+
+@cache
+def _read(engine: str) -> Catalogue:
     import yaml  # noqa: PLC0415  15 ms, before a run may begin
 
-    table: dict[str, Any] = yaml.safe_load(
-        resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
-    )
+    text = resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
+    # libyaml's loader takes a millisecond a file, the one in Python ten.
+    table: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
     table["quantities"] = {
         name: Quantity(name=name, **{**one, "metrics": tuple(map(_entry, one.get("metrics", ())))})
         for name, one in table["quantities"].items()

@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.engines.catalogue import ENGINES, SpanMatch, Spans, catalogue
+from scraper.engines.catalogue import SpanMatch, Spans, catalogue, engine_names
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
@@ -35,7 +35,7 @@ class SpanKind:
 
     role          an engine's `request`, that of a known `gateway` before it, a `stage` of an engine's request, a
                   client's `call` of a model, or `other`
-    engine        the name in ENGINES of a request's or gateway's; `spans` is how its spans tell times
+    engine        the name of a request's or gateway's; `spans` is how its spans tell times
     tells_all     it is a request whose times the span itself tells, without its stages
     ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are told
     """
@@ -133,7 +133,7 @@ def plain(value: AnyValue) -> str | float:
 def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
     """Return what the catalogues say, read once."""
     kinds = []
-    for name in ENGINES:
+    for name in engine_names():
         spans = catalogue(name).spans
         if spans is not None:
             staged = any(way.begin for ways in spans.times.values() for way in ways)

@@ -37,7 +37,7 @@ class EngineSpans:
     trace_id, span_id       hex
     request_id              the engine's id of the request, "" for none
     clock                   whose clock stamped it: what the sender's resource tells of its process, "" for nothing
-    engine                  its name in ENGINES
+    engine                  its name in `scraper.engines`
     is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
     queue_s, prefill_s, decode_s  float64, NaN where it does not tell; ttft_s, e2e_s: from arrival to the first and last

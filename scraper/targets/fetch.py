@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
@@ -27,8 +27,6 @@ ACCEPT = (
 )
 LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
-# /metrics of trtllm-serve hands out its iterations once, to whoever reads it first: it is asked last.
-PATHS = ("/prometheus/metrics", "/metrics")
 NOBODY = Access()
 _TIMINGS, _CLOCK = "/perf_metrics", "/steady_clock_offset"
 _JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
@@ -124,15 +122,17 @@ async def scrape(
     )
 
 
-async def discover(base_url: str, *, access: Access = NOBODY, limits: Limits = LIMITS) -> str | Missing:
+async def discover(
+    base_url: str, paths: Sequence[str], *, access: Access = NOBODY, limits: Limits = LIMITS
+) -> str | Missing:
     """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
 
     - A URL whose path has `metrics` in it is taken at its word: only that one is tried. Where it is that of
       TensorRT-LLM's iterations, or of its `/perf_metrics`, it is not even read: its first reader empties it, and that
       shall be the one who records.
     - Another path that does not end in `/v1` is tried as it is, first.
-    - Then `/prometheus/metrics` (TensorRT-LLM) and `/metrics` are tried, beside the base path (`/v1` taken off) and at
-      the root. No address is asked twice.
+    - Then `paths` are tried (see `engines.metrics_paths`), beside the base path (`/v1` taken off) and at the root. No
+      address is asked twice.
 
     Raises UnusableFile.
     """
@@ -145,7 +145,7 @@ async def discover(base_url: str, *, access: Access = NOBODY, limits: Limits = L
         return Missing(f"{masked(base_url)} is not an http(s) URL")
     tried: list[str] = []
     async with open_session(access) as session:
-        urls = candidates(parts)
+        urls = _candidates(parts, paths)
         if clock_of(urls[0]) or (len(urls) == 1 and await _hands_out_once(session, urls[0], access, limits)):
             return urls[0]
         for url in urls:
@@ -156,15 +156,15 @@ async def discover(base_url: str, *, access: Access = NOBODY, limits: Limits = L
     return Missing("; ".join(tried))
 
 
-def candidates(parts: SplitResult) -> tuple[str, ...]:
+def _candidates(parts: SplitResult, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the URLs at which the metrics of a server at this base URL may be, the likeliest first."""
     if "metrics" in parts.path:
         return (urlunsplit(parts._replace(fragment="")),)
     prefix = root_url(parts.path)
     own = () if prefix != parts.path.rstrip("/") or not prefix else (parts.path,)
     prefixes = (prefix, "") if prefix else ("",)
-    paths = [*own, *(before + path for before in prefixes for path in PATHS)]
-    return tuple(urlunsplit((parts.scheme, parts.netloc, path, "", "")) for path in paths)
+    whole = [*own, *(before + path for before in prefixes for path in paths)]
+    return tuple(urlunsplit((parts.scheme, parts.netloc, path, "", "")) for path in whole)
 
 
 def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:

@@ -28,6 +28,7 @@ from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.stats import Missing
+from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, clock_of, discover
 from sidecar.errors import ConfigurationError, TargetUnreachable
 from sidecar.options.access import metrics_access, require_headers
@@ -204,8 +205,8 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
 
 
 async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
-    limits = Limits(timeout_s=timeout_s)
-    found = await asyncio.gather(*(discover(url, access=access, limits=limits) for url in configured))
+    limits, paths = Limits(timeout_s=timeout_s), metrics_paths()
+    found = await asyncio.gather(*(discover(url, paths, access=access, limits=limits) for url in configured))
     return list(zip(configured, found, strict=True))
 
 

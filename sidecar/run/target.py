@@ -27,15 +27,13 @@ from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.access import Tls, aiohttp_tls, root_url
 from rundir.clock import Clock
+from scraper.engines import version_paths
 from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
 CATCH_UP_S = 0.1
 BODY_EXCERPT = 120
-
-
-VERSION_PATHS = ("/version", "/server_info", "/get_server_info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +168,11 @@ def _cure(url: str, error: Exception) -> str:
 
 
 async def engine_version(url: str, contact: Contact) -> str | None:
-    """Return what `/version` (vLLM, TensorRT-LLM) or `/server_info` (SGLang) says, None where there is none of them.
+    """Return the version that an engine tells at one of its `version_paths`, None where there is none of them.
 
     Nothing is asked of an API that has no list of models either.
     """
-    for path in VERSION_PATHS if PROTOCOLS[contact.endpoint].models is not None else ():
+    for path in version_paths() if PROTOCOLS[contact.endpoint].models is not None else ():
         try:
             body: Any = json.loads(await _get(f"{url}{path}", contact))
         except SidelightError:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rundir.stats import Missing
-from scraper.engines import ENGINES, QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect
+from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect, engine_names
 from scraper.exposition import Page, parse
 from scraper.series.log import rows
 from scraper.series.table import build, histograms
@@ -20,7 +20,7 @@ from scraper.targets.fetch import Scrape
 DIRECTORY = Path(str(resources.files("scraper.engines")))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engine_names())
 def test_every_file_obeys_the_schema(engine: str):
     """Each engine's file is as schema.json has it."""
     schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
@@ -51,19 +51,19 @@ def test_the_schema_refuses_what_is_no_formula(entry: dict[str, object]):
     assert not jsonschema.Draft202012Validator(one).is_valid(entry)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engine_names())
 def test_every_engine_says_of_each_quantity_where_it_is_or_why_not(engine: str):
     """No quantity is left out, none is unknown; and no file is without an engine."""
     assert list(QUANTITIES) == [name for name in QUANTITIES if name in catalogue(engine).quantities]
     assert set() == set(catalogue(engine).quantities) - set(QUANTITIES)
     assert all(bool(one.metrics) != bool(one.absent) for one in catalogue(engine).quantities.values())
-    assert {f"{name}.yaml" for name in ENGINES} == {path.name for path in DIRECTORY.glob("*.yaml")}
+    assert {f"{name}.yaml" for name in engine_names()} == {path.name for path in DIRECTORY.glob("*.yaml")}
 
 
 def test_kinds_and_units_are_the_same_for_all_engines():
     """So that quantities of different engines can be set side by side; but TensorRT-LLM counts cached blocks."""
     for name in QUANTITIES:
-        found = [catalogue(engine).quantities[name] for engine in ENGINES]
+        found = [catalogue(engine).quantities[name] for engine in engine_names()]
         assert 1 == len({(one.kind, one.across) for one in found})
         assert {one.unit for one in found} in ({found[0].unit}, {"tokens", "blocks"})
 
@@ -72,7 +72,7 @@ def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only(
     """Only there their sums speak of the requests that a client saw end."""
     ends = [
         engine
-        for engine in ENGINES
+        for engine in engine_names()
         if {"finish"} == {catalogue(engine).quantities[name].observed for name in ("queue_time", "prefill_time")}
     ]
     assert ["vllm", "trtllm"] == ends

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from served import Serve
 
 from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
+from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, Scrape, discover, open_session, scrape
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
@@ -96,7 +97,7 @@ async def test_an_authority_of_ones_own(authority: Authority):
         assert PAGE == (await once(url, Access(insecure=True))).body
         for access in (Access(), Access(ca=authority.path("stranger.pem"))):
             assert "connect: TLS failed (CERTIFICATE_VERIFY_FAILED)" == (await once(url, access)).error
-        assert url == await discover(url, access=Access(ca=authority.path("ca.pem")))
+        assert url == await discover(url, metrics_paths(), access=Access(ca=authority.path("ca.pem")))
 
 
 async def test_a_name_that_is_not_the_certificates(authority: Authority):
@@ -188,8 +189,8 @@ async def test_credentials_in_the_url_are_sent_and_not_shown(serve: Serve):
     assert (PAGE, [USER]) == (found.body, asked)
     shown = base.replace("http://", "http://***@")
     assert f"{shown}/metrics" == found.url
-    assert url == await discover(url)
-    wrong = await discover(url.replace("word", "wort"))
+    assert url == await discover(url, metrics_paths())
+    wrong = await discover(url.replace("word", "wort"), metrics_paths())
     assert f"Missing(reason='{shown}/metrics: HTTP 401')" == repr(wrong)
 
 

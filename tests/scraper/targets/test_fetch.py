@@ -15,7 +15,7 @@ from served import Handler, Serve, answer
 
 from rundir.access import Access
 from rundir.stats import Missing
-from scraper.engines import canonical
+from scraper.engines import canonical, metrics_paths
 from scraper.series.log import ScrapeLog, rows
 from scraper.series.table import build
 from scraper.targets.fetch import Limits, Scrape, _connecting, discover, open_session, scrape
@@ -101,7 +101,7 @@ async def test_nothing_listens():
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert (await once(f"{url}/metrics")).error.startswith("connect: ")
-        found = await discover(f"{url}/v1")
+        found = await discover(f"{url}/v1", metrics_paths())
     assert "connect: " in found.reason
 
 
@@ -132,7 +132,7 @@ def test_reasons_of_failed_connections(error: OSError, reason: str):
 async def test_a_host_that_does_not_exist(host: str, error: str):
     """Also where an empty or an overlong label cannot be one: a reason, not an exception of the codec."""
     assert error == (await once(f"http://{host}/metrics")).error
-    assert Missing(f"http://{host}/metrics: {error}") == await discover(f"http://{host}/metrics")
+    assert Missing(f"http://{host}/metrics: {error}") == await discover(f"http://{host}/metrics", metrics_paths())
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ async def test_a_host_that_does_not_exist(host: str, error: str):
 async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], found: str):
     """The metrics are beside the API, at the root, where TensorRT-LLM has them, or where the user says."""
     base = await serve({path: answer(text) for path, text in handlers.items()})
-    assert base + found == await discover(base + asked)
+    assert base + found == await discover(base + asked, metrics_paths())
 
 
 async def test_what_clears_on_read_is_not_read_in_passing(serve: Serve):
     """An engine whose /metrics is emptied by each reader keeps it, where its Prometheus page is beside it."""
     read: list[str] = []
     base = await serve({"/metrics": iterations(read), "/prometheus/metrics": answer(PAGE)})
-    assert f"{base}/prometheus/metrics" == await discover(f"{base}/v1")
+    assert f"{base}/prometheus/metrics" == await discover(f"{base}/v1", metrics_paths())
     assert [] == read
 
 
@@ -166,24 +166,24 @@ async def test_iterations_only_when_asked_for(serve: Serve):
     """TensorRT-LLM JSON is a target where its whole address was given. Else it is read once, and the reason says so."""
     read: list[str] = []
     base = await serve({"/metrics": iterations(read)})
-    found = await discover(f"{base}/v1")
+    found = await discover(f"{base}/v1", metrics_paths())
     assert Missing(f"{base}/prometheus/metrics: HTTP 404; {base}/metrics: speaks something else: {JSON}") == found
     assert ["/metrics"] == read
-    assert f"{base}/metrics" == await discover(f"{base}/metrics")
+    assert f"{base}/metrics" == await discover(f"{base}/metrics", metrics_paths())
     assert ("", b'[{"iter": 1}]') == ((record := await once(f"{base}/metrics")).error, record.body)
 
 
 @pytest.mark.parametrize("url", ["ftp://a/metrics", "localhost:8000", "", "http://[", "http://a:99999999"])
 async def test_discovery_of_no_url(url: str):
     """What is no URL is said so, without a request."""
-    assert Missing(f"{url} is not an http(s) URL") == await discover(url)
+    assert Missing(f"{url} is not an http(s) URL") == await discover(url, metrics_paths())
 
 
 async def test_a_page_in_json_quotes_is_a_page(serve: Serve, tmp_path: Path):
     """Some builds of llama.cpp send the exposition as one JSON string: it is found, scraped and read as its text."""
     page = "# TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 5\n"
     base = await serve({"/metrics": answer(json.dumps(page), "application/json")})
-    assert f"{base}/metrics" == await discover(f"{base}/v1")
+    assert f"{base}/metrics" == await discover(f"{base}/v1", metrics_paths())
     record = await once(f"{base}/metrics")
     log = ScrapeLog(tmp_path / "scrapes.log")
     assert ("", "") == (record.error, log.append(record))
@@ -199,7 +199,7 @@ async def test_a_page_in_json_quotes_is_a_page(serve: Serve, tmp_path: Path):
 async def test_prose_is_no_page(serve: Serve, body: str, kind: str):
     """Nor is what stands in quotes, where it is no exposition."""
     base = await serve({"/metrics": answer(body, kind)})
-    assert isinstance(await discover(f"{base}/metrics"), Missing)
+    assert isinstance(await discover(f"{base}/metrics", metrics_paths()), Missing)
 
 
 @pytest.mark.parametrize("prefix", ["", "/model-a"])
@@ -211,6 +211,6 @@ async def test_iterations_asked_for_are_left_to_the_first_scrape(serve: Serve, p
         return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]})
 
     base = await serve({f"{prefix}/metrics": iterations(read), f"{prefix}/v1/models": models})
-    assert f"{base}{prefix}/metrics" == await discover(f"{base}{prefix}/metrics")
+    assert f"{base}{prefix}/metrics" == await discover(f"{base}{prefix}/metrics", metrics_paths())
     assert [] == read
     assert b'[{"iter": 1}]' == (await once(f"{base}{prefix}/metrics")).body
