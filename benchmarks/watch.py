@@ -36,7 +36,7 @@ BATCH_S = 1.0
 SAMPLE_S = 5.0
 ENGINE_CLOCK_NS = -300_000_000_000
 SCOPES = {"client": "benchmark", "gateway": "dynamo", "engine": "vllm.tracing.otel"}
-MEANS_MS = {"network": 3.0, "gateway": 2.0, "admission": 6.0, "queue": 40.0, "prefill": 80.0, "decode": 400.0}
+MEANS_MS = {"network": 3.0, "gateway": 2.0, "other": 6.0, "queue": 40.0, "prefill": 80.0, "decode": 400.0}
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Traffic:
         self.requests += 1
         trace = self.rng.randbytes(16)
         ids = {name: self.rng.randbytes(8) for name in SCOPES}
-        engine_ttft = ms["admission"] + ms["queue"] + ms["prefill"]
+        engine_ttft = ms["other"] + ms["queue"] + ms["prefill"]
         whole = {"engine": engine_ttft + ms["decode"]}
         whole["gateway"] = whole["engine"] + ms["gateway"]
         whole["client"] = whole["gateway"] + ms["network"]
@@ -203,7 +203,7 @@ def _report(
     last = {pid: cpu_s for one in late for pid, cpu_s in one.cpu_s.items()}
     cpu_s = sum(spent_s - late[0].cpu_s.get(pid, 0.0) for pid, spent_s in last.items())
     sums = {}
-    for part in ("network", "gateway", "admission", "queue", "prefill", "other"):
+    for part in ("network", "gateway", "queue", "prefill", "other"):
         found = [
             value for key, value in counts.items() if key.startswith(f'sidelight_ttft_part_seconds_sum{{part="{part}"')
         ]

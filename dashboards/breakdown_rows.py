@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from panels import SIDECAR, Row, heatmap, lines, quantile, stack, total
 
+from correlator.breakdown import ENGINE_FRONTEND, TTFT_PARTS
+
 QUEUE = f'{SIDECAR}, part="queue"'
-TTFT_PARTS = total("sidelight_ttft_part_seconds_sum", SIDECAR, by="part")
+TTFT_BY_PART = total("sidelight_ttft_part_seconds_sum", SIDECAR, by="part")
 TTFT_SUM = total("sidelight_ttft_part_seconds_sum", SIDECAR)
 # Every request that is broken down has an observation of this part, of the others only where it is told.
 TTFT_COUNT = total("sidelight_ttft_part_seconds_count", f'{SIDECAR}, part="other"')
-E2E_PARTS = total("sidelight_e2e_part_seconds_sum", SIDECAR, by="part")
+E2E_BY_PART = total("sidelight_e2e_part_seconds_sum", SIDECAR, by="part")
 E2E_COUNT = total("sidelight_e2e_part_seconds_count", f'{SIDECAR}, part="other"')
 
 WHERE_TTFT_WENT = Row(
@@ -17,13 +19,14 @@ WHERE_TTFT_WENT = Row(
     (
         stack(
             "Mean TTFT by part",
-            {"{{part}}": f"{TTFT_PARTS} / ignoring (part) group_left () ({TTFT_COUNT} > 0)"},
+            {"{{part}}": f"{TTFT_BY_PART} / ignoring (part) group_left () ({TTFT_COUNT} > 0)"},
             "The height is the client's mean TTFT, each request's wait joined with the engine's own times of that "
-            "very request. The thickest band is where to work first. Other is what no source tells apart.",
+            "very request. The thickest band is where to work first. Other is the engine's front end (neither queue "
+            "nor prefill) and what no source tells apart.",
         ),
         stack(
             "Share of TTFT",
-            {"{{part}}": f"{TTFT_PARTS} / ignoring (part) group_left () ({TTFT_SUM} > 0)"},
+            {"{{part}}": f"{TTFT_BY_PART} / ignoring (part) group_left () ({TTFT_SUM} > 0)"},
             "The same parts as shares of the whole. A share that moves with the load is the bottleneck; one that "
             "stays is a fixed cost.",
             unit="percentunit",
@@ -32,15 +35,20 @@ WHERE_TTFT_WENT = Row(
         lines(
             "p99 of each part",
             {
-                part: quantile(0.99, "sidelight_ttft_part_seconds", f'{SIDECAR}, part="{part}"')
-                for part in ("network", "gateway", "admission", "queue", "prefill", "other")
+                part.name: quantile(0.99, "sidelight_ttft_part_seconds", f'{SIDECAR}, part="{part.name}"')
+                for part in TTFT_PARTS
+            }
+            | {
+                ENGINE_FRONTEND.name: quantile(
+                    0.99, "sidelight_inner_part_seconds", f'{SIDECAR}, part="{ENGINE_FRONTEND.name}"'
+                )
             },
             "Which part makes the worst requests slow: it is often another than the one that makes the mean. "
             "Quantiles of parts do not add up to the quantile of the whole.",
         ),
         stack(
             "Mean end-to-end time by part",
-            {"{{part}}": f"{E2E_PARTS} / ignoring (part) group_left () ({E2E_COUNT} > 0)"},
+            {"{{part}}": f"{E2E_BY_PART} / ignoring (part) group_left () ({E2E_COUNT} > 0)"},
             "The same to the last token, decode taken in. Of production traffic whose first token nobody noted this "
             "is all there is.",
         ),

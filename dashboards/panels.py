@@ -28,7 +28,7 @@ COLOURS = {
     "prefill": "yellow",
     "network": "blue",
     "gateway": "light-blue",
-    "admission": "orange",
+    "engine_frontend": "orange",
     "decode": "green",
     "other": "#8e8e8e",
     "waiting": "purple",

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from msgspec import UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import Parts
+from correlator.breakdown import DECODE, INNER_PARTS, SEND, TTFT_PARTS, Parts
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -33,19 +33,10 @@ SERVER_TIMINGS = (
     "server_prompt_tps",
     "server_generation_tps",
 )
-PARTS = (
-    "network_ms",
-    "gateway_ms",
-    "queue_ms",
-    "prefill_ms",
-    "decode_ms",
-    "other_ms",
-    "send_ms",
-    "way_in_ms",
-    "way_out_ms",
-    "admission_ms",
-    "blank_output_ms",
-)
+# Columns keep the names that they were first published under.
+_COLUMNS = {"request_network": "way_in", "response_network": "way_out", "engine_frontend": "admission"}
+_PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS)
+PARTS = {f"{_COLUMNS.get(part.name, part.name)}_ms": part for part in _PARTS}
 
 
 # `source` is server (the engine's quantities) or correlation (the breakdown of TTFT).
@@ -99,7 +90,7 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
-        **{name: _real(getattr(parts, name)) for name in PARTS},
+        **{name: _real(part.of(parts)) for name, part in PARTS.items()},
         "breakdown_source": pa.array(parts.source, pa.string()),
         "breakdown_error_ms": _real(parts.error_ms),
         "breakdown_quality": pa.array(parts.quality, pa.string()),

@@ -20,7 +20,7 @@ from exporter.prometheus.snapshot import (
 )
 from scraper.spans.log import Counts
 
-PARTS_S = {"network": 0.01, "gateway": 0.004, "admission": 0.02, "queue": 0.12, "prefill": 0.05, "other": 0.03}
+PARTS_S = {"network": 0.01, "gateway": 0.004, "queue": 0.12, "prefill": 0.05, "other": 0.05}
 ENDPOINT = "http://127.0.0.1:8000/metrics"
 
 
@@ -66,6 +66,7 @@ def snapshot(step: int) -> Snapshot:
         ),
         parts=PartCounts(
             ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
+            inner={("engine_frontend", "trace"): observed(step, 0.02, LATENCY_BOUNDS_S)},
             e2e={
                 ("decode", "trace"): observed(step, 1.5, LATENCY_BOUNDS_S),
                 ("other", "trace"): observed(step, 0.1, LATENCY_BOUNDS_S),

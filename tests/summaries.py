@@ -68,9 +68,15 @@ NO_SERVER = Server(engine=None, reason="no metrics endpoint was scraped", missin
 
 def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", reason: str = "") -> Parts:
     """100 requests, 10 a second, of 200 ms: 5 network (2 in, 3 out), 150 queue, 30 prefill, 13 front end, 2 blank."""
-    told = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "admission_ms": 13.0, "other_ms": 15.0}
+    told = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "engine_frontend_ms": 13.0, "other_ms": 15.0}
     if source == "trace":
-        told |= {"way_in_ms": 2.0, "way_out_ms": 3.0, "ways_error_ms": 0.5, "decode_ms": 1000.0, "e2e_other_ms": 15.0}
+        told |= {
+            "request_network_ms": 2.0,
+            "response_network_ms": 3.0,
+            "network_split_error_ms": 0.5,
+            "decode_ms": 1000.0,
+            "e2e_other_ms": 15.0,
+        }
     if merged:
         told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
     if source == "none":
@@ -94,7 +100,7 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
 def estimates(reason: str = "no scrape succeeded") -> Attribution:
     """Standard errors of 3 ms in the queue, 4 in prefill, 1 in network and 2 in the rest; no values."""
     table = nothing(SIZE, reason)
-    for name, error_ms in {"queue": 3.0, "prefill": 4.0, "network": 1.0, "rest": 2.0}.items():
+    for name, error_ms in {"queue": 3.0, "prefill": 4.0, "network": 1.0, "engine_frontend": 2.0}.items():
         getattr(table, f"{name}_sd_s")[:] = error_ms / 1e3
     return table
 

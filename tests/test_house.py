@@ -36,7 +36,7 @@ UNFINISHED: set[str] = set()
 MODULE_LINES = 500
 FUNCTION_LINES, PRODUCT_FUNCTION_LINES = 80, 60
 # Functions that are still to be divided; this set only ever shrinks.
-LONG = {"correlator.breakdown.decomposed", "sidecar.run.manifest.recorded"}
+LONG = {"sidecar.run.manifest.recorded"}
 # `except Exception` or wider: around a sink and at the top of a command, where it logs and counts.
 BROAD_EXCEPTS = 4
 # Words that make a reader from elsewhere stop; they stand in no identifier and no docstring of a package named here.

@@ -16,7 +16,7 @@ from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
 from sidecar.run import open_run
 
-TTFT = ("way in", "admission", "queue", "prefill", "way out", "blank output")
+TTFT = ("request network", "engine frontend", "queue", "prefill", "response network", "blank output")
 
 
 def spans_of(exports: list[ExportTraceServiceRequest], *, ours: bool) -> Iterator[Span]:

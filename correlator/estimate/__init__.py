@@ -173,9 +173,9 @@ def _table(
     columns = {"queue": (value[:, 0], sd[:, 0]), "prefill": (value[:, 1], sd[:, 1])}
     if network.measured:
         columns["network"] = (network_s, np.sqrt(network.variance))
-        columns["rest"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
+        columns["engine_frontend"] = (wait_s - network_s - value[:, 0] - value[:, 1], sd[:, 2])
     else:
-        columns["rest"] = (wait_s - value[:, 0] - value[:, 1], np.sqrt(sd[:, 2] ** 2 + network.variance))
+        columns["engine_frontend"] = (wait_s - value[:, 0] - value[:, 1], np.sqrt(sd[:, 2] ** 2 + network.variance))
     for name, (values, errors) in columns.items():
         getattr(table, f"{name}_s")[rows], getattr(table, f"{name}_sd_s")[rows] = values, errors
     quality = np.select(

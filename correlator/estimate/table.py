@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rundir.columns import Bools, Floats, Indices, Ints, Texts
+from rundir.columns import Floats, Indices, Ints, Texts
 
 QUALITIES = ("exact", "tight", "shared", "foreign", "prior", "none")
 
@@ -16,9 +16,9 @@ class Attribution:
     """Columns of n requests, in their order; seconds, NaN where unknown.
 
     queue_s, prefill_s      estimates; _sd_s their standard deviations, 0 where they are the engine's own numbers
-    network_s, rest_s       outside the engine, and in it but neither queue nor prefill: the four add up to the client's
-                            wait for its first output. Where nothing tells the two apart (the engine has no TTFT, or
-                            there are several engines), network_s is NaN and rest_s both
+    network_s               outside the engine; engine_frontend_s: in it, but neither queue nor prefill. The four add up
+                            to the client's wait for its first output. Where nothing tells the two apart (the engine
+                            has no TTFT, or there are several engines), network_s is NaN and engine_frontend_s both
     quality                 exact: the only request of its scrape interval, as whole numbers prove
                             tight: one of two or three; shared: one of more
                             foreign: requests that are not ours ended there too, or whole numbers contradict
@@ -33,8 +33,8 @@ class Attribution:
     prefill_sd_s: Floats
     network_s: Floats
     network_sd_s: Floats
-    rest_s: Floats
-    rest_sd_s: Floats
+    engine_frontend_s: Floats
+    engine_frontend_sd_s: Floats
     quality: Texts
     reason: Texts
     interval: Ints
@@ -52,11 +52,6 @@ def nothing(size: int, reason: str) -> Attribution:
         reason=np.full(size, reason, dtype=np.object_),
         interval=np.full(size, -1, dtype=np.int64),
     )
-
-
-def select(table: Attribution, rows: Indices | Bools) -> Attribution:
-    """Return some of the requests."""
-    return Attribution(**{one.name: getattr(table, one.name)[rows] for one in fields(Attribution)})
 
 
 def put(table: Attribution, rows: Indices, part: Attribution) -> None:

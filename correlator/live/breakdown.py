@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.breakdown import Parts, decomposed
+from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import SLACK_MS, Joined, join
 from correlator.live.client_spans import columns
@@ -48,7 +48,7 @@ class Ended:
         return len(self.reason)
 
 
-def broken_down(requests: Sequence[TracedRequest], attribution: Attribution | None = None) -> Ended:
+def break_down_ended(requests: Sequence[TracedRequest], attribution: Attribution | None = None) -> Ended:
     """Break down requests that ended, in their order; `attribution`, with a row for each, where no engine told of it.
 
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_MS, is a contradiction.
@@ -60,10 +60,10 @@ def broken_down(requests: Sequence[TracedRequest], attribution: Attribution | No
     gateways = [one.gateway for one in requests]
     first = np.array([one.first_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
     last = np.array([one.whole_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
-    parts = decomposed(clients, joined, estimate, gateway_ms=first - joined.ttft_ms)
+    parts = break_down(clients, joined, estimate, gateway_ms=first - joined.ttft_ms)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = decomposed(ends, joined, estimate, gateway_ms=last - joined.e2e_ms)
+    whole = break_down(ends, joined, estimate, gateway_ms=last - joined.e2e_ms)
     wrong = _contradicts(parts, parts.other_ms) | _contradicts(whole, whole.e2e_other_ms)
     _disbelieve(parts, wrong)
     _disbelieve(whole, wrong)

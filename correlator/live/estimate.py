@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from correlator.estimate import attribute
-from correlator.estimate.table import nothing, select
-from correlator.live.breakdown import Ended, broken_down
+from correlator.estimate.table import nothing
+from correlator.live.breakdown import Ended, break_down_ended
 from correlator.live.client_spans import columns
 from correlator.live.traces import TracedRequest
+from rundir.columns import take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
 
@@ -95,7 +96,7 @@ class RollingEstimate:
         while self._held and (all_of_it or self._held[0].received_ns < now_ns - self._window_ns):
             self._leave()
         if self._given_up:
-            found.append(broken_down(self._given_up, nothing(len(self._given_up), "no estimate in the window")))
+            found.append(break_down_ended(self._given_up, nothing(len(self._given_up), "no estimate in the window")))
             self._given_up = []
         return found
 
@@ -116,4 +117,5 @@ class RollingEstimate:
         held = list(self._held)
         for row in rows.tolist():
             held[row].waits = False
-        return [broken_down([held[row].request for row in rows.tolist()], select(table, rows))] if len(rows) else []
+        requests = [held[row].request for row in rows.tolist()]
+        return [break_down_ended(requests, take(table, rows))] if requests else []

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.breakdown import Parts
+from correlator.breakdown import TTFT_PARTS, Parts
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
 from rundir.stats import Missing
 
-PARTS = ("network", "gateway", "queue", "prefill", "other")
+PARTS = tuple(part.name for part in TTFT_PARTS)
 TAILS = {"p95": 0.95, "p99": 0.99}
 MIN_REQUESTS = 20
 LEAST_SPREAD_MS = 1e-3  # less is rounding, not a wait

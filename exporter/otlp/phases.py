@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from correlator.breakdown import Parts
+from correlator.breakdown import ENGINE_FRONTEND, Parts
 from loadgen.requests.table import RequestLog
 
 
@@ -42,15 +42,15 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
 
 def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
     source, engine_ns = parts.source[place], int(parts.engine_first_token_ns[place])
-    way_in_ms, way_out_ms = parts.way_in_ms[place], parts.way_out_ms[place]
-    stamped = engine_ns >= 0 and math.isfinite(way_in_ms)  # else its stamps are not believed
+    request_ms, response_ms = parts.request_network_ms[place], parts.response_network_ms[place]
+    stamped = engine_ns >= 0 and math.isfinite(request_ms)  # else its stamps are not believed
     placed = "engine's stamps" if stamped else "in order"
-    before = [("way in", way_in_ms)] if stamped else [("network", parts.network_ms[place])]
+    before = [("request network", request_ms)] if stamped else [("network", parts.network_ms[place])]
     yield from _laid(before, submit_ns, source, placed)
     inside = [
         ("gateway", parts.gateway_ms[place]),
         (parts.merged[place], _merged_ms(parts, place)),
-        ("admission", parts.admission_ms[place]),
+        (ENGINE_FRONTEND.label, parts.engine_frontend_ms[place]),
         ("queue", parts.queue_ms[place]),
         ("prefill", parts.prefill_ms[place]),
     ]
@@ -58,7 +58,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     inner = list(_laid(inside, begin_ns, source, placed))
     yield from inner
     if stamped and output_ns >= 0:
-        yield from _laid([("way out", way_out_ms)], output_ns - _ns(way_out_ms), source, placed)
+        yield from _laid([("response network", response_ms)], output_ns - _ns(response_ms), source, placed)
     decode_ns = engine_ns if stamped else output_ns if output_ns >= 0 else inner[-1].end_ns if inner else -1
     if decode_ns >= 0:
         yield from _laid([("decode", parts.decode_ms[place])], decode_ns, source, placed)
@@ -78,7 +78,7 @@ def _merged_ms(parts: Parts, place: int) -> float:
     """Return the part of `other` that is not told apart, NaN where all is."""
     if not parts.merged[place]:
         return math.nan
-    told = (parts.admission_ms[place], parts.blank_output_ms[place])
+    told = (parts.engine_frontend_ms[place], parts.blank_output_ms[place])
     return float(parts.other_ms[place] - sum(ms for ms in told if ms > 0))
 
 

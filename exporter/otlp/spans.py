@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from correlator.breakdown import Parts
+from correlator.breakdown import DECODE, INNER_PARTS, SEND, TTFT_PARTS, Parts
 from exporter.otlp.phases import phases
 from loadgen.protocols import PROTOCOLS
 from loadgen.records import span_id
@@ -27,21 +27,8 @@ SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_
 # A server may answer an error with a page.
 TEXT_CHARS = 300
 
-_TIMES = (
-    "ttft_ms",
-    "send_ms",
-    "way_in_ms",
-    "way_out_ms",
-    "network_ms",
-    "gateway_ms",
-    "admission_ms",
-    "queue_ms",
-    "prefill_ms",
-    "blank_output_ms",
-    "decode_ms",
-    "other_ms",
-    "error_ms",
-)
+_PARTS = (SEND, *TTFT_PARTS, DECODE, *INNER_PARTS)
+_TIMES = ("ttft_ms", *(f"{part.name}_ms" for part in _PARTS), "error_ms")
 # What a request's clock has seen of it, for the end of one that had none.
 _STAMPS = ("dispatch_ns", "submit_ns", "first_read_ns", "last_output_ns", "last_token_ns")
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}

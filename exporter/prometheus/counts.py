@@ -7,18 +7,15 @@ Prometheus is `breakdown_page`'s business.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from correlator.breakdown import SOURCES, Parts
+from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, SOURCES, TTFT_PARTS, Part, Parts
 from correlator.estimate.table import QUALITIES
 from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize
-from rundir.columns import Floats, Texts
-
-TTFT_PARTS = ("network", "gateway", "admission", "queue", "prefill", "other")
-E2E_PARTS = (*TTFT_PARTS[:-1], "decode", "other")
+from rundir.columns import Texts
 
 
 def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[str] = ()) -> PartCounts:
@@ -27,8 +24,9 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     """
     empty, sources = bucketize([], LATENCY_BOUNDS_S), tuple(sources)
     return PartCounts(
-        ttft={(part, source): empty for part in TTFT_PARTS for source in sources},
-        e2e={(part, source): empty for part in E2E_PARTS for source in sources},
+        ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
+        e2e={(part.name, source): empty for part in E2E_PARTS for source in sources},
+        inner={(ENGINE_FRONTEND.name, source): empty for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
         missing=dict.fromkeys(reasons, 0),
@@ -46,13 +44,10 @@ def counted(
     ended = (whole.source != "none") & np.isfinite(whole.e2e_ms)
     source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
-    ttft_ms = {part: getattr(parts, f"{part}_ms") for part in TTFT_PARTS}
-    ttft_ms["other"] = parts.other_ms - np.nan_to_num(parts.admission_ms)
-    e2e_ms = {part: getattr(whole, f"{part}_ms") for part in E2E_PARTS}
-    e2e_ms["other"] = whole.e2e_other_ms - np.nan_to_num(whole.admission_ms)
     return PartCounts(
-        ttft=_observed(before.ttft, ttft_ms, np.where(parts.covered, parts.source, "")),
-        e2e=_observed(before.e2e, e2e_ms, np.where(ended, whole.source, "")),
+        ttft=_observed(before.ttft, TTFT_PARTS, parts, np.where(parts.covered, parts.source, "")),
+        e2e=_observed(before.e2e, E2E_PARTS, whole, np.where(ended, whole.source, "")),
+        inner=_observed(before.inner, (ENGINE_FRONTEND,), whole, np.where(ended, whole.source, "")),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
         missing=before.missing if reasons is None else _more(before.missing, reasons[reasons != ""]),
@@ -60,15 +55,19 @@ def counted(
 
 
 def _observed(
-    before: Mapping[tuple[str, str], Cumulative], ms: Mapping[str, Floats], source: npt.NDArray[np.str_] | Texts
+    before: Mapping[tuple[str, str], Cumulative],
+    kinds: Sequence[Part],
+    parts: Parts,
+    source: npt.NDArray[np.str_] | Texts,
 ) -> dict[tuple[str, str], Cumulative]:
     after = dict(before)
     for name in sorted(set(source) - {""}):
         rows = source == name
-        for part, values_ms in ms.items():
+        for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
-            new = bucketize(np.maximum(values_ms[rows] / 1e3, 0.0), LATENCY_BOUNDS_S)
-            after[part, name] = add(after[part, name], new) if (part, name) in after else new
+            new = bucketize(np.maximum(part.of(parts)[rows] / 1e3, 0.0), LATENCY_BOUNDS_S)
+            key = (part.name, name)
+            after[key] = add(after[key], new) if key in after else new
     return after
 
 

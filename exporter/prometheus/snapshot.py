@@ -95,12 +95,14 @@ class EngineCounts:
 class PartCounts:
     """Requests broken down since the start, one by one: `part_counts` counts them.
 
-    `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `requests`
-    counts by source, `quality` by how good what it tells is, `missing` by why a TTFT was not broken down.
+    `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
+    what parts consist of, where that is told apart, keyed likewise. `requests` counts by source, `quality` by how good
+    a breakdown is, `missing` by why a TTFT was not broken down.
     """
 
     ttft: Mapping[tuple[str, str], Cumulative]
     e2e: Mapping[tuple[str, str], Cumulative]
+    inner: Mapping[tuple[str, str], Cumulative]
     requests: Mapping[str, int]
     quality: Mapping[str, int]
     missing: Mapping[str, int] = field(default_factory=dict)

@@ -8,22 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from correlator.breakdown import E2E_PARTS, INNER_PARTS, TTFT_PARTS, Part
 from exporter.report.format import ms, percent, table
+from exporter.summary.breakdown import json_name
 
 BAR = 8
-PARTS = (
-    ("network_ms", "network"),
-    ("gateway_ms", "gateway"),
-    ("queue_ms", "queue"),
-    ("prefill_ms", "prefill"),
-    ("other_ms", "other"),
-)
-E2E_PARTS = (*PARTS[:-1], ("decode_ms", "decode"), PARTS[-1])
-# What a part consists of, where that is told apart.
-WITHIN = {
-    "network_ms": (("way_in_ms", "way in"), ("way_out_ms", "way out")),
-    "other_ms": (("admission_ms", "engine front end"), ("blank_output_ms", "blank output")),
-}
 SOURCES = {
     "trace": "engine's spans",
     "response": "replies, records",
@@ -42,19 +31,19 @@ def answer(correlation: Mapping[str, Any]) -> str:
     """
     breakdown = correlation["breakdown"]
     if not correlation.get("missing"):
-        return _shared_out(breakdown, "ttft", PARTS)
+        return _shared_out(breakdown, "ttft", TTFT_PARTS)
     why = f"Where the TTFT went is not known: {correlation['missing']}."
     if correlation["requests"] or breakdown["e2e"]["other_ms"]["mean"] is None:
         return why
     return f"{why} {_shared_out(breakdown['e2e'], 'e2e', E2E_PARTS)}"
 
 
-def _shared_out(breakdown: Mapping[str, Any], whole: str, parts: Sequence[tuple[str, str]]) -> str:
+def _shared_out(breakdown: Mapping[str, Any], whole: str, parts: Sequence[Part]) -> str:
     mean_ms = breakdown[f"{whole}_ms"]["mean"]
     shares = (
-        f"{ms(mean_ms * share)} ms ({percent(share)}) {name}"
-        for key, name in parts
-        if (share := breakdown[key][f"share_of_{whole}"]) is not None
+        f"{ms(mean_ms * share)} ms ({percent(share)}) {part.label}"
+        for part in parts
+        if (share := breakdown[json_name(part)][f"share_of_{whole}"]) is not None
     )
     return f"Of a mean {whole.upper()} of {ms(mean_ms)} ms: {', '.join(shares)}."
 
@@ -67,14 +56,16 @@ def breakdown_table(correlation: Mapping[str, Any]) -> Table:
     shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=18)
     breakdown = correlation["breakdown"]
     sources = {**SOURCES, "histogram": "engine's sums"} if "means_only" in breakdown else SOURCES
-    for key, name in PARTS:
-        if breakdown[key]["mean"] is None:
+    for part in TTFT_PARTS:
+        described = breakdown[json_name(part)]
+        if described["mean"] is None:
             continue
-        shown.add_row(*_row(name, breakdown[key], sources))
-        for inner, label in WITHIN.get(key, ()):
-            share = breakdown[inner]["share_of_ttft"]
-            if share is not None and (key == "network_ms" or share > LEAST_SHARE):
-                shown.add_row(*_row(f"  {label}", breakdown[inner], sources, bar=False), style="dim")
+        shown.add_row(*_row(part.label, described, sources))
+        for inner in (one for one in INNER_PARTS if one.within == part.name):
+            described = breakdown[json_name(inner)]
+            share = described["share_of_ttft"]
+            if share is not None and (part.name == "network" or share > LEAST_SHARE):
+                shown.add_row(*_row(f"  {inner.label}", described, sources, bar=False), style="dim")
     whole, send = breakdown["ttft_ms"], breakdown["send_ms"]
     shown.add_row(
         Text("TTFT", style="bold"), *(ms(whole[name]) for name in ("mean", "p50", "p99")), "100 %", "", "client"
@@ -90,11 +81,12 @@ def group_tables(correlation: Mapping[str, Any]) -> Iterator[Table]:
     for key, title in (("classes", "class"), ("urls", "URL")):
         if not correlation[key]:
             continue
-        names = [name for part, name in PARTS if correlation["breakdown"][part]["mean"] is not None]
-        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *names)
+        known = [part for part in TTFT_PARTS if correlation["breakdown"][json_name(part)]["mean"] is not None]
+        labels = (part.label for part in known)
+        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
         for label, group in correlation[key].items():
             breakdown = group["breakdown"]
-            parts = (breakdown[part]["mean"] for part, name in PARTS if name in names)
+            parts = (breakdown[json_name(part)]["mean"] for part in known)
             shown.add_row(label, f"{group['requests']:,}", *map(ms, (breakdown["ttft_ms"]["mean"], *parts)))
         yield shown
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import to_builtins
 
-from correlator.breakdown import SOURCES, Parts
+from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PARTS, Part, Parts
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
@@ -27,19 +27,7 @@ from rundir.stats import QUANTILES, Missing, describe, finite
 Bools = npt.NDArray[np.bool_]
 
 SPREAD = ("std", "min", "max", *QUANTILES)
-TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
-WITHIN = ("way_in_ms", "way_out_ms", "admission_ms", "blank_output_ms", "send_ms")
-E2E_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "decode_ms", "e2e_other_ms")
-CLIENTS_OWN = ("blank_output_ms", "send_ms")
-# The standard error of a part is that of the column of `Attribution` beside it.
-ERRORS = {
-    "network_ms": "network",
-    "queue_ms": "queue",
-    "prefill_ms": "prefill",
-    "other_ms": "rest",
-    "admission_ms": "rest",
-    "e2e_other_ms": "rest",
-}
+JSON_NAMES = {"request_network": "way_in", "response_network": "way_out", "engine_frontend": "admission"}
 UNTIMED = "no request with a first token is here"
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
 COMPARABLE_RATIO = 0.02
@@ -131,49 +119,54 @@ def _breakdown(found: Findings, rows: Bools) -> dict[str, Any]:
     timed, covered = rows & np.isfinite(parts.ttft_ms), rows & parts.covered
     ended = rows & (parts.source != "none") & np.isfinite(parts.e2e_ms)
     why = "no request has a breakdown of its own" if timed.any() else UNTIMED
-    e2e = {name.removeprefix("e2e_"): _part(found, name, ended, "e2e", why) for name in E2E_PARTS}
+    e2e = {json_name(part): _part(found, part, ended, "e2e", why) for part in E2E_PARTS}
     return {
         "ttft_ms": {
             **to_builtins(describe(parts.ttft_ms[covered if covered.any() else timed], why)),
             "source": "client",
         },
-        **{name: _part(found, name, covered, "ttft", why) for name in (*TTFT_PARTS, *WITHIN)},
+        **{json_name(part): _part(found, part, covered, "ttft", why) for part in (*TTFT_PARTS, *INNER_PARTS, SEND)},
         "merged": _counted(parts.merged[covered & (parts.merged != "")]),
         "e2e": {"e2e_ms": {**to_builtins(describe(parts.e2e_ms[ended], why)), "source": "client"}, **e2e},
     }
 
 
-def _part(found: Findings, name: str, rows: Bools, whole: str, why: str) -> dict[str, Any]:
+def json_name(part: Part) -> str:
+    """Return what a part is called in the summary."""
+    return f"{JSON_NAMES.get(part.name, part.name)}_ms"
+
+
+def _part(found: Findings, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
     """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
-    values = getattr(found.parts, name)
+    values = part.of(found.parts)
     known = rows & np.isfinite(values)
     total_ms = float(getattr(found.parts, f"{whole}_ms")[rows].sum())
     sources = sorted(set(found.parts.source[known].tolist()))
-    source = ("client" if name in CLIENTS_OWN else sources[0] if len(sources) == 1 else "mixed") if sources else None
+    source = ("client" if part.by_client else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {
-        **to_builtins(describe(values[known], _why_unknown(found, name) if rows.any() else why)),
+        **to_builtins(describe(values[known], _why_unknown(found, part) if rows.any() else why)),
         f"share_of_{whole}": float(values[known].sum()) / total_ms if sources and total_ms > 0 else None,
         "source": source,
-        "error_ms": _error_ms(found, name, known) if sources else None,
+        "error_ms": _error_ms(found, part, known) if sources else None,
     }
 
 
-def _error_ms(found: Findings, name: str, rows: Bools) -> float:
+def _error_ms(found: Findings, part: Part, rows: Bools) -> float:
     """Return the root mean square of the requests' standard errors."""
-    if name.startswith("way_"):
-        return float(np.sqrt((found.parts.ways_error_ms[rows] ** 2).mean()))
-    if name not in ERRORS:
+    if part.within == "network":
+        return float(np.sqrt((found.parts.network_split_error_ms[rows] ** 2).mean()))
+    if not part.error:
         return 0.0
     estimated = rows & (found.parts.source == "histogram")
-    errors_ms = 1e3 * getattr(found.attribution, f"{ERRORS[name]}_sd_s")[estimated]
+    errors_ms = 1e3 * getattr(found.attribution, f"{part.error}_sd_s")[estimated]
     return float(np.sqrt((errors_ms**2).sum() / rows.sum()))
 
 
-def _why_unknown(found: Findings, name: str) -> str:
+def _why_unknown(found: Findings, part: Part) -> str:
     """Say why none of the requests that have a breakdown knows a part."""
-    if name == "gateway_ms":
+    if part.name == "gateway":
         return "no span of a gateway tells its first output; it is in network_ms"
-    if name.startswith("way_"):
+    if part.within == "network":
         reasons = dict.fromkeys(one.reason for one in found.clocks.values() if one.reason)
         return ": ".join(("in network_ms", *(["; ".join(reasons)] if reasons else [])))
     return "not told apart: in other_ms"
@@ -239,9 +232,9 @@ def _slice(parts: Parts, rows: Bools) -> dict[str, Any]:
     covered = rows & parts.covered
     told = int(covered.sum())
     means: dict[str, float | None] = {}
-    for name in TTFT_PARTS:
-        values = getattr(parts, name)[covered]
-        means[name] = float(np.nansum(values)) / told if np.isfinite(values).any() else None
+    for part in TTFT_PARTS:
+        values = part.of(parts)[covered]
+        means[json_name(part)] = float(np.nansum(values)) / told if np.isfinite(values).any() else None
     shown = covered if told else rows
     reason = UNTIMED if not rows.any() else None if told else _commonest(parts.reason[rows])
     return {

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from correlator.breakdown import decomposed
+from correlator.breakdown import break_down
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import join, unjoined
@@ -94,7 +94,7 @@ class LiveParts:
             telling = take(log, may)
             joined = join(telling, request_spans(chain.from_iterable(traces)))
             told[may] = joined.source != "none"
-            exact = decomposed(telling, joined, nothing(len(telling), ""))
+            exact = break_down(telling, joined, nothing(len(telling), ""))
             self.counts = counted(self.counts, take(exact, told[may]))
         waits = np.asarray(~told & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~told & ~waits)
@@ -119,4 +119,4 @@ class LiveParts:
 
     def _count(self, log: RequestLog, estimates: Attribution) -> None:
         if len(log):
-            self.counts = counted(self.counts, decomposed(log, unjoined(len(log)), estimates))
+            self.counts = counted(self.counts, break_down(log, unjoined(len(log)), estimates))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from correlator.breakdown import Parts, decomposed
+from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
 from correlator.estimate.table import Attribution
@@ -47,7 +47,7 @@ def correlated(run: Run) -> Correlated:
     joined = join(run.requests, run.spans, records)
     attribution = attribute(run.requests, run.endpoints)
     clocks = clock_offsets(run.requests, joined)
-    parts = decomposed(run.requests, joined, attribution, clocks, gateway_ms=_gateway_ms(run, joined))
+    parts = break_down(run.requests, joined, attribution, clocks, gateway_ms=_gateway_ms(run, joined))
     return Correlated(parts=parts, attribution=attribution, clocks=clocks.by_engine, records=records)
 
 

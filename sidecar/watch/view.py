@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import REASONS, broken_down
+from correlator.live.breakdown import REASONS, break_down_ended
 from correlator.live.estimate import RollingEstimate
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
@@ -93,7 +93,7 @@ class WatchView:
         finished = self._window.finished(now_ns, all_of_it=all_of_it)
         self._count_clients(finished)
         free = self._estimate.hold(finished)
-        for ended in ([broken_down(free)] if free else []) + self._estimate.estimated(now_ns, all_of_it=all_of_it):
+        for ended in ([break_down_ended(free)] if free else []) + self._estimate.estimated(now_ns, all_of_it=all_of_it):
             self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import recordings
 
-from correlator.breakdown import decomposed
+from correlator.breakdown import break_down
 from correlator.estimate import attribute
 from correlator.exact.clock_offset import clock_offsets
 from correlator.exact.join import join
@@ -28,7 +28,7 @@ def main() -> Any:
 
 def blamed(run: Any) -> Blame:
     joined = join(run.requests, run.spans)
-    parts = decomposed(
+    parts = break_down(
         run.requests, joined, attribute(run.requests, run.endpoints), clock_offsets(run.requests, joined)
     )
     found = blame(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))

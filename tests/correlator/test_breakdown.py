@@ -12,12 +12,13 @@ import recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from correlator.breakdown import SOURCES, Parts, decomposed, select
+from correlator.breakdown import SOURCES, Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
 from correlator.exact.join import Joined, join, unjoined
 from correlator.statistics.accuracy import PartError, agreement
+from rundir.columns import take
 from rundir.stats import Missing
 from scraper.spans.requests import EngineSpans, engine_spans
 
@@ -37,11 +38,11 @@ def edges() -> Any:
     return recordings.recording("edges")
 
 
-def broken_down(run: Any, *, spans: EngineSpans | None = None) -> Parts:
+def parts_of(run: Any, *, spans: EngineSpans | None = None) -> Parts:
     """Put a recorded run's times together; other spans than its own stand in for them."""
     joined = join(run.requests, run.spans if spans is None else spans)
     clocks = clock_offsets(run.requests, joined)
-    return decomposed(run.requests, joined, attribute(run.requests, run.endpoints), clocks)
+    return break_down(run.requests, joined, attribute(run.requests, run.endpoints), clocks)
 
 
 def off_by_ms(parts: Parts) -> float:
@@ -76,7 +77,7 @@ SPAN = {"source": "trace", "reason": "", "queue_ms": 20.0, "prefill_ms": 50.0, "
 
 def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
     """397 of 397; queue, prefill and decode are the joined ones to the bit, and the parts sum to the client's wait."""
-    parts, found = broken_down(main), join(main.requests, main.spans)
+    parts, found = parts_of(main), join(main.requests, main.spans)
 
     assert ["trace"] * 397 == parts.source.tolist()
     for name in ("queue_ms", "prefill_ms", "decode_ms"):
@@ -89,13 +90,13 @@ def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
 
 def test_nothing_of_a_recording_happens_before_its_cause(main: Any):
     """By the offset that is stated, each request arrives after it was sent and speaks before it was heard."""
-    parts = broken_down(main)
+    parts = parts_of(main)
 
-    assert (parts.way_in_ms >= 0).all()
-    assert (parts.way_out_ms >= 0).all()
+    assert (parts.request_network_ms >= 0).all()
+    assert (parts.response_network_ms >= 0).all()
     assert (parts.arrival_ns >= main.requests.submit_ns).all()
     assert (parts.engine_first_token_ns <= main.requests.first_output_ns).all()
-    assert float(np.abs(parts.way_in_ms + parts.way_out_ms - parts.network_ms).max()) < 1e-6
+    assert float(np.abs(parts.request_network_ms + parts.response_network_ms - parts.network_ms).max()) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_nothing_of_a_recording_happens_before_its_cause(main: Any):
 )
 def test_every_odd_case_ends_in_its_source(edges: Any, phase: str, source: str, quality: str, why: str):
     """As `join` has it, or in an estimate; one that rests on no observation is flagged as such. Or in none, and why."""
-    parts = broken_down(edges)
+    parts = parts_of(edges)
     here = edges.requests.workload_class == phase
     assert here.any()
     assert {(source, quality, why)} == set(
@@ -121,7 +122,7 @@ def test_every_odd_case_ends_in_its_source(edges: Any, phase: str, source: str, 
 
 def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
     """What passed outside the engine is by the end-to-end times."""
-    parts = select(broken_down(edges), edges.requests.workload_class == "nonstream")
+    parts = take(parts_of(edges), edges.requests.workload_class == "nonstream")
     assert np.isnan(parts.ttft_ms).all()
     assert np.isnan(parts.other_ms).all()
     assert np.isfinite([parts.queue_ms, parts.prefill_ms, parts.decode_ms, parts.network_ms, parts.e2e_other_ms]).all()
@@ -131,15 +132,15 @@ def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
 
 def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
     """Unsampled requests have no span: where network ends and the engine begins is not told, and not guessed."""
-    parts = select(broken_down(edges), edges.requests.workload_class == "unsampled")
-    assert {"network and engine front end"} == set(parts.merged)
-    assert np.isnan([parts.network_ms, parts.way_in_ms, parts.admission_ms]).all()
+    parts = take(parts_of(edges), edges.requests.workload_class == "unsampled")
+    assert {"network and engine frontend"} == set(parts.merged)
+    assert np.isnan([parts.network_ms, parts.request_network_ms, parts.engine_frontend_ms]).all()
     assert parts.other_ms.tolist() == (parts.ttft_ms - (parts.queue_ms + parts.prefill_ms)).tolist()
 
 
 def test_replies_tell_what_spans_do_of_every_request(main: Any):
     """Their rest is what spans divide into network and the engine's front end."""
-    by_span, by_reply = broken_down(main), broken_down(main, spans=engine_spans([]))
+    by_span, by_reply = parts_of(main), parts_of(main, spans=engine_spans([]))
 
     assert ["response"] * 397 == by_reply.source.tolist()
     assert float(np.abs(by_reply.other_ms - by_span.other_ms - by_span.network_ms).max()) < 1e-6
@@ -152,7 +153,7 @@ def test_spans_go_before_estimates_request_by_request(main: Any):
     silent = np.full(397, np.nan)
     mute = replace(main.requests, server_queue_ms=silent, server_prefill_ms=silent, server_decode_ms=silent)
     joined_ = join(mute, EngineSpans(**columns, refused={}))
-    parts = decomposed(mute, joined_, attribute(mute, main.endpoints))
+    parts = break_down(mute, joined_, attribute(mute, main.endpoints))
 
     assert {"trace"} == set(parts.source[::2])
     assert {"histogram"} == set(parts.source[1::2])
@@ -163,25 +164,34 @@ def test_a_span_tells_every_part():
     """100 ms of which the engine knows 90: 10 outside, 20 queue, 50 prefill, 20 in the engine and neither."""
     clocks = ClockOffsets(by_engine={}, offset_ns=np.zeros(1), error_ns=np.full(1, MS / 2))
     arrived = joined({**SPAN, "arrival_ns": SUBMIT_NS + 4 * MS})
-    parts = decomposed(requests({}), arrived, nothing(1, "no scrapes"), clocks)
+    parts = break_down(requests({}), arrived, nothing(1, "no scrapes"), clocks)
 
-    shown = ("send_ms", "way_in_ms", "way_out_ms", "network_ms", "admission_ms", "other_ms", "e2e_ms", "e2e_other_ms")
+    shown = (
+        "send_ms",
+        "request_network_ms",
+        "response_network_ms",
+        "network_ms",
+        "engine_frontend_ms",
+        "other_ms",
+        "e2e_ms",
+        "e2e_other_ms",
+    )
     assert [5.0, 4.0, 6.0, 10.0, 20.0, 20.0, 500.0, 25.0] == [getattr(parts, name)[0] for name in shown]
     assert np.isnan(parts.gateway_ms[0])
     assert (SUBMIT_NS + 4 * MS, SUBMIT_NS + 94 * MS) == (parts.arrival_ns[0], parts.engine_first_token_ns[0])
-    assert 0.5 == parts.ways_error_ms[0]
+    assert 0.5 == parts.network_split_error_ms[0]
 
 
 def test_blank_output_is_a_part_of_other():
     """The engine spoke at 100 ms, but nothing that shows before 130."""
-    parts = decomposed(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))
+    parts = break_down(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))
 
-    assert (30.0, 20.0, 50.0) == (parts.blank_output_ms[0], parts.admission_ms[0], parts.other_ms[0])
-    assert np.isnan([parts.way_in_ms[0], parts.way_out_ms[0]]).all()
+    assert (30.0, 20.0, 50.0) == (parts.blank_output_ms[0], parts.engine_frontend_ms[0], parts.other_ms[0])
+    assert np.isnan([parts.request_network_ms[0], parts.response_network_ms[0]]).all()
 
 
 def test_a_gateways_time_is_taken_out_of_the_networks():
-    parts = decomposed(requests({}), joined(SPAN), nothing(1, ""), gateway_ms=np.array([3.0]))
+    parts = break_down(requests({}), joined(SPAN), nothing(1, ""), gateway_ms=np.array([3.0]))
 
     assert (7.0, 3.0, 20.0) == (parts.network_ms[0], parts.gateway_ms[0], parts.other_ms[0])
 
@@ -189,17 +199,17 @@ def test_a_gateways_time_is_taken_out_of_the_networks():
 @pytest.mark.parametrize(
     ("told", "merged", "other_ms"),
     [
-        ({**SPAN, "ttft_ms": np.nan}, "network and engine front end", 30.0),
-        ({**SPAN, "queue_ms": np.nan}, "queue and engine front end", 40.0),
-        ({**SPAN, "queue_ms": np.nan, "ttft_ms": np.nan}, "network, queue and engine front end", 50.0),
-        ({**SPAN, "prefill_ms": np.nan}, "prefill and engine front end", 70.0),
-        ({**SPAN, "ttft_ms": 115.0}, "network and engine front end", 30.0),
-        ({**SPAN, "ttft_ms": 40.0}, "network and engine front end", 30.0),
+        ({**SPAN, "ttft_ms": np.nan}, "network and engine frontend", 30.0),
+        ({**SPAN, "queue_ms": np.nan}, "queue and engine frontend", 40.0),
+        ({**SPAN, "queue_ms": np.nan, "ttft_ms": np.nan}, "network, queue and engine frontend", 50.0),
+        ({**SPAN, "prefill_ms": np.nan}, "prefill and engine frontend", 70.0),
+        ({**SPAN, "ttft_ms": 115.0}, "network and engine frontend", 30.0),
+        ({**SPAN, "ttft_ms": 40.0}, "network and engine frontend", 30.0),
     ],
 )
 def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_ms: float):
     """Also where the engine's TTFT is longer than the client's, or shorter than its own parts, by over 10 ms."""
-    parts = decomposed(requests({}), joined(told), nothing(1, ""))
+    parts = break_down(requests({}), joined(told), nothing(1, ""))
 
     assert (merged, other_ms) == (parts.merged[0], parts.other_ms[0])
     assert off_by_ms(parts) == 0.0
@@ -207,7 +217,7 @@ def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str,
 
 def test_a_late_stamp_shows_as_a_network_below_zero():
     """By how much, and the sum holds."""
-    parts = decomposed(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""))
+    parts = break_down(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""))
 
     assert pytest.approx(-0.4) == parts.network_ms[0]
     assert off_by_ms(parts) < 1e-9
@@ -215,7 +225,7 @@ def test_a_late_stamp_shows_as_a_network_below_zero():
 
 def test_no_source_has_both_reasons():
     """Why the scrapes do not tell, and why nothing was joined; of what had no first token the latter alone."""
-    parts = decomposed(requests({}), joined({}), nothing(1, "no scrape succeeded"))
+    parts = break_down(requests({}), joined({}), nothing(1, "no scrape succeeded"))
 
     assert ("none", "no scrape succeeded; no spans came") == (parts.source[0], parts.reason[0])
     assert np.isnan([parts.other_ms[0], parts.network_ms[0], parts.error_ms[0]]).all()
@@ -229,13 +239,13 @@ def test_estimates_that_do_not_tell_the_network_apart_merge_it():
         queue_sd_s=np.array([0.001]),
         prefill_s=np.array([0.05]),
         prefill_sd_s=np.array([0.002]),
-        rest_s=np.array([0.03]),
-        rest_sd_s=np.array([0.003]),
+        engine_frontend_s=np.array([0.03]),
+        engine_frontend_sd_s=np.array([0.003]),
         quality=np.array(["shared"], dtype=np.object_),
     )
-    parts = decomposed(requests({}), joined({}), guess)
+    parts = break_down(requests({}), joined({}), guess)
 
-    assert ("histogram", "network and engine front end", "shared") == (
+    assert ("histogram", "network and engine frontend", "shared") == (
         parts.source[0],
         parts.merged[0],
         parts.quality[0],
@@ -275,7 +285,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, Joined, Attribution]:
 def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]):
     """Whatever is told and whatever not; nothing is told of a request without a source."""
     log, found, guess = made
-    parts = decomposed(log, found, guess)
+    parts = break_down(log, found, guess)
 
     assert off_by_ms(parts) < 1e-6
     assert set(parts.source) <= set(SOURCES)
@@ -287,7 +297,7 @@ def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]
 
 def test_the_method_measures_itself_where_there_is_both():
     """Two requests, of which the estimate of one is off by 10 ms of 20 + 20 of truth, beyond its interval."""
-    exact = decomposed(requests({}, {}), joined(SPAN, SPAN), nothing(2, "no scrapes"))
+    exact = break_down(requests({}, {}), joined(SPAN, SPAN), nothing(2, "no scrapes"))
     guess = replace(
         nothing(2, ""),
         queue_s=np.array([0.02, 0.03]),
@@ -304,7 +314,7 @@ def test_the_method_measures_itself_where_there_is_both():
         )
     } == found
     assert Missing("no scrapes") == agreement(exact, nothing(2, "no scrapes"))
-    neither = decomposed(requests({}), joined({}), nothing(1, "no scrapes"))
+    neither = break_down(requests({}), joined({}), nothing(1, "no scrapes"))
     assert Missing("no request has exact times to measure the estimates by") == agreement(
         neither, nothing(1, "no scrapes")
     )

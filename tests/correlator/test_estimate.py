@@ -194,7 +194,7 @@ def test_the_four_parts_add_up_to_the_wait():
 
     table = attribute(requests, [scraped(made, 0.5)])
 
-    parts_s = table.network_s + table.queue_s + table.prefill_s + table.rest_s
+    parts_s = table.network_s + table.queue_s + table.prefill_s + table.engine_frontend_s
     assert parts_s == pytest.approx((requests.first_output_ns - requests.submit_ns) / 1e9, abs=1e-9)
 
 

@@ -148,7 +148,7 @@ def test_a_server_of_which_nothing_is_known(server: Server, shown: str):
     [
         summaries.correlated(),
         summaries.correlated(summaries.findings(summaries.parts("histogram"))),
-        summaries.correlated(summaries.findings(summaries.parts("response", merged="network and engine front end"))),
+        summaries.correlated(summaries.findings(summaries.parts("response", merged="network and engine frontend"))),
         summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why " * 20)),
         summaries.uncorrelated("no server offers queue and prefill times"),
         summaries.uncorrelated("the server's sums are too large to calculate with, and this reason is " + "long " * 20),

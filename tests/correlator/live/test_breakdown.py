@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.live.breakdown import Ended, broken_down
+from correlator.live.breakdown import Ended, break_down_ended
 from correlator.live.window import TraceWindow
 
 TTFT_PARTS = ("network", "gateway", "queue", "prefill", "other")
@@ -21,11 +21,11 @@ times = st.floats(0, 5000)
 def ended(*spans: Span, most_spans: int = 1000) -> Ended:
     window = TraceWindow(most_spans=most_spans)
     window.take(export(spans))
-    return broken_down(window.finished(NOON + S, all_of_it=True))
+    return break_down_ended(window.finished(NOON + S, all_of_it=True))
 
 
 def parts_ms(table: Ended) -> dict[str, float]:
-    return {part: float(getattr(table.parts, f"{part}_ms")[0]) for part in (*TTFT_PARTS, "admission", "ttft")}
+    return {part: float(getattr(table.parts, f"{part}_ms")[0]) for part in (*TTFT_PARTS, "engine_frontend", "ttft")}
 
 
 def test_what_client_gateway_and_engine_measured_gives_every_part():
@@ -41,7 +41,7 @@ def test_what_client_gateway_and_engine_measured_gives_every_part():
         "queue": 50.0,
         "prefill": 100.0,
         "other": 50.0,
-        "admission": 50.0,
+        "engine_frontend": 50.0,
         "ttft": 300.0,
     }
     assert expected == pytest.approx(parts_ms(table))
@@ -96,12 +96,12 @@ def test_what_was_not_waited_for_says_so():
     assert ["window_full", "no_engine_span"] == table.reason.tolist()
 
 
-@given(way=times, gate=times, admission=times, queue=times, prefill=times, decode=times, out=times)
+@given(way=times, gate=times, frontend=times, queue=times, prefill=times, decode=times, out=times)
 def test_parts_always_add_up(
-    way: float, gate: float, admission: float, queue: float, prefill: float, decode: float, out: float
+    way: float, gate: float, frontend: float, queue: float, prefill: float, decode: float, out: float
 ):
     """To the client's TTFT, and to the whole; and each is the truth."""
-    engine_ttft = admission + queue + prefill
+    engine_ttft = frontend + queue + prefill
     first, whole = engine_ttft + way + gate, engine_ttft + decode + way + gate + out
     table = ended(
         call(first_ms=first, end_ms=whole),
@@ -117,7 +117,7 @@ def test_parts_always_add_up(
     )
     found = parts_ms(table)
     assert sum(found[part] for part in TTFT_PARTS) == pytest.approx(found["ttft"], abs=1e-6)
-    truth = {"network": way, "gateway": gate, "queue": queue, "prefill": prefill, "other": admission}
+    truth = {"network": way, "gateway": gate, "queue": queue, "prefill": prefill, "other": frontend}
     assert truth == pytest.approx({part: found[part] for part in TTFT_PARTS}, abs=1e-3)
     all_of_it = [table.whole.network_ms, table.whole.gateway_ms, table.whole.queue_ms, table.whole.prefill_ms]
     all_of_it += [table.whole.decode_ms, table.whole.e2e_other_ms]

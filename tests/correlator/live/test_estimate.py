@@ -11,12 +11,12 @@ import recordings
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, body, span
 
-from correlator.breakdown import select
 from correlator.live.breakdown import Ended
 from correlator.live.estimate import RollingEstimate
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from loadgen.requests.table import RequestLog
+from rundir.columns import take
 from scraper.series.log import Row
 from scraper.spans.log import packed
 
@@ -101,7 +101,7 @@ def _place(request: TracedRequest) -> int:
 
 def _row(ended: Ended, row: int) -> Ended:
     at = np.array([row])
-    return Ended(parts=select(ended.parts, at), whole=select(ended.whole, at), reason=ended.reason[at])
+    return Ended(parts=take(ended.parts, at), whole=take(ended.whole, at), reason=ended.reason[at])
 
 
 def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Traffic):

@@ -164,13 +164,13 @@ def test_a_gateway_that_few_requests_tell_counts_as_network():
 def test_a_part_that_few_requests_tell_stands_in_the_rest():
     """And the counts say what stands there together."""
     network = np.where(np.arange(100) < 50, 1.0, np.nan)
-    words = np.where(np.arange(100) < 50, "", "network and engine front end").astype(np.object_)
+    words = np.where(np.arange(100) < 50, "", "network and engine frontend").astype(np.object_)
     found = blamed(columns(queue_ms=exponential(1, 100), network_ms=network, merged=words))
 
     assert found.variance_share["network"] is None
     assert found.ci95["network"] is None
     assert (2.0 + 0.5) / found.mean_ms == pytest.approx(found.mean_share["other"])
-    assert {"network and engine front end": 50} == found.merged
+    assert {"network and engine frontend": 50} == found.merged
 
 
 def test_requests_without_parts_are_counted():

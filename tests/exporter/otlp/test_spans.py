@@ -47,9 +47,9 @@ TRACED = {
     "engine_span_id": "00000000000000e1",
     "ttft_ms": 65.0,
     "network_ms": 4.0,
-    "way_in_ms": 2.0,
-    "way_out_ms": 2.0,
-    "admission_ms": 6.0,
+    "request_network_ms": 2.0,
+    "response_network_ms": 2.0,
+    "engine_frontend_ms": 6.0,
     "queue_ms": 20.0,
     "prefill_ms": 30.0,
     "blank_output_ms": 5.0,
@@ -186,11 +186,11 @@ def test_joined_phases_are_where_the_engine_says():
     """By its stamps, moved by the clocks' offset; together with the client's they fill TTFT without gap or overlap."""
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("way in", 110, 112, "trace", "engine's stamps"),
-        ("admission", 112, 118, "trace", "engine's stamps"),
+        ("request network", 110, 112, "trace", "engine's stamps"),
+        ("engine frontend", 112, 118, "trace", "engine's stamps"),
         ("queue", 118, 138, "trace", "engine's stamps"),
         ("prefill", 138, 168, "trace", "engine's stamps"),
-        ("way out", 168, 170, "trace", "engine's stamps"),
+        ("response network", 168, 170, "trace", "engine's stamps"),
         ("decode", 168, 288, "trace", "engine's stamps"),
         BLANK,
     ] == laid(spans(told((REQUEST, TRACED)), 0))
@@ -198,12 +198,17 @@ def test_joined_phases_are_where_the_engine_says():
 
 def test_phases_without_stamps_follow_each_other():
     """The network's two ways are then one span; an estimate says that it is one."""
-    unknown = {"way_in_ms": np.nan, "way_out_ms": np.nan, "arrival_ns": -1, "engine_first_token_ns": -1}
+    unknown = {
+        "request_network_ms": np.nan,
+        "response_network_ms": np.nan,
+        "arrival_ns": -1,
+        "engine_first_token_ns": -1,
+    }
     found = spans(told((REQUEST, {**TRACED, **unknown, "source": "histogram", "error_ms": 1.5, "quality": "tight"})), 0)
     assert [
         ("send", 100, 110, "client", "client's stamps"),
         ("network", 110, 114, "histogram", "in order"),
-        ("admission", 114, 120, "histogram", "in order"),
+        ("engine frontend", 114, 120, "histogram", "in order"),
         ("queue", 120, 140, "histogram", "in order"),
         ("prefill", 140, 170, "histogram", "in order"),
         ("decode", 170, 290, "histogram", "in order"),
@@ -218,10 +223,10 @@ def test_phases_without_stamps_follow_each_other():
 @pytest.mark.parametrize("source", ["trace", "response"])
 def test_parts_that_are_not_told_apart_are_one_phase_with_their_names(source: str):
     """Also where stamps are not believed: those place nothing, and the parts follow each other from the submission."""
-    unsaid = dict.fromkeys(("network_ms", "way_in_ms", "way_out_ms", "admission_ms"), np.nan)
+    unsaid = dict.fromkeys(("network_ms", "request_network_ms", "response_network_ms", "engine_frontend_ms"), np.nan)
     if source == "response":
         unsaid |= {"decode_ms": np.nan, "arrival_ns": -1, "engine_first_token_ns": -1}
-    merged = "network and engine front end"
+    merged = "network and engine frontend"
     assert [
         ("send", 100, 110, "client", "client's stamps"),
         (merged, 110, 120, source, "in order"),
@@ -243,7 +248,7 @@ def test_what_is_unknown_has_neither_phase_nor_attribute():
 
 def test_a_phase_that_took_no_time_has_no_span():
     """The client's span says 0 of it."""
-    client, *below = spans(told((REQUEST, {**TRACED, "queue_ms": 0.0, "admission_ms": 26.0})), 0)
+    client, *below = spans(told((REQUEST, {**TRACED, "queue_ms": 0.0, "engine_frontend_ms": 26.0})), 0)
     assert "queue" not in [span.name for span in below]
     assert 0.0 == plain(client.attributes)["sidelight.queue_ms"]
 
@@ -251,11 +256,13 @@ def test_a_phase_that_took_no_time_has_no_span():
 def test_a_reply_in_one_piece_shows_what_the_engine_told():
     """It has no first token here, so nothing of the way out."""
     request = {**REQUEST, "first_output_ns": -1, "first_token_ns": -1, "last": -1}
-    whole = {name: value for name, value in TRACED.items() if name not in ("ttft_ms", "network_ms", "way_out_ms")}
+    whole = {
+        name: value for name, value in TRACED.items() if name not in ("ttft_ms", "network_ms", "response_network_ms")
+    }
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("way in", 110, 112, "trace", "engine's stamps"),
-        ("admission", 112, 118, "trace", "engine's stamps"),
+        ("request network", 110, 112, "trace", "engine's stamps"),
+        ("engine frontend", 112, 118, "trace", "engine's stamps"),
         ("queue", 118, 138, "trace", "engine's stamps"),
         ("prefill", 138, 168, "trace", "engine's stamps"),
         ("decode", 168, 288, "trace", "engine's stamps"),
@@ -339,10 +346,10 @@ def test_phases_fill_ttft_and_break_no_rule(ms: list[float], is_stamped: bool, i
     parts = {
         **{name: value for name, value in TRACED.items() if is_stamped or not name.endswith("_ns")},
         "ttft_ms": (token_ns - 110 * MS) / MS,
-        "way_in_ms": way_in if is_stamped else np.nan,
-        "way_out_ms": way_out if is_stamped else np.nan,
+        "request_network_ms": way_in if is_stamped else np.nan,
+        "response_network_ms": way_out if is_stamped else np.nan,
         "network_ms": way_in + way_out,
-        "admission_ms": admission,
+        "engine_frontend_ms": admission,
         "queue_ms": queue,
         "prefill_ms": prefill,
         "blank_output_ms": blank,
@@ -352,7 +359,7 @@ def test_phases_fill_ttft_and_break_no_rule(ms: list[float], is_stamped: bool, i
     if is_stamped:
         parts["engine_first_token_ns"] = 110 * MS + round((way_in + admission + queue + prefill) * MS)
     elif is_merged:
-        unsaid = {"network_ms": np.nan, "admission_ms": np.nan, "merged": "network and engine front end"}
+        unsaid = {"network_ms": np.nan, "engine_frontend_ms": np.nan, "merged": "network and engine frontend"}
         parts |= {**unsaid, "other_ms": way_in + way_out + admission + blank}
     request = {**REQUEST, "first_output_ns": output_ns, "first_token_ns": token_ns, "last": -1, "end": 1e6}
     found = spans(told((request, parts)), 0)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.breakdown import Parts
-from correlator.live.breakdown import REASONS, Ended, broken_down
+from correlator.breakdown import E2E_PARTS, TTFT_PARTS, Parts
+from correlator.live.breakdown import REASONS, Ended, break_down_ended
 from correlator.live.window import TraceWindow
-from exporter.prometheus.counts import E2E_PARTS, TTFT_PARTS, counted, nothing_counted
+from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import PartCounts, Snapshot, WatchCounts
 
@@ -34,7 +34,7 @@ def ended(number: int) -> Ended:
         window.take(export([*spans, engine(parent="gate", trace=trace)]))
     window.take(export([call(trace=b"without a first." * 1, first_ms=None), engine(trace=b"without a first.")]))
     window.take(export([call(trace=b"without an engin")]))
-    return broken_down(window.finished(NOON + S, all_of_it=True))
+    return break_down_ended(window.finished(NOON + S, all_of_it=True))
 
 
 def count(table: Ended) -> PartCounts:
@@ -50,9 +50,9 @@ def test_every_series_is_there_before_the_first_request():
     """With 0: Prometheus does not see the first rise of a series that begins above it."""
     found = samples(nothing_counted(sources=("trace",), reasons=REASONS))
     for part in TTFT_PARTS:
-        assert 0 == found["sidelight_ttft_part_seconds_count", (("part", part), ("source", "trace"))]
+        assert 0 == found["sidelight_ttft_part_seconds_count", (("part", part.name), ("source", "trace"))]
     for part in E2E_PARTS:
-        assert 0 == found["sidelight_e2e_part_seconds_count", (("part", part), ("source", "trace"))]
+        assert 0 == found["sidelight_e2e_part_seconds_count", (("part", part.name), ("source", "trace"))]
     for reason in REASONS:
         assert 0 == found["sidelight_breakdown_missing_total", (("reason", reason),)]
 
@@ -133,3 +133,15 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
     kinds = ("off_clock", "malformed", "turned_away")
     assert [4, 1, 3] == [found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
     assert 2 == found["sidelight_window_size", (("what", "pending"),)]
+
+
+def test_other_on_the_page_is_the_summarys():
+    """The engine's front end is in it, and beside it by itself."""
+    table = ended(5)
+    found = samples(count(table))
+    other_s, frontend_s = (np.nansum(column) / 1e3 for column in (table.parts.other_ms, table.parts.engine_frontend_ms))
+    of = {name: (("part", name), ("source", "trace")) for name in ("other", "engine_frontend")}
+    assert other_s > 0.1
+    assert other_s == pytest.approx(found["sidelight_ttft_part_seconds_sum", of["other"]])
+    assert ("sidelight_ttft_part_seconds_sum", of["engine_frontend"]) not in found
+    assert frontend_s == pytest.approx(found["sidelight_inner_part_seconds_sum", of["engine_frontend"]])

@@ -89,6 +89,7 @@ CONTRACT = {
     "sidelight_scrape_duration_seconds": {"endpoint"},
     "sidelight_ttft_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_e2e_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_inner_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_quality_total": {"quality"},
     "sidelight_breakdown_missing_total": {"reason"},

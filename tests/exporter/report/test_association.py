@@ -104,11 +104,11 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
         (blamed(tail(share=shares(gateway=0.8, queue=0.2))), "p99 TTFT is the gateway: 80 % of it."),
         (blamed(tail(share=REST)), "p99 TTFT is the engine outside queue and prefill: 70 % of it."),
         (
-            blamed(tail(share=REST), merged={"network and engine front end": 1000}),
-            "p99 TTFT is what is not told apart (network and engine front end): 70 % of it.",
+            blamed(tail(share=REST), merged={"network and engine frontend": 1000}),
+            "p99 TTFT is what is not told apart (network and engine frontend): 70 % of it.",
         ),
         (
-            blamed(tail(share=REST), merged={"network and engine front end": 100}),
+            blamed(tail(share=REST), merged={"network and engine frontend": 100}),
             "p99 TTFT is the engine outside queue and prefill: 70 % of it.",
         ),
         (

@@ -23,7 +23,7 @@ from exporter.tables import PARTS
 from sidecar.options import schema
 
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
-MERGED = "network and engine front end"
+MERGED = "network and engine frontend"
 
 
 def table_of(shown: dict[str, Any]) -> list[list[str]]:
@@ -77,9 +77,9 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
     rows = table_of(summaries.correlated())
     spans = ["engine's", "spans"]
     assert ["network", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
-    assert ["way", "in", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
+    assert ["request", "network", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
     assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans, "exact"] in rows
-    assert ["engine", "front", "end", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
+    assert ["engine", "frontend", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
     assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
     assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
     assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
@@ -97,7 +97,7 @@ def test_estimates_show_their_standard_error():
     """And what is not told has no row."""
     rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
     assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±", "3.00"] in rows
-    assert not any(row[:1] in (["way"], ["gateway"]) for row in rows)
+    assert not any(row[:1] in (["request"], ["gateway"]) for row in rows)
 
 
 def test_sources_are_put_together_request_by_request():
