@@ -163,7 +163,7 @@ def test_what_is_wrong_is_told_with_file_line_field_and_value(file: Path, text: 
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe\x00", b"\x1f\x8b\x08nothing of the kind", gzip.compress(b"x" * 99)[:20]]
+    "content", [b"\xff\xfe\x00", b"\x1f\x8b\x08nothing of the kind", gzip.compress(b"x" * 99, mtime=0)[:20]]
 )
 def test_a_file_that_is_no_text_is_told(file: Path, content: bytes):
     """Other encodings, and archives that are damaged or torn."""
