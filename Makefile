@@ -30,7 +30,7 @@ bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 	@$(BIN)/python benchmarks/parse.py
 	@$(BIN)/python benchmarks/scrape.py
 
-docs: $(VENV)/dev ## write the generated files again: command reference, dashboard
+docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python dashboards/generate.py
 
