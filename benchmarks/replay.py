@@ -37,8 +37,8 @@ from aiohttp import web
 from msgspec import to_builtins
 from numpy.typing import NDArray
 
+from exporter.server_metrics import jsonl
 from exporter.server_metrics.json import document
-from exporter.server_metrics.jsonl import write_jsonl
 from exporter.server_metrics.source import Source
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
@@ -256,7 +256,7 @@ def _matched(logged: Sequence[Json], pages: Sequence[Page], url: str, out: Path)
     said: dict[str, Page] = {}
     for one in pages:
         path = out / "page.jsonl"
-        write_jsonl(_source(_scraped([one], [1], url), Window(start_ns=0, end_ns=2)), path)
+        jsonl.write(_source(_scraped([one], [1], url), Window(start_ns=0, end_ns=2)), path)
         said.setdefault(canonical(json.loads(path.read_bytes())["metrics"]), one)
     found = [said.get(canonical(line["metrics"])) for line in logged]
     matched = [one for one in found if one]

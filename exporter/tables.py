@@ -1,5 +1,5 @@
-"""Tables for notebooks: one row a request, one row a slice and series. Column names are a contract (spec: a run
-directory).
+"""Tables for notebooks: one row a request, one row a slice and series. Column names stay as they are: scripts and
+dashboards rely on them (docs/run-directory.md).
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         },
         "input_tokens": _whole(log.input_tokens),
         "output_tokens": _whole(log.output_tokens),
-        "output_tokens_source": _words(log.output_tokens_source),
+        "output_tokens_source": _texts(log.output_tokens_source),
         "cached_tokens": _whole(log.cached_tokens),
         "status": pa.array(log.status, pa.string()),
         "http_status": _whole(np.where(np.asarray(log.http_status) > 0, log.http_status, -1)),
-        "error": _words(log.error),
-        "finish_reason": _words(log.finish_reason),
+        "error": _texts(log.error),
+        "finish_reason": _texts(log.finish_reason),
         "session": _whole(log.session),
         "turn": _whole(log.turn),
-        "first_kind": _words(log.first_kind),
-        "response_id": _words(log.response_id),
-        "timings_source": _words(log.timings_source),
+        "first_kind": _texts(log.first_kind),
+        "response_id": _texts(log.response_id),
+        "timings_source": _texts(log.timings_source),
         **{name: _real(getattr(log, name)) for name in SERVER_TIMINGS},
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
@@ -94,9 +94,9 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "breakdown_source": pa.array(parts.source, pa.string()),
         "breakdown_error_ms": _real(parts.error_ms),
         "breakdown_quality": pa.array(parts.quality, pa.string()),
-        "breakdown_merged": _words(parts.merged),
-        "breakdown_reason": _words(parts.reason),
-        "engine_span_id": _words(parts.engine_span_id),
+        "breakdown_merged": _texts(parts.merged),
+        "breakdown_reason": _texts(parts.reason),
+        "engine_span_id": _texts(parts.engine_span_id),
         "engine_arrival_ns": _whole(parts.arrival_ns),
         "engine_first_token_ns": _whole(parts.engine_first_token_ns),
     }
@@ -161,5 +161,5 @@ def _real(values: npt.NDArray[np.float64]) -> pa.Array[Any]:
     return pa.array(values, pa.float64(), mask=~np.isfinite(values))
 
 
-def _words(values: Iterable[str]) -> pa.Array[Any]:
-    return pa.array([word or None for word in values], pa.string())
+def _texts(values: Iterable[str]) -> pa.Array[Any]:
+    return pa.array([text or None for text in values], pa.string())

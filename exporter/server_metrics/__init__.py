@@ -1,41 +1,54 @@
-"""The AIPerf-compatible exports of server metrics, `server_metrics_export.*`: which formats there are, and their files.
+"""The AIPerf-compatible exports of server metrics, `server_metrics_export.*`: the table of their formats.
 
-JSON and CSV hold statistics of the measured window; JSONL and Parquet every series at every scrape, and are large.
+A new format is one module here, with a function `write`, and one row in EXPORTS: the command line and the report read
+the table. The table itself needs no numpy, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
-from json import dumps
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from exporter.server_metrics.csv import as_csv
-from exporter.server_metrics.json import document
-from exporter.server_metrics.jsonl import write_jsonl
-from exporter.server_metrics.parquet import write_parquet
-from exporter.server_metrics.source import Source
+if TYPE_CHECKING:
+    from exporter.server_metrics.source import Source
 
-FORMATS = ("json", "csv", "jsonl", "parquet")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """One format; the module of its name writes it, by `write(content, path)`.
+
+    content   `statistics`: the document of `json.document`, statistics of the measured window;
+              `series`: the `Source`, every series at every scrape, of which files grow large
+    """
+
+    name: str
+    content: Literal["statistics", "series"]
+
+    @property
+    def file(self) -> str:
+        """Return the name of its file in a run directory."""
+        return f"server_metrics_export.{self.name}"
+
+
+EXPORTS = (
+    Export(name="json", content="statistics"),
+    Export(name="csv", content="statistics"),
+    Export(name="jsonl", content="series"),
+    Export(name="parquet", content="series"),
+)
 
 
 def server_metrics_files(source: Source, formats: Collection[str]) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    """Give the name of each file whose format is asked for, and what writes it to a path. Other formats are not ours.
+    """Give the name of each file whose format is in `formats`, and what writes it to a path; others are ignored.
 
     The same source gives the same bytes.
     """
-    if {"json", "csv"} & set(formats):
-        statistics = document(source)
-        if "json" in formats:
-            text = dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-            yield "server_metrics_export.json", partial(_write_text, text)
-        if "csv" in formats:
-            yield "server_metrics_export.csv", partial(_write_text, as_csv(statistics))
-    if "jsonl" in formats:
-        yield "server_metrics_export.jsonl", partial(write_jsonl, source)
-    if "parquet" in formats:
-        yield "server_metrics_export.parquet", partial(write_parquet, source)
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8", newline="")
+    statistics = cache(partial(import_module("exporter.server_metrics.json").document, source))
+    for export in EXPORTS:
+        if export.name in formats:
+            write = import_module(f"exporter.server_metrics.{export.name}").write
+            yield export.file, partial(write, statistics() if export.content == "statistics" else source)

@@ -11,6 +11,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,8 +30,13 @@ _FIRST = ("Endpoint", "Type", "Metric", "Unit")
 Json = Mapping[str, Any]
 
 
+def write(statistics: Json, path: Path) -> None:
+    """Write the export of the statistics that `json.document` returns."""
+    path.write_text(as_csv(statistics), encoding="utf-8", newline="")
+
+
 def as_csv(document: Json) -> str:
-    """Write an export (`server_metrics_json.document`) as CSV. A statistic that it lacks is an empty cell."""
+    """Return an export (`json.document`) as CSV. A statistic that it lacks is an empty cell."""
     text = io.StringIO(newline="")
     text.write(_comments(document))
     endpoints = _short_endpoints(document["summary"]["endpoints_configured"])

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from json import dumps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,12 @@ def document(source: Source) -> Json:
         "metrics": _metrics(entries, named(source.endpoints)),
         "input_config": dict(source.input_config),
     }
+
+
+def write(statistics: Json, path: Path) -> None:
+    """Write the export as strict JSON."""
+    text = dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path.write_text(text, encoding="utf-8", newline="")
 
 
 def _summary(source: Source) -> Json:

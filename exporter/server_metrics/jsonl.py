@@ -37,7 +37,7 @@ class _Sample:
     members: _Members = field(default_factory=list)
 
 
-def write_jsonl(source: Source, path: Path) -> None:
+def write(source: Source, path: Path) -> None:
     """Write the file line by line, endpoints merged in the order of time."""
     metrics = named(source.endpoints)
     streams = [_lines(endpoint, metrics, source.phases) for endpoint in source.endpoints]

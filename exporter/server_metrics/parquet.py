@@ -59,7 +59,7 @@ class _Piece:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is null
-def write_parquet(source: Source, path: Path) -> None:
+def write(source: Source, path: Path) -> None:
     """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has what it said."""
     metrics = named(source.endpoints)
     usable = [

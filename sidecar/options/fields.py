@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
+from exporter.server_metrics import EXPORTS
 from rundir.access import MASK, masked
 from sidecar.errors import ConfigurationError
 
@@ -28,7 +29,7 @@ Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 D = TypeVar("D")
 
-FORMATS = ("json", "csv", "jsonl", "parquet", "text")
+FORMATS = (*(export.name for export in EXPORTS), "text")
 DEFAULT_FORMATS = ("json", "csv", "text")
 
 

@@ -11,7 +11,7 @@ import pytest
 from exports import URL, Recorded, S, endpoint_of, source_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.server_metrics.jsonl import write_jsonl
+from exporter.server_metrics.jsonl import write
 from exporter.server_metrics.source import Source
 
 Lines = Callable[[Source], list[dict[str, Any]]]
@@ -23,7 +23,7 @@ def lines(tmp_path: Path) -> Lines:
 
     def read(source: Source) -> list[dict[str, Any]]:
         path = tmp_path / "export.jsonl"
-        write_jsonl(source, path)
+        write(source, path)
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     return read

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from exporter.server_metrics import parquet as server_metrics_parquet
 from exporter.server_metrics.json import document
-from exporter.server_metrics.parquet import write_parquet
+from exporter.server_metrics.parquet import write as write_parquet
 from exporter.server_metrics.source import Source
 
 REPOSITORY = Path(__file__).parents[3]
