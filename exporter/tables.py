@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from msgspec.structs import asdict
 
 from correlator.breakdown import DECODE, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -127,12 +128,15 @@ def _server_rows(server: Server) -> Iterator[dict[str, Any]]:
                 yield from _slice_rows("server", name, number, piece, {**dict.fromkeys(piece, quantity.unit), **units})
 
 
-def _breakdown_rows(correlation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for number, piece in enumerate(correlation["timeslices"]):
-        flags = {f"{kind}_{name}": value for kind in ("coverage", "quality") for name, value in piece[kind].items()}
-        units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in (*piece, *flags)}
+def _breakdown_rows(correlation: Correlation) -> Iterator[dict[str, Any]]:
+    for number, piece in enumerate(correlation.timeslices):
+        flags = {
+            f"{kind}_{name}": n for kind in ("coverage", "quality") for name, n in asdict(getattr(piece, kind)).items()
+        }
+        numbers = asdict(piece) | flags
+        units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in numbers}
         units |= {name: "ratio" for name in flags if name.startswith("coverage")}
-        yield from _slice_rows("correlation", "ttft_breakdown", number, piece | flags, units)
+        yield from _slice_rows("correlation", "ttft_breakdown", number, numbers, units)
 
 
 def _slice_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,8 +16,7 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.association import Association
 from correlator.statistics.tail import blame
-from exporter.report.association import association_objects, blame_object
-from exporter.summary.breakdown import Findings, correlation, server_percentiles_object
+from exporter.summary.correlation import Correlation, Findings, correlation
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
@@ -122,36 +122,34 @@ def findings(
     of: Parts | None = None, *, whole: ServerMeans | None = None, clock: ClockOffset = CLOCK, why: str = "no cell"
 ) -> Findings:
     """Requests of one class at one URL, in five slices of 2 s."""
+    columns, submit_ns = of or parts(), np.arange(SIZE) * (SECOND // 10)
     return Findings(
-        parts=of or parts(),
+        parts=columns,
         attribution=estimates(why),
         clocks={"http://127.0.0.1:8000": clock},
         means=whole or means(),
         ok=np.ones(SIZE, dtype=np.bool_),
-        submit_ns=np.arange(SIZE) * (SECOND // 10),
+        submit_ns=submit_ns,
         workload_class=np.full(SIZE, "chat", dtype=np.object_),
         endpoint_url=np.full(SIZE, "http://127.0.0.1:8000", dtype=np.object_),
         edges_ns=[number * 2 * SECOND for number in range(6)],
+        percentiles={"queue_ms": PERCENTILES, "prefill_ms": Missing("no buckets")},
+        spans=None,
+        records=None,
+        associations=[ASSOCIATION],
+        tail=blame(columns, submit_ns, Missing("no gauge")),
     )
 
 
-def correlated(found: Findings | None = None) -> dict[str, Any]:
+def correlated(found: Findings | None = None) -> Correlation:
     """The object of 100 requests that their spans tell of, or of what was found."""
-    found = found or findings()
-    return {
-        **correlation(found),
-        "server_percentiles": server_percentiles_object({"queue_ms": PERCENTILES, "prefill_ms": Missing("no buckets")}),
-        "spans": None,
-        "perf_metrics": None,
-        "association": association_objects([ASSOCIATION]),
-        "blame": blame_object(blame(found.parts, found.submit_ns, Missing("no gauge"))),
-    }
+    return correlation(found or findings())
 
 
-def uncorrelated(reason: str) -> dict[str, Any]:
+def uncorrelated(reason: str) -> Correlation:
     """The client's TTFT is known, nothing of the server's part in it."""
     found = findings(parts("none", reason=reason), whole=means(missing=reason), clock=NO_CLOCK, why=reason)
-    return correlated(found) | {"association": association_objects([UNKNOWN])}
+    return correlation(replace(found, associations=[UNKNOWN]))
 
 
 def histogram(
@@ -243,7 +241,7 @@ def workload() -> Workload:
     )
 
 
-def summary(correlated_as: dict[str, Any], server_as: Server | None = None) -> Summary:
+def summary(correlated_as: Correlation, server_as: Server | None = None) -> Summary:
     """A finished run at 10 requests/s."""
     return Summary(
         run_id="20261121-101012-d968f0",

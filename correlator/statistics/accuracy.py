@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
 from rundir.columns import Bools, Floats
+from rundir.fields import NO_UNIT, Count, doc
 from rundir.stats import Missing
 
 Z90 = 1.6448536
@@ -16,19 +18,17 @@ EXACT_MS = 2.0  # what is called exact may be off by less
 ROUNDING_MS = 1e-3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartError:
-    """Errors of one part of `compared` requests.
+class PartError(Struct, frozen=True, kw_only=True):
+    """Errors of the estimates of one part."""
 
-    `wape`: the sum of |error| over the sum of the truth, None where that is 0. `covered_90`: the share of 90 %
-    intervals that hold the truth. `wrong_exact`: how many of the values called exact are off by more than 2 ms.
-    """
-
-    compared: int
-    wape: float | None
-    p95_ms: float
-    covered_90: float
-    wrong_exact: int
+    compared: Annotated[Count, doc("Requests with exact times and an estimate.", "requests")]
+    wape: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        doc("Sum of |error| over the sum of the truth; null where that is 0.", NO_UNIT),
+    ]
+    p95_ms: Annotated[float, Meta(ge=0), doc("95th percentile of |error|.", "ms")]
+    covered_90: Annotated[float, Meta(ge=0, le=1), doc("Share of 90 % intervals that hold the truth.", NO_UNIT)]
+    wrong_exact: Annotated[Count, doc("Values called exact that are off by more than 2 ms.", "requests")]
 
 
 def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | Missing:

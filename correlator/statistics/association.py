@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
 from correlator.statistics.server_load import server_loads
 from loadgen.requests.table import RequestLog
+from rundir import fields
 from rundir.columns import Floats
+from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 
@@ -30,31 +34,40 @@ NOTHING_LEFT = 1e-9
 _AT_ZERO = LAGS_S.index(0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Association:
-    """One client measure against one server quantity: without lag, and at the lag of greatest |rho|.
+Rho = Annotated[float, Meta(ge=-1, le=1)]
+Interval95 = Annotated[
+    tuple[float, float] | None,
+    doc("Its 95 % interval; null with fewer than two blocks, a guess with fewer than 10.", NO_UNIT),
+]
 
-    - The best lag is a chosen maximum: its interval is optimistic. Positive: the quantity as it stood after submission.
-    - Intervals (`ci95` is that of `rho`) are None with fewer than two blocks, and a guess with fewer than 10.
-    - `partial_rho` is without lag, given what `given` names: the ranks' correlation once those ranks are regressed out.
-    - `pairs` counts those without lag. `combined` says of which engines the quantity is: see `ServerLoad`.
-    - `missing`: why there is no answer, "" where there is one.
-    """
 
-    client: str
-    server: str
-    combined: str = ""
-    lag_s: float | None = None
-    rho: float | None = None
-    ci95: tuple[float, float] | None = None
-    rho_lag0: float | None = None
-    ci95_lag0: tuple[float, float] | None = None
-    partial_rho: float | None = None
-    ci95_partial: tuple[float, float] | None = None
-    given: tuple[str, ...] = ()
-    pairs: int = 0
-    blocks: int = 0
-    missing: str = ""
+class Association(Struct, frozen=True, kw_only=True):
+    """One client measure against one server quantity: without lag, and at the lag of greatest |rho|."""
+
+    client: Annotated[str, doc("The client's measure.")]
+    server: Annotated[str, doc("The engine's quantity.")]
+    combined: Annotated[
+        str,
+        doc(
+            "Of which engines the quantity is: one, own (each request's), sum, max or ratio over several; empty where "
+            "it is not known."
+        ),
+    ] = ""
+    lag_s: Annotated[
+        float | None, doc("Lag of the greatest |rho|; above 0 it is the quantity after submission.", "s")
+    ] = None
+    rho: Annotated[Rho | None, doc("Rank correlation at that lag: a chosen maximum, so optimistic.", NO_UNIT)] = None
+    ci95: Interval95 = None
+    rho_lag0: Annotated[Rho | None, doc("Rank correlation at submission.", NO_UNIT)] = None
+    ci95_lag0: Interval95 = None
+    partial_rho: Annotated[
+        Rho | None, doc("Rank correlation at submission, once the ranks of `given` are regressed out.", NO_UNIT)
+    ] = None
+    ci95_partial: Interval95 = None
+    given: Annotated[tuple[str, ...], doc("What partial_rho holds constant.")] = ()
+    pairs: Annotated[Count, doc("Requests with both at submission.", "requests")] = 0
+    blocks: Annotated[Count, doc("Blocks that the intervals rest on.", "blocks")] = 0
+    missing: fields.Missing = UNSET
 
 
 def associations(

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta, Struct, UnsetType
 
 from correlator.breakdown import TTFT_PARTS, Parts
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
+from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import Missing
 
 PARTS = tuple(part.name for part in TTFT_PARTS)
@@ -29,38 +32,42 @@ LEAST_COUNTED = 0.02
 LEAST_AT_LENGTH = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """The requests whose TTFT is at or above a quantile of all.
-
-    `explained` of them have their parts: `mean_ms`, `error_ms` (the mean of their standard errors), `share` (of their
-    mean TTFT, adding up to 1) and `above_median_ms` (their mean parts less those of the middle fifth) are of these,
-    None where there is none. `estimated` of them are not the engine's own numbers, `expected` not even observed.
-    """
-
-    from_ms: float
-    requests: int
-    explained: int
-    estimated: int
-    expected: int
-    mean_ms: float | None
-    error_ms: float | None
-    share: Mapping[str, float | None]
-    above_median_ms: Mapping[str, float | None]
+_NAMED = Meta(extra_json_schema={"propertyNames": {"enum": list(PARTS)}})
+ByPart = Annotated[dict[str, float | None], _NAMED]
+IntervalByPart = Annotated[dict[str, tuple[float, float] | None], _NAMED]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class Tail(Struct, frozen=True, kw_only=True):
+    """The requests whose TTFT is at or above a quantile of all."""
+
+    from_ms: Annotated[float, doc("That quantile.", "ms")]
+    requests: Annotated[Count, doc("Requests at or above it.", "requests")]
+    explained: Annotated[Count, doc("Those with a breakdown; means and shares are of these.", "requests")]
+    estimated: Annotated[Count, doc("Of these, not by the engine's own numbers.", "requests")]
+    expected: Annotated[Count, doc("Of these, never observed by the engine.", "requests")]
+    mean_ms: Annotated[float | None, doc("Their mean TTFT; null where there is none.", "ms")]
+    error_ms: Annotated[float | None, doc("Mean of their standard errors.", "ms")]
+    share: Annotated[ByPart, doc("Shares of their mean TTFT; they add up to 1.", NO_UNIT)]
+    above_median_ms: Annotated[ByPart, doc("Their mean parts less those of the middle fifth.", "ms")]
+
+
+class Threshold(Struct, frozen=True, kw_only=True):
     """From how many waiting requests on, at submission, queueing is most of the TTFT.
 
-    `waiting`: the least number seen at which the median request spent more than half of its TTFT in the queue, and did
-    so at every number above it; None where there is none. `requests` were submitted at or above it, `fewest` is the
-    least number seen at all. Numbers seen by fewer than 5 requests count with the next below them.
+    Numbers seen by fewer than 5 requests count with the next below them.
     """
 
-    waiting: float | None
-    requests: int
-    fewest: float
+    waiting: Annotated[
+        float | None,
+        doc(
+            "The least number seen at which the median request spent more than half of its TTFT in the queue, and did "
+            "so at every number above it; null where there is none.",
+            "requests",
+        ),
+    ]
+    requests: Annotated[Count, doc("Requests submitted at or above it.", "requests")]
+    fewest: Annotated[float | None, doc("The least number seen at all.", "requests")]
+    missing: Annotated[str | UnsetType, doc("Why it is not known.")] = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +86,16 @@ class Blame:
     requests: int
     with_ttft: int
     blocks: int
-    variance_share: Mapping[str, float | None]
-    ci95: Mapping[str, tuple[float, float] | None]
-    mean_share: Mapping[str, float | None]
-    merged: Mapping[str, int]
-    quality: Mapping[str, int]
+    variance_share: ByPart
+    ci95: IntervalByPart
+    mean_share: ByPart
+    merged: dict[str, int]
+    quality: dict[str, int]
     mean_ms: float
     std_ms: float
     p50_ms: float
-    tails: Mapping[str, Tail]
-    threshold: Threshold | Missing
+    tails: dict[str, Tail]
+    threshold: Threshold
 
 
 def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
@@ -218,14 +225,14 @@ def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_ms: f
     )
 
 
-def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold | Missing:
+def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold:
     if queue_ms is None:
-        return Missing("the queue is not told apart from the rest")
+        return _no_threshold("the queue is not told apart from the rest")
     if isinstance(waiting, Missing):
-        return waiting
+        return _no_threshold(waiting.reason)
     known = np.isfinite(waiting) & (ttft_ms > 0)
     if known.sum() < MIN_REQUESTS:
-        return Missing(f"only {known.sum()} requests have a sample of the queue's length beside them")
+        return _no_threshold(f"only {known.sum()} requests have a sample of the queue's length beside them")
     length, queue_share = waiting[known], queue_ms[known] / ttft_ms[known]
     found: float | None = None
     pooled = np.zeros(len(length), dtype=np.bool_)
@@ -243,3 +250,7 @@ def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missi
         requests=0 if found is None else int((length >= found).sum()),
         fewest=float(lengths[0]),
     )
+
+
+def _no_threshold(reason: str) -> Threshold:
+    return Threshold(waiting=None, requests=0, fewest=None, missing=reason)

@@ -17,10 +17,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.report.association import association_rows, blame_rows
+from exporter.report.association import association_rows, variance_rows
 from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
 from exporter.report.energy import energy_section
 from exporter.report.format import cell, ms, percent, table
+from exporter.summary.correlation import ServerTimes, TimePercentiles
 from exporter.summary.result import Summary, Workload
 from loadgen.requests.delivery import Delivery
 from loadgen.requests.self_check import SelfCheck
@@ -94,17 +95,17 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield Text("")
         yield from _classes(summary.client.classes)
         correlation = summary.correlation
-        if correlation.get("missing") is None:
+        if not correlation.missing:
             yield breakdown_table(correlation)
             yield from group_tables(correlation)
         yield Text(answer(correlation), style="bold")
-        if correlation.get("missing") is None:
-            if "means_only" not in correlation["breakdown"]:
-                yield Text(correlation["blame"]["sentence"], style="bold")
-            yield from (Text(row, style="dim") for row in (*blame_rows(correlation), *basis(correlation)))
+        if not correlation.missing:
+            if not correlation.breakdown.means_only:
+                yield Text(correlation.blame.sentence, style="bold")
+            yield from (Text(row, style="dim") for row in (*variance_rows(correlation), *basis(correlation)))
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")
-    yield from _server(summary.server, summary.correlation.get("server_percentiles", {}))
+    yield from _server(summary.server, summary.correlation.server_percentiles)
     yield from energy_section(summary.hardware)
     if summary.client.requests.sent:
         yield Text(_generator(summary.self_check), style="dim")
@@ -206,7 +207,7 @@ def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[RenderableType]:
     yield shown
 
 
-def _server(server: Server, by_client: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _server(server: Server, by_client: ServerTimes) -> Iterator[RenderableType]:
     """Show the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
     engine = server.engine
     if engine is None:
@@ -218,9 +219,9 @@ def _server(server: Server, by_client: Mapping[str, Any]) -> Iterator[Renderable
     for key, label in HISTOGRAM_ROWS:
         histogram: Histogram | UnsetType = getattr(server, key)
         if histogram and not isinstance(histogram.stats.mean, UnsetType):
-            seen = by_client.get(CLIENT_EYES.get(key, ""), {})
+            seen: TimePercentiles | None = getattr(by_client, CLIENT_EYES.get(key, ""), None)
             estimates = (
-                _seen(seen, name) if seen.get("source") == "client spans" else _estimate(histogram, name)
+                _seen(seen, name) if seen and seen.source == "client spans" else _estimate(histogram, name)
                 for name in ("p50", "p99")
             )
             stats = histogram.stats
@@ -265,11 +266,12 @@ def _estimate(histogram: Histogram, name: str) -> str:
     return _between(1e3 * value, low_ms, high_ms)
 
 
-def _seen(own: Mapping[str, Any], name: str) -> str:
+def _seen(percentiles: TimePercentiles, name: str) -> str:
     """Return a percentile in ms that was read off the client's requests, as `_estimate` shows one of buckets."""
-    if own[name] is None:
-        return "-"
-    return _between(own[name], *(own["intervals"][name][end] for end in ("low", "high")))
+    value_ms, interval = getattr(percentiles, name), (percentiles.intervals or {}).get(name)
+    if value_ms is None or interval is None or interval.low is None or interval.high is None:
+        return ms(value_ms)
+    return _between(value_ms, interval.low, interval.high)
 
 
 def _between(value_ms: float, low_ms: float, high_ms: float) -> str:

@@ -5,12 +5,11 @@ The parts live with what makes them; this puts them together and generates the s
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from exporter.summary.correlation import Correlation
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
@@ -124,7 +123,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workload: Annotated[Workload, doc("What was sent.")]
     client: Annotated[ClientSummary, doc("What the client saw; statistics are over requests that ended ok.")]
     server: Annotated[Server, doc("What the engine said of itself in the measured window.")]
-    correlation: Annotated[dict[str, Any], doc("Where the time to first token went, by client and server together.")]
+    correlation: Annotated[Correlation, doc("Where the time to first token went, by client and server together.")]
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
     self_check: Annotated[SelfCheck, doc("The load generator's own error.")]
     methodology: Annotated[Methodology, doc("Compliance with the benchmarking draft.")]
@@ -138,22 +137,7 @@ def schema() -> dict[str, Any]:
         if "properties" in definition:
             definition.update(additionalProperties=False, **_reasons(definition["properties"]))
     whole = definitions.pop("Summary")
-    _describe_untyped(whole, definitions)
     return {"$schema": DIALECT, **whole, "title": "Sidelight summary", **ENDED, "$defs": definitions}
-
-
-def _describe_untyped(whole: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """Put in the schemas of the parts that are not typed yet."""
-    definitions |= untyped()["$defs"]
-    for name, part in untyped()["properties"].items():
-        whole["properties"][name] = part
-
-
-def untyped() -> dict[str, Any]:
-    """Return the schemas of the parts that are not typed yet."""
-    text = resources.files("exporter.summary").joinpath("untyped.schema.json").read_text("utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
 
 
 def _reasons(properties: dict[str, Any]) -> dict[str, Any]:

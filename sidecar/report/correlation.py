@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -19,13 +19,11 @@ from correlator.exact.matching import Matched, matched
 from correlator.statistics.association import associations
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import blame
-from exporter.report.association import association_objects, blame_object
-from exporter.summary import breakdown
-from exporter.summary.matched import matched_object
+from exporter.summary.correlation import PERCENTILES, Correlation, Findings, ReceivedSpans, correlation
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
-from rundir.stats import QUANTILES, Missing
+from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run
@@ -65,12 +63,12 @@ def _gateway_ms(run: Run, joined: Joined) -> Floats:
     return np.where(believed, gateway_ms, np.nan)
 
 
-def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> dict[str, Any]:
+def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> Correlation:
     """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
     rows = run.requests.phase == "measure"
     measured, parts = take(run.requests, rows), take(found.parts, rows)
     edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
-    findings = breakdown.Findings(
+    findings = Findings(
         parts=parts,
         attribution=take(found.attribution, rows),
         clocks=found.clocks,
@@ -80,19 +78,18 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
         workload_class=measured.workload_class,
         endpoint_url=measured.endpoint_url,
         edges_ns=edges,
+        percentiles=_percentiles(run, found, window),
+        spans=_spans(run),
+        records=found.records,
+        associations=associations(measured, {"ttft_ms": parts.ttft_ms}, run.endpoints),
+        tail=blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
     )
-    measures = {"ttft_ms": parts.ttft_ms}
-    return {
-        **breakdown.correlation(findings),
-        "server_percentiles": breakdown.server_percentiles_object(_percentiles(run, found, window)),
-        "spans": _spans(run),
-        "perf_metrics": matched_object(found.records),
-        "association": association_objects(associations(measured, measures, run.endpoints)),
-        "blame": blame_object(blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints))),
-    }
+    return correlation(findings)
 
 
-def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, ServerPercentiles | Missing]:
+def _percentiles(
+    run: Run, found: Correlated, window: Window
+) -> dict[Literal["queue_ms", "prefill_ms"], ServerPercentiles | Missing]:
     """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any.
 
     Those of a request that ended well count, whether or not it could be estimated.
@@ -105,7 +102,7 @@ def _percentiles(run: Run, found: Correlated, window: Window) -> dict[str, Serve
         best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))
     table = take(replace(found.attribution, **best), run.requests.phase == "measure")
     scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
-    wanted = list(QUANTILES.values())
+    wanted = list(PERCENTILES.values())
     return {
         "queue_ms": server_percentiles(table, scrapes, "queue", wanted),
         "prefill_ms": server_percentiles(table, scrapes, "prefill", wanted),
@@ -119,15 +116,15 @@ def _since(endpoint: EndpointSeries, start_ns: int) -> EndpointSeries:
     return replace(endpoint, **{name: getattr(endpoint, name)[first:] for name in names})
 
 
-def _spans(run: Run) -> dict[str, int] | None:
-    """Return what the receivers of spans counted, None where nobody listened."""
+def _spans(run: Run) -> ReceivedSpans | None:
+    """Return what the receivers of spans counted, None where none listened."""
     if run.span_counts is None:
         return None
-    return {
+    return ReceivedSpans(
         **msgspec.structs.asdict(run.span_counts),
-        "requests_told": int(np.isnan(run.spans.off_clock_s).sum()),
-        "receiver_deaths": run.receiver_deaths,
-    }
+        requests_told=int(np.isnan(run.spans.off_clock_s).sum()),
+        receiver_deaths=run.receiver_deaths,
+    )
 
 
 def _means(run: Run, measured: RequestLog, window: Window) -> ServerMeans:

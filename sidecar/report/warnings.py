@@ -5,11 +5,11 @@ How it ended, what failed, and what makes its numbers look better or worse than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from msgspec import UNSET
 
+from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
@@ -27,7 +27,7 @@ def warnings(
     workload: Workload,
     client: ClientSummary,
     server: Server,
-    correlation: Mapping[str, Any],
+    correlation: Correlation,
     check: SelfCheck,
 ) -> Iterator[str]:
     """Yield warnings, worst first, from the sections of a summary."""
@@ -35,7 +35,7 @@ def warnings(
     yield from _failures(client)
     yield from run.notes
     yield from _scrapes(server)
-    yield from _records(correlation["perf_metrics"])
+    yield from _records(correlation.perf_metrics)
     yield from (
         f"the pages at {endpoint.url} come from several processes in turn (their start time goes back): its numbers "
         "mean nothing; scrape each process itself"
@@ -86,23 +86,23 @@ def _scrapes(server: Server) -> Iterator[str]:
             yield f"{scrapes.failed} of {whole} scrapes of {endpoint.url} failed: {reasons}"
 
 
-def _records(found: Mapping[str, Any] | None) -> Iterator[str]:
-    """Say what was lost of the records of `/perf_metrics`, and how many requests none of them could be given to."""
-    if found is None:
+def _records(records: RecordsOfRequests | None) -> Iterator[str]:
+    """Yield what was lost of the records of `/perf_metrics`, and how many requests have none of them."""
+    if records is None:
         return
-    lost = [f"{count} readings failed ({why})" for why, count in found["failed_readings"].items()]
-    lost += [f"{count} records were refused ({why})" for why, count in found["refused"].items()]
-    without = [(found["ambiguous_requests"], "fits several"), (found["unmatched_requests"], "fits none")]
+    lost = [f"{count} readings failed ({why})" for why, count in records.failed_readings.items()]
+    lost += [f"{count} records were refused ({why})" for why, count in records.refused.items()]
+    without = [(records.ambiguous_requests, "fits several"), (records.unmatched_requests, "fits none")]
     lost += [f"{count} requests have none, since the time {why}" for count, why in without if count]
-    if lost or not found["records"]:
-        told = f"of {found['records']} records of /perf_metrics {found['matched']} are of our requests"
-        yield "; ".join([told, *lost])
+    if lost or not records.records:
+        matched = f"of {records.records} records of /perf_metrics {records.matched} are of our requests"
+        yield "; ".join([matched, *lost])
 
 
-def _comparability(client: ClientSummary, correlation: Mapping[str, Any]) -> Iterator[str]:
-    if correlation["server_requests"] and correlation["client_requests"] and not correlation["comparable"]:
+def _comparability(client: ClientSummary, correlation: Correlation) -> Iterator[str]:
+    if correlation.server_requests and correlation.client_requests and not correlation.comparable:
         yield (
-            f"the engine finished {correlation['server_requests']} requests here and the client "
+            f"the engine finished {correlation.server_requests} requests here and the client "
             f"{client.requests.ok}: somebody else used it too, or scrapes are missing, and the engine's numbers "
             "speak of all of them"
         )
@@ -118,7 +118,7 @@ def _estimates(run: Run) -> Iterator[str]:
         )
 
 
-def _blanks(run: Run, client: ClientSummary, correlation: Mapping[str, Any]) -> Iterator[str]:
+def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterator[str]:
     ok, timed = client.requests.ok, client.ttft_ms.count
     log = run.requests
     # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
@@ -127,9 +127,9 @@ def _blanks(run: Run, client: ClientSummary, correlation: Mapping[str, Any]) -> 
         yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so have no TTFT"
     if timed + whole < ok:
         yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT"
-    blank = correlation["breakdown"]["blank_output_ms"]
-    if (blank["share_of_ttft"] or 0.0) > BLANK_RATIO:
-        yield f"{blank['mean']:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
+    blank = correlation.breakdown.blank_output_ms
+    if (blank.share_of_ttft or 0.0) > BLANK_RATIO:
+        yield f"{blank.mean:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
 
 
 def _cache(run: Run, server: Server) -> Iterator[str]:

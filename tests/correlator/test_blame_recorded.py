@@ -16,7 +16,7 @@ from correlator.exact.join import join
 from correlator.statistics.association import Association, associations
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import Blame, blame
-from exporter.report.association import sentence
+from exporter.summary.tail import sentence
 from scraper.spans.requests import engine_spans
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +14,7 @@ from logs import request_log
 from exporter.report import WIDTH, as_text
 from exporter.report.breakdown import answer
 from exporter.report.format import cell, ms, percent
-from exporter.summary.breakdown import server_percentiles_object
+from exporter.summary.correlation import Correlation
 from loadgen.requests.summary import client_summary
 from rundir.stats import Missing
 from scraper.window.quantities import Histogram
@@ -111,11 +110,10 @@ def test_a_percentile_through_the_clients_eyes_goes_before_that_of_buckets(
     value_s: float, low_s: float, high_s: float, shown: str
 ):
     """Where next to nobody else was served; that of buckets alone stays where it is the only one."""
-    correlation = summaries.correlated()
     columns = {"values_s": value_s, "low_s": low_s, "high_s": high_s}
     seen = replace(summaries.PERCENTILES, source="client spans", **{key: np.full(10, s) for key, s in columns.items()})
-    correlation["server_percentiles"] = server_percentiles_object({"queue_ms": seen, "prefill_ms": Missing("why")})
-    text = as_text(summaries.summary(correlation))
+    found = replace(summaries.findings(), percentiles={"queue_ms": seen, "prefill_ms": Missing("why")})
+    text = as_text(summaries.summary(summaries.correlated(found)))
     assert ["100", "150.0", shown, shown] == row(text, "queue time, ms")
     assert ["100", "30.0", "≤ 300", "≤ 300"] == row(text, "prefill time, ms")
 
@@ -154,7 +152,7 @@ def test_a_server_of_which_nothing_is_known(server: Server, shown: str):
         summaries.uncorrelated("the server's sums are too large to calculate with, and this reason is " + "long " * 20),
     ],
 )
-def test_the_report_fits_its_width_and_holds_the_answer(correlation: dict[str, Any]):
+def test_the_report_fits_its_width_and_holds_the_answer(correlation: Correlation):
     """100 columns, however the lines break; the answer's words follow each other."""
     text = as_text(summaries.summary(correlation))
     assert [] == [line for line in text.splitlines() if len(line) > WIDTH]

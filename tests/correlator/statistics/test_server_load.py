@@ -129,7 +129,7 @@ def test_a_frontend_listed_before_its_worker_does_not_lead():
     summary = server_summary(endpoints, Window(start_ns=SECOND, end_ns=3 * SECOND), SECOND)
 
     assert ["http://front/metrics", "http://worker/metrics"] == [one.url for one in endpoints]
-    assert "vllm" == summary.engine.name  # type: ignore[union-attr]
+    assert "vllm" == summary.engine.name
     assert [1.0, 2.0] == met("requests_waiting", requests([1.5, 2.5], "http://front/v1"), *endpoints)
 
 

@@ -19,6 +19,11 @@ from correlator.statistics.bootstrap import block_count, block_length
 from correlator.statistics.tail import PARTS, Blame, Threshold, blame
 from rundir.stats import Missing
 
+
+def no_threshold(reason: str) -> Threshold:
+    return Threshold(waiting=None, requests=0, fewest=None, missing=reason)
+
+
 UNSEEN = Missing("nobody looked")
 Floats = np.ndarray
 
@@ -260,12 +265,12 @@ def test_a_length_that_few_requests_met_counts_with_the_next_below():
     ],
 )
 def test_a_threshold_that_is_not_known_is_a_reason(waiting: Floats | Missing, reason: str):
-    assert Missing(reason) == blamed(columns(queue_ms=exponential(1, 100)), waiting).threshold
+    assert no_threshold(reason) == blamed(columns(queue_ms=exponential(1, 100)), waiting).threshold
 
 
 def test_a_queue_that_is_not_told_apart_has_no_threshold():
     found = blamed(columns(queue_ms=np.full(100, np.nan), prefill_ms=exponential(1, 100)), np.zeros(100))
-    assert Missing("the queue is not told apart from the rest") == found.threshold
+    assert no_threshold("the queue is not told apart from the rest") == found.threshold
 
 
 @pytest.mark.parametrize(

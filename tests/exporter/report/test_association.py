@@ -1,4 +1,4 @@
-"""What is to blame in a sentence, associations in lines, and both as JSON."""
+"""What the tail is made of in a sentence, associations in lines, and both as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import summaries
+from msgspec import convert, structs, to_builtins
 
 from correlator.statistics.association import Association
 from correlator.statistics.tail import PARTS, Blame, Tail, Threshold
-from exporter.report.association import association_objects, association_rows, blame_object, blame_rows, sentence
+from exporter.report.association import association_rows, variance_rows
+from exporter.summary.correlation import Correlation
+from exporter.summary.tail import TailAttribution, sentence, tail_attribution
 from rundir.stats import Missing
 
 FOUND = Association(
@@ -47,7 +51,7 @@ def tail(*, from_ms: float = 5000.0, **change: Any) -> Tail:
         share=shares(queue=0.92, prefill=0.05, network=0.01, other=0.02),
         above_median_ms=shares(queue=5500.0, prefill=20.0, network=0.0, other=10.0),
     )
-    return replace(made, **change)
+    return structs.replace(made, **change)
 
 
 def blamed(p99: Tail, **change: Any) -> Blame:
@@ -64,7 +68,7 @@ def blamed(p99: Tail, **change: Any) -> Blame:
         mean_ms=800.0,
         std_ms=700.0,
         p50_ms=100.0,
-        tails={"p95": replace(p99, share=shares(prefill=0.7, queue=0.3)), "p99": p99},
+        tails={"p95": structs.replace(p99, share=shares(prefill=0.7, queue=0.3)), "p99": p99},
         threshold=Threshold(waiting=4.0, requests=300, fewest=0.0),
     )
     return replace(made, **change)
@@ -72,7 +76,7 @@ def blamed(p99: Tail, **change: Any) -> Blame:
 
 QUEUEING = "p99 TTFT is queueing: 92 % of it"
 FROM_3 = ", starting when waiting > 3"
-UNSCRAPED = Missing("not scraped")
+UNSCRAPED = Threshold(waiting=None, requests=0, fewest=None, missing="not scraped")
 HALF = shares(queue=0.45, prefill=0.4, other=0.15)
 REST = shares(queue=0.2, prefill=0.1, other=0.7)
 
@@ -133,9 +137,15 @@ def test_the_sentence(found: Blame | Missing, expected: str):
     assert expected == sentence(found)
 
 
-def test_blame_is_strict_json():
-    found = blame_object(blamed(tail()))
-    assert found == json.loads(json.dumps(found, allow_nan=False))
+def as_json(tail: TailAttribution) -> dict[str, Any]:
+    """Return the object as it is written: strict JSON that its type describes."""
+    written: dict[str, Any] = json.loads(json.dumps(to_builtins(tail), allow_nan=False))
+    assert tail == convert(written, TailAttribution)
+    return written
+
+
+def test_what_the_tail_is_made_of_is_strict_json():
+    found = as_json(tail_attribution(blamed(tail())))
     assert {"queue": 0.9, "gateway": None} == {name: found["variance_share"][name] for name in ("queue", "gateway")}
     assert [0.8, 0.95] == found["ci95"]["queue"]
     assert {"waiting": 4.0, "requests": 300, "fewest": 0.0} == found["threshold"]
@@ -144,27 +154,31 @@ def test_blame_is_strict_json():
 
 
 def test_a_threshold_that_is_not_known_says_why():
-    found = blame_object(blamed(tail(), threshold=Missing("not scraped")))
+    found = as_json(tail_attribution(blamed(tail(), threshold=UNSCRAPED)))
     assert {"waiting": None, "requests": 0, "fewest": None, "missing": "not scraped"} == found["threshold"]
 
 
-def test_blame_that_is_not_known_is_its_reason_and_the_sentence():
+def test_a_tail_that_is_not_known_is_its_reason_and_the_sentence():
     said = "What makes slow requests slow is not known: why."
-    assert {"missing": "why", "sentence": said} == blame_object(Missing("why"))
+    assert {"missing": "why", "sentence": said} == as_json(tail_attribution(Missing("why")))
 
 
 def test_associations_are_strict_json():
     """Intervals as lists, null for what is not known, and a reason only there."""
-    known, unknown = association_objects([FOUND, UNKNOWN])
-    assert [known, unknown] == json.loads(json.dumps([known, unknown], allow_nan=False))
+    known, unknown = json.loads(json.dumps(to_builtins([FOUND, UNKNOWN]), allow_nan=False))
+    assert [FOUND, UNKNOWN] == convert([known, unknown], list[Association])
     assert [0.5, 0.98] == known["ci95_lag0"]
     assert "missing" not in known
     assert (None, None, "it never changed") == (unknown["rho"], unknown["ci95"], unknown["missing"])
     assert set(known) == set(unknown) - {"missing"}
 
 
+def correlation_with(**change: Any) -> Correlation:
+    return structs.replace(summaries.correlated(), **change)
+
+
 def lines(*found: Association) -> list[str]:
-    return list(association_rows({"association": association_objects(found)}))
+    return list(association_rows(correlation_with(association=list(found))))
 
 
 @pytest.mark.parametrize(
@@ -193,21 +207,27 @@ def lines(*found: Association) -> list[str]:
 )
 def test_a_line_says_how_sure_it_is(change: dict[str, Any], expected: list[str]):
     """The correlation without lag and its interval first; the best lag is called what it is."""
-    assert [f"ttft_ms and requests_waiting: rank correlation {'; '.join(expected)}"] == lines(replace(FOUND, **change))
+    assert [f"ttft_ms and requests_waiting: rank correlation {'; '.join(expected)}"] == lines(
+        structs.replace(FOUND, **change)
+    )
 
 
 def test_what_is_not_told_apart_from_chance_shares_a_line():
     """Whatever has zero in its interval, no interval, or nothing to show without lag."""
     found = [
-        replace(FOUND, server="a", ci95_lag0=(-0.1, 0.98)),
-        replace(FOUND, server="b", ci95_lag0=None),
-        replace(FOUND, server="c", rho_lag0=None, ci95_lag0=None),
+        structs.replace(FOUND, server="a", ci95_lag0=(-0.1, 0.98)),
+        structs.replace(FOUND, server="b", ci95_lag0=None),
+        structs.replace(FOUND, server="c", rho_lag0=None, ci95_lag0=None),
     ]
     assert ["ttft_ms and a (0.88), b (0.88), c: not told apart from chance"] == lines(*found)
 
 
 def test_what_is_not_known_for_one_reason_shares_a_line():
-    found = [UNKNOWN, replace(UNKNOWN, server="kv_cache_usage"), replace(UNKNOWN, server="x", missing="why")]
+    found = [
+        UNKNOWN,
+        structs.replace(UNKNOWN, server="kv_cache_usage"),
+        structs.replace(UNKNOWN, server="x", missing="why"),
+    ]
     assert [
         "ttft_ms and preemptions, kv_cache_usage: not known, it never changed",
         "ttft_ms and x: not known, why",
@@ -235,9 +255,9 @@ def test_what_is_not_known_for_one_reason_shares_a_line():
 )
 def test_a_line_says_what_the_ttft_varies_by(change: dict[str, Any], expected: str):
     """The largest share with its interval, then those worth naming."""
-    rows = blame_rows({"blame": blame_object(blamed(tail(), **change))})
+    rows = variance_rows(correlation_with(blame=tail_attribution(blamed(tail(), **change))))
     assert [f"How the TTFT varies: {expected}."] == list(rows)
 
 
 def test_no_line_says_what_is_not_known():
-    assert [] == list(blame_rows({"blame": blame_object(Missing("why"))}))
+    assert [] == list(variance_rows(correlation_with(blame=tail_attribution(Missing("why")))))

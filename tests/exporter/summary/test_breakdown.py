@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import summaries
 from jsonschema import Draft202012Validator
+from msgspec import UNSET, convert, to_builtins
 from rich.console import Console
 from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
 from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
-from exporter.summary.breakdown import SEVERAL_CLOCKS, correlation
+from exporter.summary.breakdown import Coverage, Quality
+from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
 from exporter.tables import PARTS
 from sidecar.options import schema
 
@@ -26,7 +28,7 @@ TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
 MERGED = "network and engine frontend"
 
 
-def table_of(shown: dict[str, Any]) -> list[list[str]]:
+def table_of(shown: Correlation) -> list[list[str]]:
     """The rows of the table of parts, as words."""
     return words(breakdown_table(shown))
 
@@ -69,7 +71,7 @@ def test_the_answer_gives_the_reason_where_there_is_none():
 def test_comparable_is_within_two_percent(server_requests: int, comparable: bool):
     """The engine may have finished 2 % more or fewer than succeeded here."""
     found = summaries.findings(whole=summaries.means(server_requests=server_requests))
-    assert comparable == correlation(found)["comparable"]
+    assert comparable == correlation(found).comparable
 
 
 def test_the_table_has_every_part_with_its_share_source_and_error():
@@ -109,14 +111,15 @@ def test_sources_are_put_together_request_by_request():
         (5, summaries.parts("none", reason="it was cancelled")),
     )
     shown = summaries.correlated(summaries.findings(of))
-    breakdown = shown["breakdown"]
-    assert {"trace": 0.5, "response": 0.25, "histogram": 0.2, "none": 0.05} == shown["coverage"]
-    assert {"exact": 75, "tight": 0, "shared": 20, "foreign": 0, "prior": 0, "none": 5} == shown["quality"]
-    assert {"it was cancelled": 5} == shown["none_reasons"]
-    assert {MERGED: 25} == breakdown["merged"]
-    assert (70, 5.0, "mixed") == tuple(breakdown["network_ms"][name] for name in ("count", "mean", "source"))
-    assert pytest.approx(1) == sum(breakdown[name]["share_of_ttft"] or 0.0 for name in TTFT_PARTS)
-    assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown["queue_ms"]["error_ms"]
+    breakdown = shown.breakdown
+    assert Coverage(trace=0.5, response=0.25, histogram=0.2, none=0.05) == shown.coverage
+    assert Quality(exact=75, tight=0, shared=20, foreign=0, prior=0, none=5) == shown.quality
+    assert {"it was cancelled": 5} == shown.none_reasons
+    assert {MERGED: 25} == breakdown.merged
+    network = breakdown.network_ms
+    assert (70, 5.0, "mixed") == (network.count, network.mean, network.source)
+    assert pytest.approx(1) == sum(getattr(breakdown, name).share_of_ttft or 0.0 for name in TTFT_PARTS)
+    assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown.queue_ms.error_ms
     assert [
         (
             "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies or records, 20 estimated from "
@@ -131,13 +134,13 @@ def test_sources_are_put_together_request_by_request():
 def test_slices_are_of_the_requests_submitted_in_them():
     """Their means add up to their TTFT, and how sure they are is never dropped."""
     of = mixed((20, summaries.parts()), (30, summaries.parts("histogram")), (50, summaries.parts("none", reason="why")))
-    slices = correlation(summaries.findings(of))["timeslices"]
-    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one["requests"], one["covered"]) for one in slices]
+    slices = correlation(summaries.findings(of)).timeslices
+    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one.requests, one.covered) for one in slices]
     for one in slices[:3]:
-        assert pytest.approx(one["ttft_ms"]) == sum(one[name] or 0.0 for name in TTFT_PARTS)
-    assert [0, 20, 10] == [one["quality"]["shared"] for one in slices[:3]]
-    assert [0.0, 4.0, 4.0] == [one["error_ms"] for one in slices[:3]]
-    assert ("why", 200.0, None) == tuple(slices[3][name] for name in ("missing", "ttft_ms", "queue_ms"))
+        assert pytest.approx(one.ttft_ms) == sum(getattr(one, name) or 0.0 for name in TTFT_PARTS)
+    assert [0, 20, 10] == [one.quality.shared for one in slices[:3]]
+    assert [0.0, 4.0, 4.0] == [one.error_ms for one in slices[:3]]
+    assert ("why", 200.0, None) == (slices[3].missing, slices[3].ttft_ms, slices[3].queue_ms)
 
 
 def test_classes_and_urls_are_groups_of_their_own():
@@ -146,11 +149,11 @@ def test_classes_and_urls_are_groups_of_their_own():
     classes = np.array(["chat"] * 30 + ["code"] * 70, dtype=np.object_)
     shown = correlation(replace(found, workload_class=classes))
     assert ({"chat": 30, "code": 70}, {}) == (
-        {name: group["requests"] for name, group in shown["classes"].items()},
-        shown["urls"],
+        {name: group.requests for name, group in shown.classes.items()},
+        shown.urls,
     )
-    assert 150.0 == shown["classes"]["code"]["breakdown"]["queue_ms"]["mean"]
-    assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == shown["classes"]["chat"]["coverage"]
+    assert 150.0 == shown.classes["code"].breakdown.queue_ms.mean
+    assert Coverage(trace=1.0, response=0.0, histogram=0.0, none=0.0) == shown.classes["chat"].coverage
     (table,) = group_tables(shown)
     assert ["code", "70", "200.0", "5.00", "150.0", "30.0", "15.0"] == words(table)[-1]
 
@@ -161,25 +164,25 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     alone = summaries.findings(summaries.parts("none", reason=why), why=why)
     shared = replace(alone, means=summaries.means(server_requests=150))
     shown = correlation(alone)
-    assert (150.0, 0.75, "histogram", None) == tuple(
-        shown["breakdown"]["queue_ms"][name] for name in ("mean", "share_of_ttft", "source", "p99")
-    )
-    assert (why, 1.0) == (shown["breakdown"]["means_only"], shown["coverage"]["none"])
-    assert "missing" not in shown
+    queue = shown.breakdown.queue_ms
+    assert (150.0, 0.75, "histogram", None) == (queue.mean, queue.share_of_ttft, queue.source, queue.p99)
+    assert (why, 1.0, UNSET) == (shown.breakdown.means_only, shown.coverage.none, shown.missing)
     assert "Of a mean TTFT of 200.0 ms: 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, 20.0 ms (10 %) other." == answer(
         shown
     )
     counts = f"Means of 100 requests by the client's count and 100 by the engine's; not by request: {why}."
     assert [counts] == list(basis(shown))
-    assert f"{why}; and the engine finished 150 requests where 100 of yours succeeded" in correlation(shared)["missing"]
+    assert f"{why}; and the engine finished 150 requests where 100 of yours succeeded" in (
+        correlation(shared).missing or ""
+    )
 
 
 def test_end_to_end_has_its_parts_too():
     """5 + 150 + 30 + 1000 of decoding and 15 that are left: 1,200 ms."""
-    e2e = correlation(summaries.findings())["breakdown"]["e2e"]
+    e2e = correlation(summaries.findings()).breakdown.e2e
     names = ("e2e_ms", "network_ms", "queue_ms", "prefill_ms", "decode_ms", "other_ms")
-    assert [1200.0, 5.0, 150.0, 30.0, 1000.0, 15.0] == [e2e[name]["mean"] for name in names]
-    assert pytest.approx(1000 / 1200) == e2e["decode_ms"]["share_of_e2e"]
+    assert [1200.0, 5.0, 150.0, 30.0, 1000.0, 15.0] == [getattr(e2e, name).mean for name in names]
+    assert pytest.approx(1000 / 1200) == e2e.decode_ms.share_of_e2e
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
             "http://a": {"offset_ms": -30.0, "error_ms": 0.5, "pairs": 100, "left_out": 0, "reason": None},
             "pod at http://b": {"offset_ms": 5000.0, "error_ms": 2.0, "pairs": 100, "left_out": 0, "reason": None},
         },
-    } == shown["clock"]
+    } == to_builtins(shown.clock)
     said = (
         "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, give or take 2.00 ms at most"
     )
@@ -235,14 +238,16 @@ def test_of_several_engines_one_contradicts_itself():
         "b": replace(summaries.NO_CLOCK, reason="was set"),
     }
     found = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
-    assert "in network_ms: one side only; was set" == correlation(found)["breakdown"]["way_in_ms"]["missing"]
+    assert "in network_ms: one side only; was set" == correlation(found).breakdown.way_in_ms.missing
 
 
 @pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])
 def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: bool):
     """Where none came, `run` has warned of that already."""
     found = summaries.findings(summaries.parts("histogram", reason="its span tells impossible times"))
-    shown = summaries.correlated(found) | {"spans": None if spans is None else {"spans": spans}}
+    counts = dict.fromkeys(ReceivedSpans.__struct_fields__, 0)
+    received = None if spans is None else ReceivedSpans(**counts | {"spans": spans})
+    shown = summaries.correlated(replace(found, spans=received))
     line = "Estimated, not joined: 100 (its span tells impossible times)."
     assert said == (line in list(basis(shown)))
 
@@ -250,7 +255,7 @@ def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: b
 def test_requests_that_did_not_succeed_are_counted():
     """The breakdown is of whatever had a first token; the client's statistics are not."""
     shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
-    assert 16 == shown["not_ok"]
+    assert 16 == shown.not_ok
     assert "Over 100 requests, 16 of which did not succeed: 100 by the engine's spans." in list(basis(shown))
 
 
@@ -261,7 +266,7 @@ def test_where_none_succeeded_the_reason_is_that():
         "none of the 100 requests that had a first token succeeded, and engines tell only of "
         "requests that they finished"
     )
-    assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_)))["missing"]
+    assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_))).missing
 
 
 def test_replies_in_one_piece_have_their_end_to_end_time_told():
@@ -294,18 +299,19 @@ def test_the_estimators_own_error_is_said_where_a_run_has_both():
         summaries.uncorrelated("reason"),
     ],
 )
-def test_the_object_is_strict_json_and_fits_its_schema(shown: dict[str, Any]):
-    assert shown == json.loads(json.dumps(shown, allow_nan=False))
+def test_the_object_is_strict_json_and_fits_its_schema(shown: Correlation):
+    written = json.loads(json.dumps(to_builtins(shown), allow_nan=False))
+    assert shown == convert(written, Correlation)
     whole = schema.summary()
     part = {"$defs": whole["$defs"], **whole["properties"]["correlation"]}
-    assert [] == [f"{one.json_path}: {one.message}" for one in Draft202012Validator(part).iter_errors(shown)]
-    assert set(QUALITIES) == set(shown["quality"])
+    assert [] == [f"{one.json_path}: {one.message}" for one in Draft202012Validator(part).iter_errors(written)]
+    assert set(QUALITIES) == set(written["quality"])
 
 
 def test_the_document_names_every_part_and_column():
     """What stands under `correlation` and in requests.parquet can be looked up; associations and blame elsewhere."""
     text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
-    shown = summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why"))
+    shown = to_builtins(summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")))
     log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
     names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {"breakdown", "association", "blame"}
     assert [] == sorted(name for name in names if f"`{name}`" not in text)

@@ -137,8 +137,8 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
     correlation = summarise(run, window_of(run), correlated(run)).correlation
-    assert why == correlation["missing"]
-    assert [2] == list(correlation["none_reasons"].values())
+    assert why == correlation.missing
+    assert [2] == list(correlation.none_reasons.values())
     assert f"Where the TTFT went is not known: {why}." == answer(correlation)
 
 
@@ -150,6 +150,6 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     pages = [VLLM.format(count=0, sum_s=0.0), VLLM.format(count=2, sum_s=0.1)]
     endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
     run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
-    found = summarise(run, window_of(run), correlated(run)).correlation["server_percentiles"]["queue_ms"]
-    assert ("client spans", 1.0, 50.0) == (found["source"], found["covered_ratio"], pytest.approx(found["p50"]))
-    assert found["p50"] == pytest.approx(found["intervals"]["p50"]["low"])
+    found = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
+    assert ("client spans", 1.0, 50.0) == (found.source, found.covered_ratio, pytest.approx(found.p50))
+    assert found.p50 == pytest.approx(found.intervals["p50"].low)

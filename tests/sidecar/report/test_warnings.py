@@ -9,6 +9,7 @@ import pytest
 import summaries
 from logs import request_log
 
+from exporter.summary.correlation import Correlation
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
 from loadgen.requests.table import assemble
@@ -26,17 +27,13 @@ ENDPOINT = Endpoint(
     scrapes=Scrapes(ok=80, failed=0, failures={}),
     requests_finished=COUNTED,
 )
+BLANK = "correlation.breakdown.blank_output_ms"
 SERVER = summaries.server(prefix_cache_hits=summaries.counter(0.0, 0.0), prefix_cache_queries=COUNTED)
+CORRELATION = msgspec.structs.replace(summaries.correlated(), client_requests=50, server_requests=50)
 FINE: dict[str, Any] = {
     "client": msgspec.to_builtins(client_summary(request_log(*[REPLY] * 50))),
     "server": msgspec.to_builtins(msgspec.structs.replace(SERVER, endpoints=[ENDPOINT])),
-    "correlation": {
-        "client_requests": 50,
-        "server_requests": 50,
-        "comparable": True,
-        "breakdown": {"blank_output_ms": {"mean": 0.0, "share_of_ttft": 0.0}},
-        "perf_metrics": None,
-    },
+    "correlation": msgspec.to_builtins(CORRELATION),
     "check": msgspec.to_builtins(msgspec.structs.replace(self_check(request_log(), [], open_loop=True), trusted=True)),
 }
 
@@ -52,6 +49,7 @@ def said(change: dict[str, Any], **manifest: Any) -> list[str]:
         place[last] = value
     sections["server"] = msgspec.convert(sections["server"], Server)
     sections["check"] = msgspec.convert(sections["check"], SelfCheck)
+    sections["correlation"] = msgspec.convert(sections["correlation"], Correlation)
     sections["client"] = msgspec.convert(sections["client"], ClientSummary)
     run = Run(
         path=Path(),
@@ -96,7 +94,7 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             ),
         ),
         (
-            {"correlation.breakdown.blank_output_ms": {"mean": 33.0, "share_of_ttft": 0.3}},
+            {f"{BLANK}.mean": 33.0, f"{BLANK}.share_of_ttft": 0.3},
             "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
         ),
         ({"client.ttft_ms.count": 47}, "3 of 50 replies held nothing but blanks and so have no TTFT"),
@@ -134,10 +132,13 @@ def test_what_became_of_records_of_requests():
     found = {
         "records": 60,
         "matched": 50,
+        "strangers": 10,
         "ambiguous_requests": 0,
         "unmatched_requests": 0,
         "refused": {},
         "failed_readings": {},
+        "clock_error_ms": 0.1,
+        "clock_missing": None,
     }
     at = "correlation.perf_metrics"
     assert [] == said({at: found})
