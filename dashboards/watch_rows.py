@@ -31,6 +31,16 @@ RECEIVER = Row(
             unit="ops",
         ),
         lines(
+            "Waiting for the next collector",
+            {
+                "bytes": f'max (sidelight_receiver_forward_queue{{what="bytes",{SIDECAR}}})',
+                "at most": f'max (sidelight_receiver_forward_queue{{what="limit_bytes",{SIDECAR}}})',
+            },
+            "At most so many bytes wait: beyond it exports are not passed on. It fills while the collector that "
+            "--otlp-forward names is away or slow.",
+            unit="bytes",
+        ),
+        lines(
             "Kept for requests that go on",
             {"{{what}}": f"max by (what) (sidelight_window_size{{{SIDECAR}}})"},
             "Bounded. At its ceiling, spans are evicted before their request is whole: the traffic is more than one "

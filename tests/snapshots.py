@@ -77,6 +77,7 @@ def snapshot(step: int) -> Snapshot:
         ),
         watch=WatchCounts(
             receiver={**dict.fromkeys(Counts.__struct_fields__, 0), "exports": step, "spans": 5 * step},
+            forward_queue={"exports": step, "bytes": 400 * step, "limit_bytes": 1000},
             restarts=1,
             errors=0,
             cpu_s=0.02 * step,

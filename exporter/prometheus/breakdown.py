@@ -59,6 +59,8 @@ def watch_families(counts: WatchCounts | None) -> Iterator[Metric]:
     refused = {kind: received[kind] for kind in REFUSED if kind in received}
     what = "Exports (bad_spans, off_clock: spans) not used, by why."
     yield series(CounterMetricFamily, "sidelight_receiver_refused", what, ("kind",), refused)
+    what = "What waits for the next collector of spans: exports, their bytes, and how many bytes may wait."
+    yield series(GaugeMetricFamily, "sidelight_receiver_forward_queue", what, ("what",), counts.forward_queue)
     what = "How much is kept for requests that go on."
     yield series(GaugeMetricFamily, "sidelight_window_size", what, ("what",), counts.sizes)
 

@@ -113,11 +113,13 @@ class WatchCounts:
     """What a resident sidecar did since its start, and how much it keeps.
 
     `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
-    ended on their own. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too many. `errors`
-    are defects of ours that cost what had just come; `cpu_s` is of the process that serves the page.
+    ended on their own. `forward_queue` is what waits for the next collector by `exports`, `bytes` and `limit_bytes`,
+    empty where nothing is forwarded. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too
+    many. `errors` are defects of ours that cost what had just come; `cpu_s` is of the process that serves the page.
     """
 
     receiver: Mapping[str, int]
+    forward_queue: Mapping[str, int]
     restarts: int
     errors: int
     cpu_s: float

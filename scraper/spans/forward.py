@@ -27,6 +27,7 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
 from rundir.access import Access, bare, headers_for, masked, tls_context
+from scraper.spans.log import ForwardQueue
 from scraper.spans.spec import GRPC_PORT, forward_parts
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -186,6 +187,11 @@ class Forwarder:
         finally:
             self._task.cancel()
             await self._stack.aclose()
+
+    @property
+    def queue(self) -> ForwardQueue:
+        """Return what waits now."""
+        return ForwardQueue(exports=len(self._queue), size_bytes=self._queued_bytes, limit_bytes=self._queue_bytes)
 
     def offer(self, body: bytes) -> None:
         """Queue an export; never waits. One that does not fit is dropped and counted."""

@@ -41,6 +41,14 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     off_clock: int = 0
 
 
+class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded)."""
+
+    exports: int = 0
+    size_bytes: int = 0
+    limit_bytes: int = 0
+
+
 class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, kw_only=True):
     """One export: received_ns is int64 ns Unix, `via` grpc or http, `packed` the ExportTraceServiceRequest in zlib."""
 
@@ -66,12 +74,13 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):
     """A receiver began, counted on, settled or ended: `started`, `counted`, `settled`, `ended`; `continued` is what was
-    so when another file began. One that started again without an end died.
+    so when another file began. One that started again without an end died. `queue` is that of its forwarder.
     """
 
     at_ns: int
     state: str
     counts: Counts
+    queue: ForwardQueue = ForwardQueue()
 
 
 SpanLogRecord = ExportRecord | StateRecord

@@ -28,7 +28,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
-from scraper.spans.log import Counts, SpanLog, StateRecord, packed
+from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord, packed
 from scraper.spans.received import OFF_CLOCK, ReceivedSpan, classify, received_spans
 from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, host_and_port
 
@@ -280,19 +280,22 @@ class Receiver:
         return False
 
     async def _count_on(self) -> None:
-        written = self.counts()
+        written = self.counts(), self._queue()
         while True:
             await asyncio.sleep(_COUNT_EVERY_S)
-            if self.counts() != written:
-                written = self.counts()
+            if (self.counts(), self._queue()) != written:
+                written = self.counts(), self._queue()
                 # The log may be full for a while; exports are then turned away, which says it.
                 with suppress(OSError):
                     self._write_state("counted")
 
+    def _queue(self) -> ForwardQueue:
+        return self._forwarder.queue if self._forwarder else ForwardQueue()
+
     def _write_state(self, state: str) -> None:
         if self._log:
             now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
-            self._log.append(StateRecord(at_ns=now_ns, state=state, counts=self.counts()))
+            self._log.append(StateRecord(at_ns=now_ns, state=state, counts=self.counts(), queue=self._queue()))
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:

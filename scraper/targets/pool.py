@@ -26,26 +26,34 @@ class ScrapePool:
         self._targets: list[Target] = []
         self._clocks: list[str] = []
         self._ticking: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def set_targets(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
         """Scrape these at this interval from now on; the task is done when each has been scraped once, or could not be
-        within that time. A URL that stands there twice is scraped once.
+        within that time. A URL that is listed twice is scraped once. A scrape of an earlier target that is under way
+        goes on and is logged.
         """
-        self.stop_schedule()
+        for target, task in zip(self._targets, self._ticking, strict=True):
+            target.stop()
+            if target.is_busy:
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+            else:
+                task.cancel()
         self._config = replace(self._config, interval_ns=round(interval_s * 1e9))
         self._targets = [
-            Target(url, self._config, self._timings if clock_of(url) else self._log)
+            Target(url, self._config, log=self._timings if clock_of(url) else self._log, say=self._say)
             for url in {bare(url): url for url in urls}.values()
         ]
         self._clocks = [clock for url in urls if (clock := clock_of(url))]
         first = self._group.create_task(self.scrape_all(within_s=within_s))
-        # Whoever has answered goes on: a target that hangs delays only our word that all are ready.
-        self._ticking = [self._group.create_task(target.tick(self._say)) for target in self._targets]
+        # A target that has answered goes on: one that hangs delays only our word that all are ready.
+        self._ticking = [self._group.create_task(target.tick()) for target in self._targets]
         return first
 
     def stop_schedule(self) -> None:
-        """Scrape at no more ticks."""
-        for task in self._ticking:
+        """Scrape at no more ticks, and give up what is under way, of earlier targets too."""
+        for task in (*self._ticking, *self._leaving):
             task.cancel()
 
     async def scrape_all(self, *, within_s: float) -> None:

@@ -52,16 +52,20 @@ class ScrapeConfig:
 
 
 class Target:
-    """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count."""
+    """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count.
 
-    def __init__(self, url: str, config: ScrapeConfig, log: Log) -> None:
+    A target that has not answered for STALE_TICKS intervals is said to be stale, once, and fresh when it answers again.
+    """
+
+    def __init__(self, url: str, config: ScrapeConfig, *, log: Log, say: Say) -> None:
         self.ok = 0
         self.failed = 0
         self.skipped = 0
         self.stale = False
         self.last_tick_ns = 0
         self.shown = masked(url)
-        self._url, self._config, self._log = url, config, log
+        self._url, self._config, self._log, self._say = url, config, log, say
+        self._stopping = False
         self._begun = asyncio.Event()
         self._busy = asyncio.Lock()
         self._offset_ns = offset_ns(bare(url), config.interval_ns)
@@ -69,31 +73,38 @@ class Target:
         self._failures = 0  # in a row
         self._answered_ns = config.now_ns()
 
-    async def tick(self, say: Say) -> None:
-        """Scrape at every tick until cancelled, and at fewer of them while the target fails.
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether a scrape is under way."""
+        return self._busy.locked()
 
-        Begins when `scrape` has been done once. A tick that finds a scrape under way is skipped. A target that has not
-        answered for STALE_TICKS intervals is said to be stale, once, and fresh when it answers again.
+    def stop(self) -> None:
+        """Begin no more scrapes at ticks; one under way goes on."""
+        self._stopping = True
+
+    async def tick(self) -> None:
+        """Scrape at every tick until stopped, and at fewer of them while the target fails.
+
+        Begins when `scrape` has been done once. A tick that finds a scrape under way is skipped.
         """
         interval_ns = self._config.interval_ns
         await self._begun.wait()
         now_ns = self._config.now_ns() - self._offset_ns
         self.last_tick_ns = max(self.last_tick_ns, next_tick(now_ns, interval_ns) - interval_ns)
-        while True:
+        while not self._stopping:
             due_ns = self.last_tick_ns + wait_ticks(self._failures, interval_ns, self._jitter) * interval_ns
             now_ns = self._config.now_ns()
             tick_ns = max(due_ns, next_tick(now_ns - self._offset_ns, interval_ns))
             self.skipped += (tick_ns - due_ns) // interval_ns
             await asyncio.sleep((tick_ns + self._offset_ns - now_ns) / 1e9)
-            if tick_ns <= self.last_tick_ns:  # a scrape at a stated moment took this tick
+            if self._stopping or tick_ns <= self.last_tick_ns:  # a scrape at a stated moment took this tick
                 continue
             self.last_tick_ns = tick_ns
             if self._busy.locked():
                 self.skipped += 1
                 continue
             async with self._busy:
-                error = await self._scrape(tick_ns, self._config.limits)
-            self._judge(error, say)
+                await self._scrape(tick_ns, self._config.limits)
 
     async def scrape(self, tick_ns: int, *, within_s: float) -> None:
         """Scrape now, whatever failed before, after a scrape that may be under way; done in `within_s` seconds."""
@@ -114,7 +125,7 @@ class Target:
             self._busy.release()
             self._begun.set()
 
-    async def _scrape(self, tick_ns: int, limits: Limits) -> str:
+    async def _scrape(self, tick_ns: int, limits: Limits) -> None:
         config = self._config
         found = await scrape(
             config.session,
@@ -124,9 +135,9 @@ class Target:
             limits=limits,
             access=config.access,
         )
-        return self._keep(found)
+        self._keep(found)
 
-    def _keep(self, found: Scrape) -> str:
+    def _keep(self, found: Scrape) -> None:
         error = self._log.append(found) or found.error
         if error:
             self.failed += 1
@@ -135,16 +146,18 @@ class Target:
             self.ok += 1
             self._failures = 0
             self._answered_ns = found.response_ns
-        return error
+        self._judge(error)
 
-    def _judge(self, error: str, say: Say) -> None:
+    def _judge(self, error: str) -> None:
+        if self._stopping:
+            return
         silent_s = (self._config.now_ns() - self._answered_ns) / 1e9
         if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._config.interval_ns:
             self.stale = True
-            say({"event": "stale", "url": self.shown, "silent_s": round(silent_s, 3), "reason": error})
+            self._say({"event": "stale", "url": self.shown, "silent_s": round(silent_s, 3), "reason": error})
         elif self.stale and not error:
             self.stale = False
-            say({"event": "fresh", "url": self.shown})
+            self._say({"event": "fresh", "url": self.shown})
 
 
 def next_tick(now_ns: int, interval_ns: int) -> int:

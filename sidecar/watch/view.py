@@ -61,6 +61,7 @@ class WatchView:
         )
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._received = {"exports": 0, "spans": 0}
+        self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
 
     def __enter__(self) -> Self:
@@ -116,6 +117,7 @@ class WatchView:
             parts=self._parts,
             watch=WatchCounts(
                 receiver=receiver,
+                forward_queue=self._forward_queue,
                 restarts=restarts,
                 errors=errors,
                 cpu_s=usage.ru_utime + usage.ru_stime,
@@ -143,6 +145,13 @@ class WatchView:
         if record.state == "started":
             self._before += self._now
         self._now = Counter(msgspec.structs.asdict(record.counts))
+        queue = record.queue
+        if queue.limit_bytes:
+            self._forward_queue = {
+                "exports": queue.exports,
+                "bytes": queue.size_bytes,
+                "limit_bytes": queue.limit_bytes,
+            }
 
     def _count_clients(self, finished: Sequence[TracedRequest]) -> None:
         spans = [one.client for one in finished if one.client is not None]

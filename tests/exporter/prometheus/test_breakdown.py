@@ -120,6 +120,7 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
             "too_large": 0,
             "turned_away": 3,
         },
+        forward_queue={"exports": 3, "bytes": 1200, "limit_bytes": 4000},
         restarts=1,
         errors=0,
         cpu_s=1.5,

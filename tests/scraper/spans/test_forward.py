@@ -14,6 +14,7 @@ from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
 from scraper.spans.forward import Forwarder, http_url
+from scraper.spans.log import ForwardQueue
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
@@ -117,6 +118,7 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
             for _ in range(5):
                 forwarder.offer(bytes(400))
             assert 3 == forwarder.dropped
+            assert ForwardQueue(exports=2, size_bytes=800, limit_bytes=1000) == forwarder.queue
     assert (0, 5) == (forwarder.sent, forwarder.dropped)
     assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
     assert [f"2 exports of spans did not reach {url}"] == said[1:]

@@ -1,0 +1,96 @@
+"""Targets that are exchanged while scrapes are under way, and what is said of one that answers at a stated moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from served import Serve
+from waiting import BOUND_S
+
+from rundir.access import Access
+from scraper.targets.fetch import Limits, Scrape, open_session
+from scraper.targets.pool import ScrapePool
+from scraper.targets.target import Say, ScrapeConfig
+
+PAGE = "# TYPE up gauge\nup 1\n"
+
+
+class Kept:
+    """What was scraped, as it comes; no page is looked at."""
+
+    def __init__(self) -> None:
+        self.scrapes: asyncio.Queue[Scrape] = asyncio.Queue()
+
+    def append(self, scrape: Scrape) -> str:
+        self.scrapes.put_nowait(scrape)
+        return scrape.error
+
+    async def next_of(self, url: str) -> Scrape:
+        """Return the next scrape of a page."""
+        while (scrape := await self.scrapes.get()).url != url:
+            pass
+        return scrape
+
+
+@asynccontextmanager
+async def pooled(log: Kept, say: Say) -> AsyncIterator[ScrapePool]:
+    """A pool that ends with the block."""
+    async with open_session() as session, asyncio.TaskGroup() as group:
+        config = ScrapeConfig(clock_offset_ns=0, access=Access(), limits=Limits(timeout_s=BOUND_S), session=session)
+        pool = ScrapePool(config, log=log, group=group, say=say)
+        yield pool
+        pool.stop_schedule()
+
+
+async def test_a_scrape_under_way_is_logged_though_its_target_was_exchanged(serve: Serve):
+    """A page that is handed out once would be lost."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+    answers.set()
+
+    async def slow(_: web.Request) -> web.Response:
+        asked.set()
+        await answers.wait()
+        return web.Response(text=PAGE)
+
+    async def quick(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE)
+
+    base = await serve({"/slow": slow, "/quick": quick})
+    log = Kept()
+    async with asyncio.timeout(BOUND_S), pooled(log, lambda _: None) as pool:
+        await pool.set_targets([f"{base}/slow"], 0.02, within_s=BOUND_S)
+        answers.clear()
+        asked.clear()
+        await asked.wait()
+        while not log.scrapes.empty():
+            log.scrapes.get_nowait()
+        await pool.set_targets([f"{base}/quick"], 0.02, within_s=BOUND_S)
+        answers.set()
+        assert ("", PAGE) == ((scrape := await log.next_of(f"{base}/slow")).error, scrape.body.decode())
+        asked.clear()
+        for _ in range(10):
+            await log.next_of(f"{base}/quick")
+        assert not asked.is_set()
+
+
+async def test_a_target_that_answers_at_a_stated_moment_is_fresh_at_once(serve: Serve):
+    """Its next tick may be thirty seconds away."""
+    up = asyncio.Event()
+
+    async def moody(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE) if up.is_set() else web.Response(status=503)
+
+    base = await serve({"/metrics": moody})
+    said: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+    async with asyncio.timeout(BOUND_S), pooled(Kept(), said.put_nowait) as pool:
+        await pool.set_targets([f"{base}/metrics"], 0.02, within_s=BOUND_S)
+        assert "stale" == (await said.get())["event"]
+        pool.stop_schedule()
+        up.set()
+        await pool.scrape_all(within_s=BOUND_S)
+        assert {"event": "fresh", "url": f"{base}/metrics"} == said.get_nowait()
+        assert 0 == pool.counts()["stale"]
