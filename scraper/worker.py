@@ -1,12 +1,16 @@
 """The scraping process: `python -m scraper.worker`, obeying JSON lines on its standard input.
 
-The first line is a `Spec`; `{"cmd":"settle","seconds":x}` scrapes on for that time, then once more, and says `settled`;
-`{"cmd":"scrape","targets":[...],"interval_s":x}` exchanges the targets, and it says `scraping` when each was scraped
-once; `{"cmd":"exit"}` or the end of input scrapes a last time and ends. In between it says `stale` of a target that no
-longer answers and `fresh` when it does again. When each target is scraped is `target`'s business, what is kept `log`'s.
+The first line is a `Spec`, the others are commands (`scraper.commands`):
+
+- `{"cmd":"settle","seconds":x}` scrapes on for that time, then once more, and says `settled`;
+- `{"cmd":"scrape","targets":[...],"interval_s":x}` exchanges the targets, and says `scraping` when each was scraped;
+- `{"cmd":"exit"}` or the end of input scrapes a last time and ends.
+
+In between it says `stale` of a target that no longer answers and `fresh` when it does again. When each target is
+scraped is decided in `targets.target`, what is recorded in the logs of each family.
 
 Where it receives spans it says `listening`, with the ports, before it is `ready`. A `settle` then also waits for the
-spans of its `trace_ids`, and `settled` tells of them. What was wrong with spans is a line on standard error.
+spans of its `trace_ids`, and `settled` has their counts. What was wrong with spans is a line on standard error.
 """
 
 from __future__ import annotations
@@ -20,85 +24,29 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rundir.access import Access, UnusableFile
-from rundir.frames import Rotation, open_append
+from rundir.access import UnusableFile
+from rundir.frames import open_append
+from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
-from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, forward_parts, host_and_port
-from scraper.targets.fetch import LIMIT_BYTES, Limits, clock_of, open_session
+from scraper.spans.spec import SETTLE_S, CannotListen, forward_parts, host_and_port
+from scraper.targets.fetch import Limits, clock_of, open_session
 from scraper.targets.pool import ScrapePool
 from scraper.targets.target import ScrapeConfig
 
 if TYPE_CHECKING:
     from scraper.spans.receiver import Receiver
 
-MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
-MAX_INTERVAL_S = 86_400.0
 # The conductor waits 10 s for a settled scraper, and as long for one that ends.
 SETTLE_WITHIN_S = 8.0
 END_WITHIN_S = 4.0
-_LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
-
-
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to scrape: resolved URLs, the tick in seconds, the run's clock offset, and the log to append to.
-
-    A URL that stands there twice is scraped once. `seed` is that of the jitter after failures. `hardware_out` is the
-    log of what this machine's hardware uses; empty: it is not read. `timings_out` is the log of what `/perf_metrics` of
-    TensorRT-LLM says, made only where a target is one. `spans` says where spans are received, into the log
-    `spans_out`; None: nowhere. `stderr` is the file that standard error goes to; empty: where it goes already. Logs go
-    on in other files by `rotation`; None: never.
-    """
-
-    targets: list[str]
-    interval_s: float
-    clock_offset_ns: int
-    out: str
-    timeout_s: float = 5.0
-    limit_bytes: int = LIMIT_BYTES
-    access: Access = Access()
-    seed: int = 0
-    hardware_out: str = ""
-    timings_out: str = ""
-    spans: ReceiverSpec | None = None
-    spans_out: str = ""
-    stderr: str = ""
-    rotation: Rotation | None = None
-
-
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
-
-
-class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle"):
-    """How to settle: for so many seconds, and until the requests of these traces (hex ids) have their spans.
-
-    Spans are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
-    first one may still be on its way.
-    """
-
-    seconds: _Seconds = 0
-    trace_ids: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]] = []
-    first_span_s: _Seconds = 0
-
-
-class OtherPages(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="scrape"):
-    """What to scrape from now on, as in Spec."""
-
-    targets: list[str]
-    interval_s: Annotated[float, msgspec.Meta(ge=MIN_INTERVAL_S, le=MAX_INTERVAL_S)]
-
-
-class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit"):
-    """Scrape a last time and end."""
-
-
-Command = Settle | OtherPages | Exit
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
 
 
 async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
@@ -161,7 +109,7 @@ async def _obey(pool: ScrapePool, receiver: Receiver | None, commands: asyncio.S
         command = await _next(commands)
         if command is None or isinstance(command, Exit):
             return settled and command is not None
-        if isinstance(command, OtherPages):
+        if isinstance(command, SetTargets):
             await pool.set_targets(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
             settled = False
             _say({"event": "scraping", **pool.counts()})

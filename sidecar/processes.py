@@ -14,9 +14,15 @@ from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import msgspec
 
 from sidecar.errors import WorkerDied
+
+if TYPE_CHECKING:
+    from loadgen.transports.transport import WorkerSpec
+    from scraper.commands import Spec
 
 START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, and forwards spans for 4 s
@@ -51,11 +57,11 @@ class Child:
         self._stdout = cast("asyncio.StreamReader", self._process.stdout)
         return self
 
-    async def begin(self, spec: Mapping[str, Any], *, stderr: Path) -> None:
+    async def begin(self, spec: WorkerSpec | Spec, *, stderr: Path) -> None:
         """Send the child its specification, and the file of its standard error."""
         self._stderr = stderr
         self._idle = False
-        await self.send({**spec, "stderr": str(stderr)})
+        await self.send(msgspec.structs.replace(spec, stderr=str(stderr)))
 
     async def __aexit__(self, *_: object) -> None:
         self._stdin.close()
@@ -68,10 +74,10 @@ class Child:
             self._process.kill()
             await self._process.wait()
 
-    async def send(self, command: Mapping[str, Any]) -> None:
+    async def send(self, command: msgspec.Struct | Mapping[str, Any]) -> None:
         """Write one command. That a child has ended is noticed by `expect`, which knows the reason."""
         with suppress(ConnectionResetError, BrokenPipeError):
-            self._stdin.write(json.dumps(dict(command)).encode() + b"\n")
+            self._stdin.write(msgspec.json.encode(command) + b"\n")
             await self._stdin.drain()
 
     async def expect(self, event: str, *, timeout_s: float | None = None) -> dict[str, Any]:

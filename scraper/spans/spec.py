@@ -19,7 +19,7 @@ SETTLE_S = 6.0
 GRPC_PORT = 4317
 
 
-class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to."""
 
     grpc: str = "127.0.0.1:4317"

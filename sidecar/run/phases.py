@@ -118,9 +118,11 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
     """
     if session.scraper is None:
         return
+    from scraper.commands import Settle  # noqa: PLC0415  aiohttp, which a run imports while its processes start
+
     awaited = _awaited_spans(session) if listening else {}
     try:
-        await session.scraper.send({"cmd": "settle", "seconds": seconds, **awaited})
+        await session.scraper.send(Settle(seconds=seconds, **awaited))
         bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
         settled = await session.scraper.expect("settled", timeout_s=bound_s)
     except WorkerDied as error:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from loadgen.protocols import PROTOCOLS
 from rundir.access import Access
@@ -35,6 +33,8 @@ from sidecar.run.stopping import stop_on_signals, until_deadline
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
+    from loadgen.transports.transport import WorkerSpec
+    from scraper.commands import Spec
     from sidecar.live.view import LiveRun
     from sidecar.run.prepare import Prepared
 
@@ -96,8 +96,8 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
         for text in found.notes:
             tell(session, text)
         for number, worker in enumerate(workers):
-            spec = worker_spec(number, path, run_id, found, options, clock)
-            await worker.begin(spec, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
+            work = worker_spec(number, path, run_id, found, options, clock)
+            await worker.begin(work, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
         if found.targets or options.otlp_listen is not None:
             spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
             session = await _scraping(session, scraper, spec)
@@ -146,39 +146,39 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
     return live
 
 
-async def _scraping(session: Session, scraper: Child, spec: Mapping[str, Any]) -> Session:
-    """Tell the scraper what to do; return the session with it, and with where it receives spans, if it does."""
+async def _scraping(session: Session, scraper: Child, spec: Spec) -> Session:
+    """Start the scraper; return the session with it, and with where it receives spans, if it does."""
     await scraper.begin(spec, stderr=session.path / run_directory.RAW / "scraper.stderr")
-    if "spans" not in spec:
+    if spec.spans is None:
         return replace(session, scraper=scraper)
-    addresses = [spec["spans"]["grpc"], spec["spans"]["http"]]
+    addresses = [spec.spans.grpc, spec.spans.http]
     if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
         ports = await scraper.expect("listening", timeout_s=START_TIMEOUT_S)
-        found = ports["grpc_port"], ports["http_port"]
-        addresses = [f"{one.rpartition(':')[0]}:{port}" for one, port in zip(addresses, found, strict=True)]
+        chosen = ports["grpc_port"], ports["http_port"]
+        addresses = [f"{address.rpartition(':')[0]}:{port}" for address, port in zip(addresses, chosen, strict=True)]
     session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
     return replace(session, scraper=scraper, listening=addresses[0])
 
 
-def worker_spec(
-    number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock
-) -> dict[str, Any]:
-    """Return what a load worker is told: `loadgen.transports.transport.WorkerSpec` as JSON."""
-    return {
-        "worker": number,
-        "workers": options.worker_count,
-        "run_id": run_id,
-        "clock_offset_ns": clock.offset_ns,
-        "urls": [one.url for one in found.served],
-        "headers": dict(found.contact.headers),
-        "tls": asdict(found.contact.tls),
-        "transport": PROTOCOLS[options.endpoint].transport,
-        "protocol": options.endpoint,
-        "reuse": options.reuse,
-        "sessions": True,
-        "out": str(path / run_directory.RAW / f"requests-{number}.log"),
-        "request_timeout_s": options.request_timeout,
-    }
+def worker_spec(number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock) -> WorkerSpec:
+    """Return the specification of a load worker."""
+    from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  as in run
+
+    return WorkerSpec(
+        worker=number,
+        workers=options.worker_count,
+        run_id=run_id,
+        clock_offset_ns=clock.offset_ns,
+        urls=[served.url for served in found.served],
+        headers=dict(found.contact.headers),
+        tls=found.contact.tls,
+        transport=PROTOCOLS[options.endpoint].transport,
+        protocol=options.endpoint,
+        reuse=options.reuse,
+        sessions=True,
+        out=str(path / run_directory.RAW / f"requests-{number}.log"),
+        request_timeout_s=options.request_timeout,
+    )
 
 
 def scraper_spec(
@@ -187,25 +187,25 @@ def scraper_spec(
     options: RunOptions | ScrapeOptions,
     clock: Clock,
     access: Access,
-) -> dict[str, Any]:
-    """Return what the scraper is told: `scraper.worker.Spec` as JSON. A scrape without load has no seed of its own."""
+) -> Spec:
+    """Return the specification of the scraper. A scrape without load has no seed of its own."""
+    from scraper.commands import Spec  # noqa: PLC0415  as in run
+
+    raw = path / run_directory.RAW
     spans = receiver_spec(options, clock)
-    return {
-        "targets": list(targets),
-        "interval_s": options.scrape_interval,
-        "timeout_s": options.scrape_timeout,
-        "clock_offset_ns": clock.offset_ns,
-        "out": str(path / run_directory.RAW / "scrapes-0.log"),
-        "access": asdict(access),
-        "seed": options.seed if isinstance(options, RunOptions) else 0,
-        "hardware_out": str(path / run_directory.RAW / "hardware.log"),
-        "timings_out": str(path / run_directory.RAW / "timings-0.log"),
-        **(
-            {"spans": msgspec.to_builtins(spans), "spans_out": str(path / run_directory.RAW / "spans-0.log")}
-            if spans
-            else {}
-        ),
-    }
+    return Spec(
+        targets=list(targets),
+        interval_s=options.scrape_interval,
+        timeout_s=options.scrape_timeout,
+        clock_offset_ns=clock.offset_ns,
+        out=str(raw / "scrapes-0.log"),
+        access=access,
+        seed=options.seed if isinstance(options, RunOptions) else 0,
+        hardware_out=str(raw / "hardware.log"),
+        timings_out=str(raw / "timings-0.log"),
+        spans=spans,
+        spans_out=str(raw / "spans-0.log") if spans else "",
+    )
 
 
 async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:

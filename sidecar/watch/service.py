@@ -11,7 +11,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,8 @@ from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from rundir.access import masked
 from rundir.clock import Clock, anchor
-from rundir.frames import next_number
+from rundir.frames import Rotation, next_number
+from scraper.commands import SetTargets, Spec
 from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
@@ -180,20 +181,18 @@ async def _begin(one: Watch, child: Child) -> None:
     spans = receiver_spec(options, one.clock)
     if spans is not None and one.ports is not None:  # whoever sends knows these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{one.ports[0]}", http=f"{host}:{one.ports[1]}")
-    await child.begin(
-        {
-            "targets": list(options.metrics),
-            "interval_s": options.scrape_interval,
-            "timeout_s": options.scrape_timeout,
-            "clock_offset_ns": one.clock.offset_ns,
-            "out": str(raw / SCRAPES.replace("*", f"{number:06d}")),
-            "access": asdict(metrics_access(options)),
-            "spans": None if spans is None else msgspec.to_builtins(spans),
-            "spans_out": str(raw / SPANS.replace("*", f"{number:06d}")),
-            "rotation": {"most_bytes": options.kept_bytes // _FILES_KEPT, "most_s": options.keep_s / _FILES_KEPT},
-        },
-        stderr=raw / "scraper.stderr",
+    spec = Spec(
+        targets=list(options.metrics),
+        interval_s=options.scrape_interval,
+        timeout_s=options.scrape_timeout,
+        clock_offset_ns=one.clock.offset_ns,
+        out=str(raw / SCRAPES.replace("*", f"{number:06d}")),
+        access=metrics_access(options),
+        spans=spans,
+        spans_out=str(raw / SPANS.replace("*", f"{number:06d}")),
+        rotation=Rotation(most_bytes=options.kept_bytes // _FILES_KEPT, most_s=options.keep_s / _FILES_KEPT),
     )
+    await child.begin(spec, stderr=raw / "scraper.stderr")
     told = await child.expect("listening", timeout_s=START_TIMEOUT_S)
     one.ports = told["grpc_port"], told["http_port"]
     one.receiver, one.lives = child, one.lives + 1
@@ -231,8 +230,7 @@ async def _reload_on(one: Watch) -> None:
         one.options = options
         one.view.scrape_only(options.metrics)
         if one.receiver is not None:
-            command = {"cmd": "scrape", "targets": list(options.metrics), "interval_s": options.scrape_interval}
-            await one.receiver.send(command)
+            await one.receiver.send(SetTargets(targets=list(options.metrics), interval_s=options.scrape_interval))
         pages = ", ".join(masked(url) for url in options.metrics) or "nothing"
         text = f"reloaded: scraping {pages} every {options.scrape_interval:g} s"
         one.progress.stage(text)

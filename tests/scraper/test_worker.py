@@ -138,6 +138,13 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     assert {"", "HTTP 404"} == {getattr(record, "error", "") for record in records}
 
 
+async def test_an_unknown_field_is_an_unusable_spec(tmp_path: Path):
+    """A misspelt one would have been ignored."""
+    async with started(tmp_path, targets=[], timeout=3) as worker:
+        assert {"message": "unusable spec: Object contains unknown field `timeout`"} == await worker.event("error")
+        assert 2 == await worker.process.wait()
+
+
 @pytest.mark.parametrize("interval_s", [0, 0.009, -1, 1e300])
 async def test_an_interval_that_no_clock_keeps(tmp_path: Path, interval_s: float):
     """An interval below 10 ms, or beyond a day, is refused before anything is scraped."""

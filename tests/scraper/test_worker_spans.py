@@ -153,9 +153,10 @@ async def test_an_address_in_use_is_an_unusable_spec(tmp_path: Path, wire: str):
     [
         ({"grpc": "4317"}, "'4317' is not HOST:PORT"),
         ({"forward": "collector:4317"}, "collector:4317 is not a grpc(s) or http(s) URL"),
+        ({"colour": "red"}, "Object contains unknown field `colour` - at `$.spans`"),
         ({"forward": "https://127.0.0.1:1", "access": {"ca": "/nowhere.pem"}}, "ca: No such file or directory"),
     ],
-    ids=["address", "no url", "certificate"],
+    ids=["address", "no url", "unknown field", "certificate"],
 )
 async def test_a_receiver_that_cannot_be_is_an_unusable_spec(tmp_path: Path, spans: dict[str, Any], reason: str):
     """Said in one line, exit 2."""

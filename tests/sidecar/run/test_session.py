@@ -8,7 +8,7 @@ import msgspec
 
 from rundir.access import Access
 from rundir.clock import anchor
-from scraper.worker import Spec
+from scraper.commands import Spec
 from sidecar.options.load import RunOptions
 from sidecar.options.scrape import ScrapeOptions
 from sidecar.run.session import scraper_spec
@@ -16,8 +16,8 @@ from sidecar.run.session import scraper_spec
 
 def spec(options: RunOptions | ScrapeOptions) -> Spec:
     """Return the scraper's specification as the scraper reads it."""
-    told = scraper_spec(Path("run"), ["http://e/metrics"], options, anchor(), Access(headers={"X": "y"}))
-    return msgspec.json.decode(msgspec.json.encode(told), type=Spec)
+    spec = scraper_spec(Path("run"), ["http://e/metrics"], options, anchor(), Access(headers={"X": "y"}))
+    return msgspec.json.decode(msgspec.json.encode(spec), type=Spec)
 
 
 def test_the_scraper_is_told_the_seed():

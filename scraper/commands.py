@@ -1,0 +1,73 @@
+"""What the conductor sends to the scraping process, one JSON line each: a `Spec` first, then commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from rundir.access import Access
+from rundir.frames import Rotation
+from scraper.spans.spec import ReceiverSpec
+from scraper.targets.fetch import LIMIT_BYTES
+
+MIN_INTERVAL_S = 0.01  # a scrape takes milliseconds on both sides
+MAX_INTERVAL_S = 86_400.0
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to scrape, and into which logs.
+
+    targets        resolved URLs; one that is listed twice is scraped once
+    interval_s     seconds between scrapes of a target
+    timeout_s      timeout of one scrape
+    seed           of the jitter after failures
+    hardware_out   log of this machine's hardware counters; "": they are not read
+    timings_out    log of TensorRT-LLM's `/perf_metrics`, created only where a target is one
+    spans          where spans are received, into the log `spans_out`; None: nowhere
+    stderr         file for standard error; "": it stays where it goes
+    rotation       when logs continue in a new file; None: never
+    """
+
+    targets: list[str]
+    interval_s: float
+    clock_offset_ns: int
+    out: str
+    timeout_s: float = 5.0
+    limit_bytes: int = LIMIT_BYTES
+    access: Access = Access()
+    seed: int = 0
+    hardware_out: str = ""
+    timings_out: str = ""
+    spans: ReceiverSpec | None = None
+    spans_out: str = ""
+    stderr: str = ""
+    rotation: Rotation | None = None
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle", forbid_unknown_fields=True):
+    """How to settle: for so many seconds, and until the requests of these traces (hex ids) have their spans.
+
+    Spans are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
+    first one may still be on its way.
+    """
+
+    seconds: _Seconds = 0
+    trace_ids: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]] = []
+    first_span_s: _Seconds = 0
+
+
+class SetTargets(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="scrape", forbid_unknown_fields=True):
+    """What to scrape from now on, as in Spec."""
+
+    targets: list[str]
+    interval_s: Annotated[float, msgspec.Meta(ge=MIN_INTERVAL_S, le=MAX_INTERVAL_S)]
+
+
+class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
+    """Scrape a last time and end."""
+
+
+Command = Settle | SetTargets | Exit
