@@ -20,7 +20,6 @@ from scraper.spans.forward import Away, Refused, Wire
 
 PATIENCE_S = 10.0  # how long one export is tried
 SAY_EVERY_S = 5.0
-_FIRST_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ async def send(
     *,
     say: Callable[[str], None],
 ) -> Sent:
-    """Send exports in turn, gzipped; `say` is told now and then how many spans were taken.
+    """Send exports in turn, gzipped; `say` is called now and then with how many spans were taken.
 
     - a collector that is away, or asks for later (429, 502, 503, 504), is tried again for PATIENCE_S with growing
       pauses, or after the Retry-After that it states; one longer than that is not waited for
@@ -59,10 +58,10 @@ async def send(
         for export in exports:
             count = sum(len(scope.spans) for resource in export.resource_spans for scope in resource.scope_spans)
             try:
-                told = await _delivered(wire, export.SerializeToString(), loop.time() + PATIENCE_S)
+                reply = await wire.deliver(export.SerializeToString(), patience_s=PATIENCE_S)
             except (Away, Refused) as error:
                 return Sent(taken=taken, rejected=rejected, given_up=True, reason=str(error))
-            bad, reason = _rejected(told)
+            bad, reason = _rejected(reply)
             taken, rejected, why = taken + count - bad, rejected + bad, why or reason
             if loop.time() - said_s >= SAY_EVERY_S:
                 said_s = loop.time()
@@ -70,23 +69,8 @@ async def send(
     return Sent(taken=taken, rejected=rejected, given_up=False, reason=why)
 
 
-async def _delivered(wire: Wire, body: bytes, until_s: float) -> bytes:
-    """Return the collector's reply. Raises Away when the time is over, Refused."""
-    loop = asyncio.get_running_loop()
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await wire.send(body)
-        except Away as away:
-            wait_s = away.again_s or pause_s
-            if loop.time() + wait_s >= until_s:
-                raise
-        await asyncio.sleep(wait_s)
-        pause_s *= 2
-
-
 def _rejected(reply: bytes) -> tuple[int, str]:
-    """Return how many spans a collector that took an export rejected of it, and why; what is no reply rejects none."""
+    """Return how many spans of an export the collector rejected, and why; a reply that cannot be read rejects none."""
     try:
         partial = ExportTraceServiceResponse.FromString(reply).partial_success
     except DecodeError:

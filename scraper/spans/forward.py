@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +38,8 @@ QUEUE_BYTES = 32 * 1024 * 1024
 ATTEMPT_S = 10.0
 _REPLY_BYTES = 64 * 1024
 FLUSH_S = 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+LONGEST_WAIT_S = 60.0  # whatever a Retry-After states
 # https://opentelemetry.io/docs/specs/otlp/#failures
 _HTTP_AGAIN = (429, 502, 503, 504)
 _GRPC_AGAIN = (
@@ -95,6 +97,27 @@ class Wire:
     async def send(self, body: bytes) -> bytes:
         """Give the collector one export, once; return its reply. Raises Away, Refused."""
         return await (self._over_grpc(body) if self._speaks_grpc else self._over_http(body))
+
+    async def deliver(
+        self, body: bytes, *, patience_s: float = math.inf, on_away: Callable[[Away], object] = lambda _: None
+    ) -> bytes:
+        """Give the collector one export until it has taken or refused it; return its reply.
+
+        After each attempt that failed `on_away` is called, and a pause follows: twice as long each time, or what a
+        Retry-After states. Raises Refused, and Away when the next attempt would come after `patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, pause_s = loop.time() + patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self.send(body)
+            except Away as away:
+                on_away(away)
+                wait_s = away.again_s or pause_s
+                if loop.time() + wait_s >= until_s:
+                    raise
+            await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _over_http(self, body: bytes) -> bytes:
         url = http_url(bare(self._url))
@@ -220,21 +243,15 @@ class Forwarder:
 
     async def _deliver(self, body: bytes) -> None:
         """Try until the collector has taken or refused an export; say once that it is away, once that it is back."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                await self._wire.send(body)
-            except Away as away:
-                if not self._is_away:
-                    self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
-                self._is_away = True
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                continue
-            if self._is_away:
-                self._say(f"spans are forwarded to {masked(self._url)} again")
-            self._is_away = False
-            return
+        await self._wire.deliver(body, on_away=self._note_away)
+        if self._is_away:
+            self._say(f"spans are forwarded to {masked(self._url)} again")
+        self._is_away = False
+
+    def _note_away(self, away: Away) -> None:
+        if not self._is_away:
+            self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
+        self._is_away = True
 
 
 def http_url(url: str) -> str:

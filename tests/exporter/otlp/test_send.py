@@ -111,7 +111,7 @@ async def service(later: int = 0) -> AsyncIterator[tuple[str, Service]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between attempts that no test waits for."""
-    monkeypatch.setattr("exporter.otlp.send._FIRST_PAUSE_S", 1e-3)
+    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 1e-3)
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
