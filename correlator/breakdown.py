@@ -18,8 +18,8 @@ import numpy as np
 from correlator.estimate import NO_FIRST
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from correlator.exact.join import SLACK_MS, Joined
-from correlator.requests import Requests
+from correlator.exact.table import SLACK_MS, Joined
+from correlator.requests import RequestColumns
 from rundir.columns import Bools, Floats, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")
@@ -135,7 +135,7 @@ class Parts:
 
 
 def break_down(
-    requests: Requests,
+    requests: RequestColumns,
     joined: Joined,
     attribution: Attribution,
     clocks: ClockOffsets | None = None,
@@ -221,7 +221,7 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_ms: Floats, e2e
     )
 
 
-def _on_our_clock(parts: Parts, requests: Requests, joined: Joined, clocks: ClockOffsets) -> Parts:
+def _on_our_clock(parts: Parts, requests: RequestColumns, joined: Joined, clocks: ClockOffsets) -> Parts:
     """Put the engines' stamps on our clock, and divide the network's part by them.
 
     A span whose stamps contradict the others' divides nothing; on which side of a gateway time passed, no span tells.

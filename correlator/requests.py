@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from loadgen.requests.table import RequestLog
-from rundir.columns import Bools, Floats, Indices, Ints, Texts
+from rundir.columns import Bools, Indices, Ints, Texts, ragged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Spans of clients as columns of a request log: what `join`, `parts` and `attribute` ask for.
+class Requests:
+    """Columns of n requests that estimates and breakdowns are made of; stamps int64 ns Unix by our clock.
 
-    Where there is no span, stamps are -1. Each request is a trace of its own here: one trace may hold several.
+    Stamps and tokens are -1 where unknown. Names are those of `RequestLog`, which has these columns and more.
     """
 
-    trace_id: Texts
-    request_id: Texts
-    response_id: Texts
     endpoint_url: Texts
     status: Texts
     finish_reason: Texts
-    http_status: Ints
     dispatch_ns: Ints
     submit_ns: Ints
     first_output_ns: Ints
@@ -36,16 +32,20 @@ class Columns:
     input_tokens: Ints
     output_tokens: Ints
     cached_tokens: Ints
-    chunk_ns: Ints
+    chunk_ns: Ints = field(metadata=ragged("chunk_start"))
     chunk_start: Ints
-    server_queue_ms: Floats
-    server_prefill_ms: Floats
-    server_decode_ms: Floats
-    server_ttft_ms: Floats
-    server_e2e_ms: Floats
+
+    def __len__(self) -> int:
+        return len(self.submit_ns)
 
 
-Requests = RequestLog | Columns
+RequestColumns = Requests | RequestLog
+
+
+def of_log(log: RequestLog) -> Requests:
+    """Return the columns of a run's requests."""
+    return Requests(**{column.name: getattr(log, column.name) for column in fields(Requests)})
+
 
 _TLS_SCHEMES = ("https", "wss", "grpcs")
 

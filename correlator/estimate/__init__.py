@@ -19,7 +19,7 @@ from correlator.estimate.priors import Network, assume_network, measure_network
 from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
 from correlator.estimate.waits import Waits, read_waits, select
-from correlator.requests import Requests, route
+from correlator.requests import RequestColumns, route
 from rundir.columns import Bools, Indices
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
@@ -33,7 +33,7 @@ NOT_SCRAPED = "the server that it was sent to was not scraped"
 APART = "the engines were not scraped at the same times"
 
 
-def attribute(requests: Requests, scrapes: Sequence[EndpointSeries]) -> Attribution:
+def attribute(requests: RequestColumns, scrapes: Sequence[EndpointSeries]) -> Attribution:
     """Estimate every request's queue and prefill time from the scrapes of one or several engines.
 
     Over the requests of a scrape interval in which nobody else's ended, estimates add up to what the engine's sums
@@ -58,7 +58,7 @@ def attribute(requests: Requests, scrapes: Sequence[EndpointSeries]) -> Attribut
     return table
 
 
-def _attributed(requests: Requests, rows: Indices, engines: list[Observed]) -> Attribution:
+def _attributed(requests: RequestColumns, rows: Indices, engines: list[Observed]) -> Attribution:
     if not len(rows):
         return nothing(0, "")
     submit_ns = requests.submit_ns[rows]

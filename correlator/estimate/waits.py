@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from correlator.requests import Requests
+from correlator.requests import RequestColumns
 from rundir.columns import Bools, Floats, Indices, Ints
 
 SHARED_STEP_S = 0.004
@@ -40,7 +40,7 @@ class Waits:
     flights_s: Floats
 
 
-def read_waits(requests: Requests, rows: Indices, origin_ns: int) -> Waits:
+def read_waits(requests: RequestColumns, rows: Indices, origin_ns: int) -> Waits:
     """Read some requests off their log. A reply refused by a content filter was made by the engine all the same."""
     # The engine observes its first output, whatever that is; the first that is not blank may come later.
     first_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)[rows]

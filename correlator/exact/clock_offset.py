@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.exact.join import SLACK_MS, Joined
+from correlator.exact.table import SLACK_MS, Joined
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints
 

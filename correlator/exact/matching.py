@@ -9,13 +9,15 @@ nearer than strangers' records come by chance: its own may be lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from correlator.requests import Requests, address
+from correlator.exact.table import TIMES, ExactTimes
+from correlator.requests import address
+from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints, Texts
 from scraper.perf_metrics import Timings
 
@@ -66,7 +68,7 @@ class _Pairs(NamedTuple):
     cost: Floats
 
 
-def matched(requests: Requests, timings: Timings) -> Matched:
+def matched(requests: RequestLog, timings: Timings) -> Matched:
     """Find the record of each request that ended well.
 
     - one record to one request; those of other clients stay without
@@ -104,7 +106,24 @@ def matched(requests: Requests, timings: Timings) -> Matched:
     return Matched(timings=timings, row=row, reason=reason, ambiguous=ambiguous)
 
 
-def _groups(requests: Requests, timings: Timings, usable: Bools) -> Iterator[tuple[Ints, Ints]]:
+def by_record(
+    matched: Matched | None, rows: Sequence[int], why: Sequence[list[str]]
+) -> Iterator[tuple[int, ExactTimes]]:
+    """Give the times of the records that fit; their stamps are by our clock as far as the engine's could be read."""
+    if matched is None:
+        return
+    timings = matched.timings
+    for row in rows:
+        place = int(matched.row[row])
+        if place < 0:
+            why[row].append(matched.reason[row])
+            continue
+        times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(timings, f"{name}_s")[place]) * 1e3 for name in TIMES}
+        arrival_ns, end_ns = int(timings.arrival_ns[place]), int(timings.last_token_ns[place])
+        yield row, ExactTimes(**times_ms, arrival_ns=arrival_ns, end_ns=end_ns, clock=timings.url[place])
+
+
+def _groups(requests: RequestLog, timings: Timings, usable: Bools) -> Iterator[tuple[Ints, Ints]]:
     """Give the requests that may be of each page's engine, and its records.
 
     They are the requests to the page's address; else, as behind a gateway, those to an address without a page.
@@ -118,7 +137,7 @@ def _groups(requests: Requests, timings: Timings, usable: Bools) -> Iterator[tup
         yield np.flatnonzero(usable & (here if here.any() else elsewhere)), np.flatnonzero(timings.url == url)
 
 
-def _pairs(requests: Requests, timings: Timings, places: Ints, records: Ints) -> _Pairs:
+def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) -> _Pairs:
     """Return who fits within whom, and the ways; a block of pairs at a time, since most do not."""
     places = places[np.argsort(requests.submit_ns[places], kind="stable")]
     submit_ns = requests.submit_ns[places]

@@ -1,7 +1,7 @@
 """Where the waits of production traffic went, request by request as they end, from the spans of clients and engines.
 
-Joined as in a run (`join`) and put together as in a run (`parts`). Only times that one clock measured are taken off
-each other, so that no clock has to agree with another. Requests that no engine told of are `rolling_estimate`'s.
+Read as in a run (`exact.spans`) and put together as in a run (`breakdown`). Only times that one clock measured are
+subtracted, so that no clock has to agree with another. Requests without an engine's span are `estimate`'s.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import Attribution, nothing
-from correlator.exact.join import SLACK_MS, Joined, join
+from correlator.estimate.table import nothing
+from correlator.exact.spans import span_times
+from correlator.exact.table import SLACK_MS, Joined, put, unjoined
 from correlator.live.client_spans import columns
 from correlator.live.traces import TracedRequest
 from rundir.columns import Bools, Floats, Texts
-from scraper.spans.received import ReceivedSpan
-from scraper.spans.requests import EngineSpans, request_spans
+from scraper.spans.requests import request_spans
 
 NO_ENGINE = "no_engine_span"
 NO_CLIENT = "no_client_span"
@@ -48,68 +48,78 @@ class Ended:
         return len(self.reason)
 
 
-def break_down_ended(requests: Sequence[TracedRequest], attribution: Attribution | None = None) -> Ended:
-    """Break down requests that ended, in their order; `attribution`, with a row for each, where no engine told of it.
+def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
+    """Break down requests that ended, in their order, by the engines' spans.
 
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_MS, is a contradiction.
     """
-    clients = columns([one.client for one in requests])
-    # How long the client waited is compared below, for the TTFT and the whole alike.
-    joined = join(replace(clients, submit_ns=np.full(len(requests), -1, dtype=np.int64)), _spans(requests))
-    estimate = nothing(len(requests), "") if attribution is None else attribution
-    gateways = [one.gateway for one in requests]
-    first = np.array([one.first_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
-    last = np.array([one.whole_s if one else math.nan for one in gateways], dtype=np.float64) * 1e3
-    parts = break_down(clients, joined, estimate, gateway_ms=first - joined.ttft_ms)
+    clients = columns([request.client for request in requests])
+    joined = _joined(requests)
+    no_estimates = nothing(len(requests), "")
+    gateways = [request.gateway for request in requests]
+    first_ms = np.array([gateway.first_s if gateway else math.nan for gateway in gateways], dtype=np.float64) * 1e3
+    last_ms = np.array([gateway.whole_s if gateway else math.nan for gateway in gateways], dtype=np.float64) * 1e3
+    parts = break_down(clients, joined, no_estimates, gateway_ms=first_ms - joined.ttft_ms)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = break_down(ends, joined, estimate, gateway_ms=last - joined.e2e_ms)
-    wrong = _contradicts(parts, parts.other_ms) | _contradicts(whole, whole.e2e_other_ms)
-    _disbelieve(parts, wrong)
-    _disbelieve(whole, wrong)
-    reason = _reasons(requests, parts, joined, wrong, estimated=attribution is not None)
-    return Ended(parts=parts, whole=whole, reason=reason)
+    whole = break_down(ends, joined, no_estimates, gateway_ms=last_ms - joined.e2e_ms)
+    inconsistent = _inconsistent(parts, parts.other_ms) | _inconsistent(whole, whole.e2e_other_ms)
+    _discard(parts, inconsistent)
+    _discard(whole, inconsistent)
+    return Ended(parts=parts, whole=whole, reason=_reasons(requests, parts, joined, inconsistent))
 
 
-def _contradicts(parts: Parts, other_ms: Floats) -> Bools:
+def estimated(parts: Parts) -> Ended:
+    """Return requests that were broken down by estimates, or that had none when they left the window."""
+    inconsistent = _inconsistent(parts, np.fmin(parts.other_ms, parts.e2e_other_ms))
+    _discard(parts, inconsistent)
+    why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
+    return Ended(parts=parts, whole=parts, reason=np.where(parts.covered, "", why).astype(np.object_))
+
+
+def _inconsistent(parts: Parts, other_ms: Floats) -> Bools:
     least_ms = np.fmin(np.fmin(parts.network_ms, parts.gateway_ms), other_ms)
     return np.asarray(least_ms < -SLACK_MS, dtype=np.bool_)
 
 
-def _disbelieve(parts: Parts, rows: Bools) -> None:
+def _discard(parts: Parts, rows: Bools) -> None:
     parts.source[rows] = "none"
     parts.quality[rows] = "none"
 
 
-def _reasons(
-    requests: Sequence[TracedRequest], parts: Parts, joined: Joined, wrong: Bools, *, estimated: bool
-) -> Texts:
+def _reasons(requests: Sequence[TracedRequest], parts: Parts, joined: Joined, inconsistent: Bools) -> Texts:
     reasons = np.full(len(requests), "", dtype=np.object_)
-    for place in np.flatnonzero(~parts.covered).tolist():
-        request = requests[place]
+    for row in np.flatnonzero(~parts.covered).tolist():
+        request = requests[row]
         if request.evicted:
-            reasons[place] = EVICTED
+            reasons[row] = EVICTED
         elif request.client is None:
-            reasons[place] = NO_CLIENT
-        elif wrong[place]:
-            reasons[place] = CONTRADICTION
+            reasons[row] = NO_CLIENT
+        elif inconsistent[row]:
+            reasons[row] = CONTRADICTION
         elif request.client.failed:
-            reasons[place] = FAILED
+            reasons[row] = FAILED
         elif not request.engine:
-            reasons[place] = NOT_ESTIMATED if estimated else NO_ENGINE
+            reasons[row] = NO_ENGINE
         else:
-            reasons[place] = NO_TIMES if joined.source[place] == "none" else NO_FIRST
+            reasons[row] = NO_TIMES if joined.source[row] == "none" else NO_FIRST
     return reasons
 
 
-def _spans(requests: Sequence[TracedRequest]) -> EngineSpans:
-    """Read the engines' spans; each bears the place of its request as its trace."""
-    owners: dict[tuple[str, str], str] = {}
-    spans: list[ReceivedSpan] = []
-    for place, request in enumerate(requests):
-        for one in request.engine:
-            owners.setdefault((one.span.trace_id.hex(), one.span.span_id.hex()), str(place))
-            spans.append(one)
-    read = request_spans(spans)
-    places = [owners[key] for key in zip(read.trace_id, read.span_id, strict=True)]
-    return replace(read, trace_id=np.array(places, dtype=np.object_))
+def _joined(requests: Sequence[TracedRequest]) -> Joined:
+    """Return the engine's times of requests with a client's span, whose wait is compared with them later."""
+    owners: dict[tuple[str, str], int] = {}
+    for row, request in enumerate(requests):
+        for received in request.engine:
+            owners.setdefault((received.span.trace_id.hex(), received.span.span_id.hex()), row)
+    spans = request_spans(received for request in requests for received in request.engine)
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(zip(spans.trace_id, spans.span_id, strict=True)):
+        if not spans.is_gateway[place]:
+            places.setdefault(owners[key], []).append(place)
+    table = unjoined(len(requests))
+    for row, own in places.items():
+        times = span_times(spans, own)
+        if times is not None and requests[row].client is not None:
+            put(table, row, "trace", times)
+    return table

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from correlator.requests import Columns
+from correlator.requests import Requests
 from rundir.columns import Ints, Texts
 from scraper.spans.received import ReceivedSpan, plain
 
@@ -111,44 +111,35 @@ def _server(attributes: dict[str, str | float]) -> str:
     return f"http://{f'[{address}]' if ':' in address else address}:{int(port)}"
 
 
-def columns(spans: Sequence[ClientSpan | None]) -> Columns:
-    """Return the spans of clients as columns."""
+def columns(spans: Sequence[ClientSpan | None]) -> Requests:
+    """Return what clients' spans say of requests as columns; where there is no span, nothing is known."""
 
     def numbers(read: Callable[[ClientSpan], int]) -> Ints:
-        return np.array([-1 if one is None else read(one) for one in spans], dtype=np.int64)
+        return np.array([-1 if span is None else read(span) for span in spans], dtype=np.int64)
 
     def texts(values: Sequence[str]) -> Texts:
         return np.array(values, dtype=np.object_)
 
     size = len(spans)
-    unknown, untold, unknown_ms = np.full(size, -1, dtype=np.int64), texts([""] * size), np.full(size, math.nan)
-    start_ns = numbers(lambda one: one.start_ns)
-    first_ns = numbers(lambda one: one.start_ns + round(one.first_s * 1e9) if one.first_s >= 0 else -1)
-    return Columns(
-        trace_id=texts([str(place) if one else "" for place, one in enumerate(spans)]),
-        request_id=untold,
-        response_id=untold,
-        endpoint_url=texts([one.server if one else "" for one in spans]),
+    unknown = np.full(size, -1, dtype=np.int64)
+    start_ns = numbers(lambda span: span.start_ns)
+    first_ns = numbers(lambda span: span.start_ns + round(span.first_s * 1e9) if span.first_s >= 0 else -1)
+    return Requests(
+        endpoint_url=texts([span.server if span else "" for span in spans]),
         status=texts(["ok"] * size),
-        finish_reason=untold,
-        http_status=unknown,
+        finish_reason=texts([""] * size),
         dispatch_ns=start_ns,
         submit_ns=start_ns,
         first_output_ns=first_ns,
         first_token_ns=first_ns,
         last_token_ns=unknown,
-        end_ns=numbers(lambda one: one.end_ns),
+        end_ns=numbers(lambda span: span.end_ns),
         declared_input_tokens=unknown,
-        input_tokens=numbers(lambda one: one.input_tokens),
-        output_tokens=numbers(lambda one: one.output_tokens),
-        cached_tokens=numbers(lambda one: one.cached_tokens),
+        input_tokens=numbers(lambda span: span.input_tokens),
+        output_tokens=numbers(lambda span: span.output_tokens),
+        cached_tokens=numbers(lambda span: span.cached_tokens),
         chunk_ns=np.zeros(0, dtype=np.int64),
         chunk_start=np.zeros(size + 1, dtype=np.int64),
-        server_queue_ms=unknown_ms,
-        server_prefill_ms=unknown_ms,
-        server_decode_ms=unknown_ms,
-        server_ttft_ms=unknown_ms,
-        server_e2e_ms=unknown_ms,
     )
 
 

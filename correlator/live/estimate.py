@@ -1,7 +1,8 @@
-"""Estimates for requests that no engine's span told of, from the scrapes and requests of the last minute.
+"""Estimates for requests without exact times, from the scrapes and requests of the last minute: of a run while it goes,
+and of production traffic.
 
-Others use the engines too: that is normal in production, and the quality of each estimate says so. The clients' clocks
-have to agree with ours, by which pages are stamped; where they do not, whole numbers contradict, and that is said too.
+In production others use the engines too, and the quality of each estimate says so. The clients' clocks have to agree
+with ours, by which pages are stamped; where they do not, token sums are inconsistent, and that is said too.
 """
 
 from __future__ import annotations
@@ -13,31 +14,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
-from correlator.estimate.table import nothing
-from correlator.live.breakdown import Ended, break_down_ended
+from correlator.estimate.table import Attribution, nothing
+from correlator.exact.table import unjoined
 from correlator.live.client_spans import columns
 from correlator.live.traces import TracedRequest
-from rundir.columns import take
+from correlator.requests import Requests
+from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
-STEP_S = 15.0  # an estimate of a window costs about a millisecond a request
+STEP_S = 15.0  # an estimate of a window costs from a fifth of a millisecond to one a request
 MOST_REQUESTS = 2000
 
 
 @dataclass(slots=True)
-class _Held:
-    """A request in the window, and whether it still waits for an estimate."""
+class _Batch:
+    """Requests that came at once, and which of them wait for an estimate."""
 
-    request: TracedRequest
-    end_ns: int
-    received_ns: int
-    waits: bool
+    requests: Requests
+    waits: Bools
+    held_ns: int
+
+    def __len__(self) -> int:
+        return len(self.waits)
 
 
-class RollingEstimate:
+class EstimateWindow:
     """Owns the scrapes and requests of the last WINDOW_S. Requests that are too many for it are not estimated."""
 
     def __init__(self, *, window_s: float = WINDOW_S, step_s: float = STEP_S, most: int = MOST_REQUESTS) -> None:
@@ -45,14 +50,22 @@ class RollingEstimate:
         self._most = most
         self._pages: dict[str, SeriesTable] = {}
         self._scraped_ns: dict[str, int] = {}
-        self._held: deque[_Held] = deque()
-        self._given_up: list[TracedRequest] = []
+        self._batches: deque[_Batch] = deque()
+        self._given_up: list[Requests] = []
         self._next_ns = 0
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether some page was scraped, so that there may be estimates."""
+        return bool(self._scraped_ns)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Return how many requests are in the window, and how many of them wait for an estimate."""
-        return {"requests": len(self._held), "waiting": sum(one.waits for one in self._held)}
+        return {
+            "requests": sum(map(len, self._batches)),
+            "waiting": sum(int(batch.waits.sum()) for batch in self._batches),
+        }
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         """Take in one scrape."""
@@ -68,54 +81,73 @@ class RollingEstimate:
             del self._pages[gone]
             self._scraped_ns.pop(gone, None)
 
-    def hold(self, requests: Sequence[TracedRequest]) -> list[TracedRequest]:
-        """Keep what estimates are made of, or with; return the requests that need not wait for one."""
-        free = []
-        for request in requests:
-            span = request.client
-            fit = span is not None and not span.failed and not math.isnan(span.first_s) and not request.evicted
-            waits = fit and not request.engine and bool(self._scraped_ns)
-            if span is not None and fit and self._scraped_ns:
-                client = TracedRequest(client=span, gateway=None, engine=())
-                self._held.append(_Held(client, end_ns=span.end_ns, received_ns=span.received_ns, waits=waits))
-            if not waits:
-                free.append(request)
-        while len(self._held) > self._most:
-            self._leave()
-        return free
+    def hold(self, requests: Requests, waits: Bools, now_ns: int) -> None:
+        """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
+        if len(requests):
+            self._batches.append(_Batch(requests=requests, waits=waits, held_ns=now_ns))
+        excess = self.sizes["requests"] - self._most
+        while excess > 0:
+            batch = self._batches.popleft()
+            self._give_up(batch, slice(None, excess))
+            if len(batch) > excess:
+                left = np.arange(excess, len(batch))
+                rest = _Batch(requests=take(batch.requests, left), waits=batch.waits[left], held_ns=batch.held_ns)
+                self._batches.appendleft(rest)
+            excess -= len(batch)
 
-    def estimated(self, now_ns: int, *, all_of_it: bool = False) -> list[Ended]:
+    def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Parts]:
         """Return the requests that waited and are estimated now, or cannot be; at most every `step_s` there are any.
 
         What cannot be estimated is tried again in a fuller window until it leaves it, or `all_of_it` is asked for.
         """
-        if now_ns < self._next_ns and not all_of_it:
-            return []
-        self._next_ns = now_ns + self._step_ns
-        found = self._estimate()
-        while self._held and (all_of_it or self._held[0].received_ns < now_ns - self._window_ns):
-            self._leave()
+        parts = []
+        if self._batches and (now_ns >= self._next_ns or all_of_it):
+            self._next_ns = now_ns + self._step_ns
+            parts = self._estimate()
+        while self._batches and (all_of_it or self._batches[0].held_ns < now_ns - self._window_ns):
+            self._give_up(self._batches.popleft(), slice(None))
         if self._given_up:
-            found.append(break_down_ended(self._given_up, nothing(len(self._given_up), "no estimate in the window")))
+            requests = concat(self._given_up)
+            parts.append(_break_down(requests, nothing(len(requests), "no estimate in the window")))
             self._given_up = []
-        return found
+        return parts
 
-    def _leave(self) -> None:
-        one = self._held.popleft()
-        if one.waits:
-            self._given_up.append(one.request)
+    def _give_up(self, batch: _Batch, rows: slice) -> None:
+        waiting = np.flatnonzero(batch.waits[rows])
+        if len(waiting):
+            self._given_up.append(take(batch.requests, waiting))
 
-    def _estimate(self) -> list[Ended]:
+    def _estimate(self) -> list[Parts]:
         """Estimate what waits and ended before the last scrape, with all of the window: all of it shares the sums."""
-        covered_ns = min(self._scraped_ns.values(), default=0)
-        ready = np.array([one.waits and one.end_ns < covered_ns for one in self._held], dtype=np.bool_)
+        requests = concat([batch.requests for batch in self._batches])
+        waits = np.concatenate([batch.waits for batch in self._batches])
+        ready = waits & (requests.end_ns < min(self._scraped_ns.values(), default=0))
         if not ready.any():
             return []
-        pages = [page.view() for page in self._pages.values()]
-        table = attribute(columns([one.request.client for one in self._held]), pages)
-        rows = np.flatnonzero(ready & (table.quality != "none"))
-        held = list(self._held)
-        for row in rows.tolist():
-            held[row].waits = False
-        requests = [held[row].request for row in rows.tolist()]
-        return [break_down_ended(requests, take(table, rows))] if requests else []
+        table = attribute(requests, [page.view() for page in self._pages.values()])
+        ready &= table.quality != "none"
+        first = 0
+        for batch in self._batches:
+            batch.waits = batch.waits & ~ready[first : first + len(batch)]
+            first += len(batch)
+        return [_break_down(take(requests, ready), take(table, ready))] if ready.any() else []
+
+
+def hold_traced(window: EstimateWindow, requests: Sequence[TracedRequest], now_ns: int) -> list[TracedRequest]:
+    """Keep in a window what estimates are made of, or with; return the requests that need not wait for one."""
+    if not window.has_pages:
+        return list(requests)
+    usable = [_is_usable(request) for request in requests]
+    held = [request for request, fit in zip(requests, usable, strict=True) if fit]
+    waits = np.array([not request.engine for request in held], dtype=np.bool_)
+    window.hold(columns([request.client for request in held]), waits, now_ns)
+    return [request for request, fit in zip(requests, usable, strict=True) if request.engine or not fit]
+
+
+def _is_usable(request: TracedRequest) -> bool:
+    span = request.client
+    return span is not None and not span.failed and not math.isnan(span.first_s) and not request.evicted
+
+
+def _break_down(requests: Requests, estimates: Attribution) -> Parts:
+    return break_down(requests, unjoined(len(requests)), estimates)

@@ -14,8 +14,9 @@ from correlator.estimate import attribute
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
-from correlator.exact.join import SLACK_MS, Joined, join
+from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
+from correlator.exact.table import SLACK_MS, Joined
 from correlator.statistics.association import associations
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import blame

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import REASONS, break_down_ended
-from correlator.live.estimate import RollingEstimate
+from correlator.live.breakdown import REASONS, break_down_ended, estimated
+from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from exporter.prometheus.breakdown import REFUSED
@@ -48,7 +48,7 @@ class WatchView:
         self._tails = LogTails(raw)
         self._run_id = run_id
         self._window = TraceWindow()
-        self._estimate = RollingEstimate()
+        self._estimate = EstimateWindow()
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
         self._engines: dict[str, EngineView] = {}
@@ -93,8 +93,9 @@ class WatchView:
             self._take_spans(payload)
         finished = self._window.finished(now_ns, all_of_it=all_of_it)
         self._count_clients(finished)
-        free = self._estimate.hold(finished)
-        for ended in ([break_down_ended(free)] if free else []) + self._estimate.estimated(now_ns, all_of_it=all_of_it):
+        free = hold_traced(self._estimate, finished, now_ns)
+        estimates = [estimated(parts) for parts in self._estimate.estimates(now_ns, all_of_it=all_of_it)]
+        for ended in ([break_down_ended(free)] if free else []) + estimates:
             self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:

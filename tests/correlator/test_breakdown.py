@@ -16,7 +16,8 @@ from correlator.breakdown import SOURCES, Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
-from correlator.exact.join import Joined, join, unjoined
+from correlator.exact.join import join
+from correlator.exact.table import Joined, unjoined
 from correlator.statistics.accuracy import PartError, agreement
 from rundir.columns import take
 from rundir.stats import Missing

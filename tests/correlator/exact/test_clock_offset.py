@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recordings import log_of
 
 from correlator.exact.clock_offset import NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
-from correlator.exact.join import Joined, unjoined
+from correlator.exact.table import Joined, unjoined
 from loadgen.requests.table import RequestLog
 
 Ints = npt.NDArray[np.int64]

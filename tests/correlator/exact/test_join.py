@@ -13,7 +13,8 @@ import pytest
 import recordings
 from recordings import Recording
 
-from correlator.exact.join import SOURCES, join
+from correlator.exact.join import join
+from correlator.exact.table import SOURCES
 from loadgen.requests.table import RequestLog
 from scraper.spans.requests import EngineSpans
 

@@ -11,8 +11,8 @@ import recordings
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, body, span
 
-from correlator.live.breakdown import Ended
-from correlator.live.estimate import RollingEstimate
+from correlator.live.breakdown import Ended, estimated
+from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from loadgen.requests.table import RequestLog
@@ -71,7 +71,7 @@ def _span(sent: RequestLog, place: int) -> Span:
     return one
 
 
-def watched(traffic: Traffic, estimate: RollingEstimate, window: TraceWindow) -> dict[int, Ended]:
+def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> dict[int, Ended]:
     """Let time pass as it did, a second at a time; return what came out of each request, by its place."""
     found: dict[int, Ended] = {}
     spans = sorted(traffic.spans, key=lambda one: one.end_time_unix_nano)
@@ -87,8 +87,8 @@ def watched(traffic: Traffic, estimate: RollingEstimate, window: TraceWindow) ->
             window.take(packed(now_ns, "grpc", body([spans.pop(0)])))
         finished = window.finished(now_ns)
         order += [_place(one) for one in finished]
-        assert [] == estimate.hold(finished)
-        for ended in estimate.estimated(now_ns):
+        assert [] == hold_traced(estimate, finished, now_ns)
+        for ended in map(estimated, estimate.estimates(now_ns)):
             for row in range(len(ended)):
                 found[order.pop(0)] = _row(ended, row)
     return found
@@ -106,7 +106,7 @@ def _row(ended: Ended, row: int) -> Ended:
 
 def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Traffic):
     """Of every request, as it passes, with what is known of it being a client's alone."""
-    found = watched(traffic, RollingEstimate(), TraceWindow())
+    found = watched(traffic, EstimateWindow(), TraceWindow())
     assert set(range(161)) == set(found)
     assert {"histogram"} == {str(one.parts.source[0]) for one in found.values()}
     for part, truth_ms, wape in (("queue", traffic.queue_ms, 0.02), ("prefill", traffic.prefill_ms, 0.15)):
@@ -124,19 +124,19 @@ def all_at_once(traffic: Traffic) -> tuple[list[TracedRequest], int]:
 
 def test_the_window_is_bounded(traffic: Traffic):
     """What it cannot hold is told as not estimated, and none is forgotten."""
-    estimate = RollingEstimate(most=50)
+    estimate = EstimateWindow(most=50)
     estimate.scraped(traffic.pages[0])
     requests, now_ns = all_at_once(traffic)
-    assert [] == estimate.hold(requests)
+    assert [] == hold_traced(estimate, requests, now_ns)
     assert {"requests": 50, "waiting": 50} == estimate.sizes
-    reasons = [reason for ended in estimate.estimated(now_ns, all_of_it=True) for reason in ended.reason]
+    reasons = [reason for parts in estimate.estimates(now_ns, all_of_it=True) for reason in estimated(parts).reason]
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 
 def test_without_pages_nobody_waits_for_an_estimate(traffic: Traffic):
     """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
-    never, no_more = RollingEstimate(), RollingEstimate()
+    never, no_more = EstimateWindow(), EstimateWindow()
     no_more.scraped(traffic.pages[0])
     no_more.forget_pages([])
-    requests, _ = all_at_once(traffic)
-    assert [161, 161] == [len(estimate.hold(requests)) for estimate in (never, no_more)]
+    requests, now_ns = all_at_once(traffic)
+    assert [161, 161] == [len(hold_traced(estimate, requests, now_ns)) for estimate in (never, no_more)]

@@ -1,0 +1,21 @@
+"""Exact times from the replies themselves, where an engine states them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from correlator.exact.table import TIMES, ExactTimes
+from loadgen.requests.table import RequestLog
+
+
+def by_reply(requests: RequestLog, rows: Sequence[int], why: Sequence[list[str]]) -> Iterator[tuple[int, ExactTimes]]:
+    """Give the times that replies state."""
+    for row in rows:
+        times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(requests, f"server_{name}_ms")[row]) for name in TIMES}
+        if np.isnan(times_ms["queue_ms"]) and np.isnan(times_ms["prefill_ms"]):
+            why[row].append("its reply tells neither queue nor prefill")
+        else:
+            yield row, ExactTimes(**times_ms)

@@ -1,0 +1,124 @@
+"""Exact times from the engines' spans: of the request's trace, or with the request's id.
+
+Which forms an engine gives its ids is in `scraper/engines/*.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from correlator.exact.table import TIMES, ExactTimes
+from loadgen.requests.table import RequestLog
+from rundir.columns import Texts
+from scraper import engines
+from scraper.spans.requests import EngineSpans
+
+
+def by_trace(
+    requests: RequestLog, spans: EngineSpans, taken: set[int], rows: Sequence[int], why: Sequence[list[str]]
+) -> Iterator[tuple[int, ExactTimes]]:
+    """Give the times of requests by the spans in their traces; `taken` are the spans that joined some request."""
+    places = _places(spans.trace_id, taken)
+    bearers = Counter(requests.trace_id)
+    for row in rows:
+        trace = requests.trace_id[row]
+        if trace not in places:
+            continue
+        if bearers[trace] > 1:
+            why[row].append(f"{bearers[trace]} requests share its trace id")
+        else:
+            yield from _of_spans(row, spans, places[trace], taken, why)
+
+
+def by_request_id(
+    requests: RequestLog, spans: EngineSpans, taken: set[int], rows: Sequence[int], why: Sequence[list[str]]
+) -> Iterator[tuple[int, ExactTimes]]:
+    """Give the times of requests by the spans that bear their id, in the form that the engine gives it."""
+    claims: dict[int, list[int]] = {}
+    for engine in sorted(set(spans.engine)):
+        known = engines.catalogue(engine).spans
+        if known is None or known.is_gateway:
+            continue
+        others = np.flatnonzero(spans.engine != engine).tolist()
+        places = _places(spans.request_id, {*taken, *others})
+        for row in rows:
+            for form in known.ids:
+                bearing = _of_form(form, requests.request_id[row], requests.response_id[row], places)
+                if bearing:
+                    claims[row] = bearing
+                    break
+    claimed = Counter(place for bearing in claims.values() for place in bearing)
+    for row, bearing in claims.items():
+        most = max(claimed[place] for place in bearing)
+        if most > 1:
+            why[row].append(f"{most} requests share its request id")
+        else:
+            yield from _of_spans(row, spans, bearing, taken, why)
+
+
+def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
+    """Return the times of the span whose token came first; of the others only the longest decode.
+
+    None where no span states queue or prefill.
+    """
+    stating = [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
+    if not stating:
+        return None
+    first = min(stating, key=lambda place: _first_token_ns(spans, place))
+    times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(spans, f"{name}_s")[first]) * 1e3 for name in TIMES}
+    times_ms["decode_ms"] = float(np.fmax.reduce(spans.decode_s[stating])) * 1e3
+    # Engines that shared a request may have clocks of their own.
+    alike = [place for place in stating if spans.clock[place] == spans.clock[first]]
+    return ExactTimes(
+        **times_ms,
+        arrival_ns=int(spans.arrival_ns[first]),
+        end_ns=int(spans.end_ns[alike].max()),
+        span_id=spans.span_id[first],
+        clock=spans.clock[first],
+    )
+
+
+def _of_spans(
+    row: int, spans: EngineSpans, places: Sequence[int], taken: set[int], why: Sequence[list[str]]
+) -> Iterator[tuple[int, ExactTimes]]:
+    taken.update(places)
+    times = span_times(spans, places)
+    if times is not None:
+        yield row, times
+        return
+    off_s = np.fmax.reduce(np.abs(spans.off_clock_s[list(places)]))
+    off = f"its span was stamped by a clock {off_s / 60:.0f} min off ours: refused"
+    why[row].append("its span tells neither queue nor prefill" if np.isnan(off_s) else off)
+
+
+def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, list[int]]) -> list[int]:
+    if ("{request}" in form and not request_id) or ("{response}" in form and not response_id):
+        return []
+    found: list[int] = []
+    for prompt in range(len(places)):
+        bearing = places.get(form.format(request=request_id, response=response_id, n=prompt), ())
+        found.extend(bearing)
+        if not bearing or "{n}" not in form:
+            break
+    return found
+
+
+def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:
+    """Return where each text stands."""
+    places: dict[str, list[int]] = {}
+    for place, text in enumerate(column.tolist()):
+        if text and place not in without:
+            places.setdefault(text, []).append(place)
+    return places
+
+
+def _first_token_ns(spans: EngineSpans, place: int) -> float:
+    """Return when a span's first token came: arrival and TTFT, else the parts that it states."""
+    ttft_s = spans.ttft_s[place]
+    if np.isnan(ttft_s):
+        ttft_s = np.nansum([spans.queue_s[place], spans.prefill_s[place]])
+    return float(spans.arrival_ns[place] + 1e9 * ttft_s)

@@ -1,0 +1,101 @@
+"""The table of exact times, one row a request, and what every source of them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rundir.columns import Floats, Ints, Texts
+
+SOURCES = ("trace", "request id", "response", "none")
+TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
+# The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
+SLACK_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Columns of n requests, in their order.
+
+    source                  one of SOURCES
+    reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
+    queue_ms, prefill_ms, decode_ms  float64, NaN where unknown; ttft_ms, e2e_ms: from the request's arrival at the
+                            server to its first and last token. A second of a span times 1000, else as it was stated
+    arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
+    span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
+                            shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
+                            longest
+    clock                   which clock the stamps are by (`EngineSpans.clock`), "" where that is unknown
+    """
+
+    source: Texts
+    reason: Texts
+    queue_ms: Floats
+    prefill_ms: Floats
+    decode_ms: Floats
+    ttft_ms: Floats
+    e2e_ms: Floats
+    arrival_ns: Ints
+    end_ns: Ints
+    span_id: Texts
+    clock: Texts
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactTimes:
+    """What a source states of one request, as the columns of `Joined` have it."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    ttft_ms: float
+    e2e_ms: float
+    arrival_ns: int = -1
+    end_ns: int = -1
+    span_id: str = ""
+    clock: str = ""
+
+
+# Gives, of some requests (rows), those that the source has times of; and notes by row why it has none of others.
+Find = Callable[[Sequence[int], Sequence[list[str]]], Iterator[tuple[int, ExactTimes]]]
+
+
+def unjoined(size: int) -> Joined:
+    """Return a table in which nothing is known of any request, nor why."""
+
+    def texts(text: str) -> Texts:
+        return np.full(size, text, dtype=np.object_)
+
+    return Joined(
+        source=texts("none"),
+        reason=texts(""),
+        **{f"{name}_ms": np.full(size, np.nan) for name in TIMES},
+        arrival_ns=np.full(size, -1, dtype=np.int64),
+        end_ns=np.full(size, -1, dtype=np.int64),
+        span_id=texts(""),
+        clock=texts(""),
+    )
+
+
+def put(table: Joined, row: int, source: str, times: ExactTimes, *, waited_ms: float = np.inf) -> str:
+    """Write one request's times and return '', or return why they cannot be those of a request of `waited_ms`."""
+    states = "reply" if source == "response" else "span"
+    parts_ms = [part_ms for part_ms in (times.queue_ms, times.prefill_ms) if not np.isnan(part_ms)]
+    if any(not 0 <= part_ms < np.inf for part_ms in parts_ms):
+        return f"its {states} tells impossible times"
+    if sum(parts_ms) > waited_ms + SLACK_MS:
+        return f"its {states} tells longer times than the client waited"
+    table.source[row] = source
+    for name in TIMES:
+        time_ms = getattr(times, f"{name}_ms")
+        getattr(table, f"{name}_ms")[row] = time_ms if 0 <= time_ms < np.inf else np.nan
+    unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_ms"))]
+    table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
+    table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
+    table.span_id[row], table.clock[row] = times.span_id, times.clock
+    return ""
