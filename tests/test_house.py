@@ -385,3 +385,13 @@ def test_the_continuous_integration_runs_the_readmes_test():
     assert "exec make test" == lines[-1]
     assert {"set -euo pipefail", "export CI=true"} <= set(lines)
     assert [] == [line for line in lines if "||" in line]
+
+
+def test_the_architecture_names_files_that_are_there():
+    """Every path in docs/architecture.md exists, so that a newcomer finds what it speaks of."""
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"`((?:rundir|loadgen|scraper|correlator|exporter|sidecar|simulator|sidelight)/[\w./]*)`", text)
+    )
+    assert len(named) > 40
+    assert set() == {path for path in named if not (REPOSITORY / path).exists()}
