@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -30,11 +28,11 @@ from loadgen.timer import Alarm
 from loadgen.transports import open_transport
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
 from loadgen.transports.transport import Exchange, Transport, WorkerSpec
+from rundir.child import commands, first_cause, open_input, read_spec, say
 from rundir.clock import Clock
-from rundir.frames import FrameTail, open_append
+from rundir.frames import FrameTail
 
 _PLAN_POLL_S = 0.005
-_MAX_LINE_BYTES = 1 << 20
 _SIGTERM = "SIGTERM"
 _TERMINATED_CODE = 128 + signal.SIGTERM
 
@@ -117,12 +115,10 @@ def main() -> int:
 
 
 async def _main() -> int:
-    lines = await _standard_input()
+    lines = await open_input()
     async with contextlib.AsyncExitStack() as stack:
         try:
-            spec = _decode_spec(await lines.readline())
-            if spec.stderr:
-                os.dup2(open_append(spec.stderr), sys.stderr.fileno())
+            spec = await read_spec(lines, _decode_spec)
             clock, alarm = Clock(offset_ns=spec.clock_offset_ns), stack.enter_context(Alarm())
             stamps, pauses = ReceiveStamps(clock), GcPauses()
             transport = open_transport(spec, clock, stamps)
@@ -130,7 +126,7 @@ async def _main() -> int:
             recorder = Recorder(spec.out, clock, worker=spec.worker, stamps=stamps, pauses=pauses)
             stack.enter_context(recorder)
         except (ValueError, OSError) as error:
-            _say({"event": "error", "message": f"worker specification: {error}"})
+            say("error", message=f"unusable spec: {error}")
             return 2
         await stack.enter_async_context(transport)
         sender = _Sender(
@@ -142,11 +138,11 @@ async def _main() -> int:
         code = 0
         try:
             if await _obey(lines, sender) == _SIGTERM:
-                _say({"event": "error", "message": "terminated by SIGTERM"})
+                say("error", message="terminated by SIGTERM")
                 code = _TERMINATED_CODE
         except* OSError as errors:
             # The log cannot be written: going on would send what nobody records.
-            _say({"event": "error", "message": f"{spec.out}: {_innermost(errors)}"})
+            say("error", message=f"{spec.out}: {first_cause(errors)}")
             code = 1
     return code
 
@@ -161,25 +157,14 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
 
 
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 class _TerminatedError(Exception):
     """SIGTERM came."""
 
 
-async def _commands(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow | str, None]:
-    """What the conductor orders, and at last, as text, why there is no more; a line that is no command is answered."""
+async def _orders(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow | str, None]:
+    """Give the conductor's commands, and at last, as text, why there are no more."""
     try:
-        while line := await lines.readline():
-            try:
-                command = _decode_command(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                _say({"event": "error", "message": f"command: {error}"})
-                continue
+        async for command in commands(lines, _decode_command):
             if isinstance(command, Exit):
                 yield "the worker was told to leave"
                 return
@@ -198,8 +183,8 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
     async with asyncio.TaskGroup() as group:
         background = (sender.recorder.flush_forever(), sender.recorder.stat_forever(sender.alarm))
         tasks = [group.create_task(coroutine) for coroutine in background]
-        _say({"event": "ready"})
-        async for command in _commands(lines):
+        say("ready")
+        async for command in _orders(lines):
             idle = running is None or running.done()
             if isinstance(command, str):
                 reason = command
@@ -211,7 +196,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
                 sender = replace(sender, stop=Stop(), tally=_Tally())
                 running = group.create_task(_run(command, sender))
             else:
-                _say({"event": "error", "message": "a run is still going on"})
+                say("error", message="a run is still going on")
         sender.stop.set(reason)
         if running is not None:
             await running
@@ -230,7 +215,7 @@ async def _run(command: Run, sender: _Sender) -> None:
     try:
         tail = FrameTail(command.plan)
     except OSError as error:
-        _say({"event": "error", "message": f"plan {command.plan}: {error.strerror}"})
+        say("error", message=f"plan {command.plan}: {error.strerror}")
     else:
         with tail:
             async with contextlib.aclosing(_shard(tail, sender.tally, workers=workers, worker=spec.worker)) as plan:
@@ -256,22 +241,8 @@ async def _shard(tail: FrameTail, tally: _Tally, *, workers: int, worker: int) -
             await asyncio.sleep(_PLAN_POLL_S)
 
 
-async def _standard_input() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
-
-
 def _say_drained(tally: _Tally) -> None:
-    _say({"event": "drained", **asdict(tally)})
-
-
-def _say(event: dict[str, str | int]) -> None:
-    try:
-        print(json.dumps(event), flush=True)
-    except OSError:
-        # Nobody listens any more; the end of standard input will say so too. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    say("drained", **asdict(tally))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _PREFIX = struct.Struct("<II")
 _BLOCK_BYTES = 1 << 18
 
 
-class Rotation(msgspec.Struct, frozen=True, kw_only=True):
+class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a log goes on in another file: where one is so large, or so many seconds old."""
 
     most_bytes: int

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from rundir.access import Access
+from rundir.child import ChildSpec
 from rundir.frames import Rotation
 from scraper.spans.spec import ReceiverSpec
 from scraper.targets.fetch import LIMIT_BYTES
@@ -17,7 +18,7 @@ MAX_INTERVAL_S = 86_400.0
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Spec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to scrape, and into which logs.
 
     targets        resolved URLs; one that is listed twice is scraped once
@@ -27,7 +28,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hardware_out   log of this machine's hardware counters; "": they are not read
     timings_out    log of TensorRT-LLM's `/perf_metrics`, created only where a target is one
     spans          where spans are received, into the log `spans_out`; None: nowhere
-    stderr         file for standard error; "": it stays where it goes
     rotation       when logs continue in a new file; None: never
     """
 
@@ -43,7 +43,6 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timings_out: str = ""
     spans: ReceiverSpec | None = None
     spans_out: str = ""
-    stderr: str = ""
     rotation: Rotation | None = None
 
 

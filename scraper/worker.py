@@ -16,20 +16,18 @@ spans of its `trace_ids`, and `settled` has their counts. What was wrong with sp
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rundir.access import UnusableFile
-from rundir.frames import open_append
+from rundir.child import commands, first_cause, open_input, read_spec, say
 from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
@@ -45,11 +43,10 @@ if TYPE_CHECKING:
 # The conductor waits 10 s for a settled scraper, and as long for one that ends.
 SETTLE_WITHIN_S = 8.0
 END_WITHIN_S = 4.0
-_commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
-_LINE_LIMIT = 4 * 1024 * 1024  # a spec of many targets is one line
+_decode_command = msgspec.json.Decoder(Command).decode
 
 
-async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
+async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
     """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written,
     of CannotListen or of UnusableFile (a certificate).
     """
@@ -75,8 +72,8 @@ async def run(spec: Spec, commands: asyncio.StreamReader) -> None:
                     reading = record(spec.hardware_out, clock_offset_ns=spec.clock_offset_ns, stopping=stopping)
                     group.create_task(reading)
                 await first
-                _say({"event": "ready", **pool.counts()})
-                settled = await _obey(pool, receiver, commands)
+                say("ready", **pool.counts())
+                settled = await _obey(pool, receiver, lines)
                 stopping.set()
                 pool.stop_schedule()
             if not settled:
@@ -96,30 +93,30 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
     log = SpanLog(spec.spans_out, spec.rotation)
     try:
         async with Receiver(spec.spans, log=log, say=partial(print, file=sys.stderr, flush=True)) as receiver:
-            _say({"event": "listening", "grpc_port": receiver.grpc_port, "http_port": receiver.http_port})
+            say("listening", grpc_port=receiver.grpc_port, http_port=receiver.http_port)
             yield receiver
     finally:
         log.close()
 
 
-async def _obey(pool: ScrapePool, receiver: Receiver | None, commands: asyncio.StreamReader) -> bool:
+async def _obey(pool: ScrapePool, receiver: Receiver | None, lines: asyncio.StreamReader) -> bool:
     """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
     settled = False
-    while True:
-        command = await _next(commands)
-        if command is None or isinstance(command, Exit):
-            return settled and command is not None
+    async for command in commands(lines, _decode_command):
+        if isinstance(command, Exit):
+            return settled
         if isinstance(command, SetTargets):
             await pool.set_targets(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
             settled = False
-            _say({"event": "scraping", **pool.counts()})
+            say("scraping", **pool.counts())
             continue
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(_spans_of(receiver, command)) if receiver else None
             await asyncio.sleep(command.seconds)
             await pool.scrape_all(within_s=SETTLE_WITHIN_S)
         settled = True
-        _say({"event": "settled", **pool.counts(), **({"spans": waiting.result()} if waiting else {})})
+        say("settled", **pool.counts(), **({"spans": waiting.result()} if waiting else {}))
+    return False
 
 
 async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:
@@ -132,28 +129,11 @@ async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:
     return {**msgspec.structs.asdict(receiver.counts()), "missing": missing}
 
 
-def _say_if_read(event: Mapping[str, Any]) -> None:
-    """Say something that may be lost: scraping must not wait for a reader that has something else to do."""
+def _say_if_read(event: str, **data: object) -> None:
+    """Report an event that may be lost: scraping must not wait for a reader that has something else to do."""
     # A pipe that is writable has room for 4096 bytes, more than any such event.
     if select.select((), (sys.stdout,), (), 0)[1]:
-        _say(event)
-
-
-def _say(event: Mapping[str, Any]) -> None:
-    with suppress(BrokenPipeError):  # the conductor died: the end of our input says so as well
-        print(json.dumps(event), flush=True)
-
-
-async def _next(commands: asyncio.StreamReader) -> Command | None:
-    """Read a command; nothing at the end of input. A line that is none is answered and passed over."""
-    while line := await commands.readline():
-        try:
-            return _commands.decode(line)
-        except msgspec.ValidationError:
-            _say({"event": "error", "message": f"unknown command {line.decode(errors='replace').rstrip()}"})
-        except msgspec.DecodeError as error:
-            _say({"event": "error", "message": f"not a JSON object: {error}"})
-    return None
+        say(event, **data)
 
 
 def _check(line: bytes) -> Spec:
@@ -175,31 +155,22 @@ def _check(line: bytes) -> Spec:
 
 
 async def _main() -> int:
-    loop = asyncio.get_running_loop()
-    commands = asyncio.StreamReader(limit=_LINE_LIMIT)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    lines = await open_input()
     try:
-        spec = _check(await commands.readline())
-        if spec.stderr:
-            os.dup2(open_append(spec.stderr), sys.stderr.fileno())
+        spec = await read_spec(lines, _check)
     except ValueError as error:  # msgspec's errors are ValueErrors
-        _say({"event": "error", "message": f"unusable spec: {error}"})
+        say("error", message=f"unusable spec: {error}")
         return 2
     code = 0
     try:
-        await run(spec, commands)
-    except* (UnusableFile, CannotListen) as group:
-        _say({"event": "error", "message": f"unusable spec: {_cause(group)}"})
+        await run(spec, lines)
+    except* (UnusableFile, CannotListen) as errors:
+        say("error", message=f"unusable spec: {first_cause(errors)}")
         code = 2
-    except* OSError as group:
-        _say({"event": "error", "message": f"cannot write {spec.out}: {_cause(group)}"})
+    except* OSError as errors:
+        say("error", message=f"cannot write {spec.out}: {first_cause(errors)}")
         code = 1
     return code
-
-
-def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
-    first: BaseException = group.exceptions[0]
-    return _cause(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def main() -> int:

@@ -14,15 +14,12 @@ from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
+from rundir.child import ChildSpec
 from sidecar.errors import WorkerDied
-
-if TYPE_CHECKING:
-    from loadgen.transports.transport import WorkerSpec
-    from scraper.commands import Spec
 
 START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, and forwards spans for 4 s
@@ -57,7 +54,7 @@ class Child:
         self._stdout = cast("asyncio.StreamReader", self._process.stdout)
         return self
 
-    async def begin(self, spec: WorkerSpec | Spec, *, stderr: Path) -> None:
+    async def begin(self, spec: ChildSpec, *, stderr: Path) -> None:
         """Send the child its specification, and the file of its standard error."""
         self._stderr = stderr
         self._idle = False

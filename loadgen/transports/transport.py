@@ -17,17 +17,17 @@ import msgspec
 
 from loadgen.records import PlannedRequest
 from rundir.access import Tls, root_url
+from rundir.child import ChildSpec
 
 _MESSAGE_CHARS = 200
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker is told once.
 
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     protocol   the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
-    stderr     file that the worker's standard error goes to; "": where it goes already
     sessions   send the later turns of sessions too; without it, only the first ones
     """
 
@@ -44,7 +44,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tls: Tls = Tls()
     reuse: bool = True
     sessions: bool = False
-    stderr: str = ""
 
     @property
     def roots(self) -> list[str]:

@@ -10,9 +10,8 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 
@@ -23,7 +22,11 @@ MOST_WAIT_NS = 30_000_000_000
 MOST_WAIT_TICKS = 10
 STALE_TICKS = 5
 
-Say = Callable[[Mapping[str, Any]], None]
+
+class Say(Protocol):
+    """Report an event, as `rundir.child.say` does."""
+
+    def __call__(self, event: str, **data: object) -> None: ...
 
 
 class Log(Protocol):
@@ -154,10 +157,10 @@ class Target:
         silent_s = (self._config.now_ns() - self._answered_ns) / 1e9
         if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._config.interval_ns:
             self.stale = True
-            self._say({"event": "stale", "url": self.shown, "silent_s": round(silent_s, 3), "reason": error})
+            self._say("stale", url=self.shown, silent_s=round(silent_s, 3), reason=error)
         elif self.stale and not error:
             self.stale = False
-            self._say({"event": "fresh", "url": self.shown})
+            self._say("fresh", url=self.shown)
 
 
 def next_tick(now_ns: int, interval_ns: int) -> int:
