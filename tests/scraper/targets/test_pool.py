@@ -86,7 +86,11 @@ async def test_a_target_that_answers_at_a_stated_moment_is_fresh_at_once(serve: 
 
     base = await serve({"/metrics": moody})
     said: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-    async with asyncio.timeout(BOUND_S), pooled(Kept(), said.put_nowait) as pool:
+
+    def say(event: str, **data: object) -> None:
+        said.put_nowait({"event": event, **data})
+
+    async with asyncio.timeout(BOUND_S), pooled(Kept(), say) as pool:
         await pool.set_targets([f"{base}/metrics"], 0.02, within_s=BOUND_S)
         assert "stale" == (await said.get())["event"]
         pool.stop_schedule()
