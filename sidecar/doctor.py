@@ -204,7 +204,9 @@ def _changes(samples: Samples, engine: Catalogue) -> str:
     if not changed:
         return f"{SCRAPES} scrapes in a row returned the same page: no value changes while the engine is idle"
     if not names:
-        return f"no metric of the engine changed between scrapes: it is idle ({len(changed)} others changed)"
+        return (
+            f"no metric of the engine changed between scrapes: it is idle (other metrics that changed: {len(changed)})"
+        )
     return f"changed between scrapes: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
 
 

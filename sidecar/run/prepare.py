@@ -80,7 +80,7 @@ async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
         where = ", ".join(one.url for one in served)
-        progress.stage(f"{first.model} at {where}{limit}; token counts by {tokenizer.name}")
+        progress.stage(f"{first.model} at {where}{limit}; tokenizer: {tokenizer.name}")
         yield Prepared(
             served=served,
             contact=contact,
