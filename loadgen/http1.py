@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, count
+from operator import add
 
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
@@ -180,6 +182,34 @@ class Dechunked:
 
 def dechunk(wire: bytes) -> Dechunked:
     """Take the chunk framing off; a body torn anywhere gives what had come. Raises ProtocolError."""
+    return _whole(wire) or _walked(wire)
+
+
+def _whole(wire: bytes) -> Dechunked | None:
+    """Take a body apart at its line ends; None where that is no way to do it: torn, with trailers, with CRLF inside.
+
+    It is exact where each size is the length of what stands between its line and the next, and that is several times
+    as fast as walking from size to size.
+    """
+    lines = wire.split(b"\r\n")
+    if len(lines) < 5 or lines[-3:] != [b"0", b"", b""]:
+        return None
+    pieces = lines[1:-3:2]
+    lengths = list(map(len, pieces))
+    try:
+        if 0 in lengths or lengths != list(map(chunk_size, lines[:-3:2])):
+            return None
+    except ProtocolError:
+        return None
+    stops = list(accumulate(map(len, lines)))
+    return Dechunked(
+        data=b"".join(pieces),
+        data_starts=list(accumulate(lengths[:-1], initial=0)),
+        wire_starts=list(map(add, stops[:-3:2], count(2, 4))),
+    )
+
+
+def _walked(wire: bytes) -> Dechunked:
     pieces: list[bytes] = []
     data_starts: list[int] = []
     wire_starts: list[int] = []

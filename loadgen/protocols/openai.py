@@ -13,13 +13,15 @@ import msgspec
 
 from loadgen.protocols.reading import timings
 from loadgen.protocols.reading.events import SseEvent, events
-from loadgen.protocols.reading.failures import NULL, Payload
+from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload
+from loadgen.protocols.reading.runs import PROBE, frame_of, run_of
 from loadgen.protocols.reading.stream import Form, Seen, reader
 from loadgen.protocols.reading.timings import Count
 from loadgen.protocols.request import Asked, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"
+_EXO_MARK = b": generation_stats "
 _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 
@@ -113,13 +115,8 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
             seen.finish_reason = choice.finish_reason
         if choice.meta_info is not NULL:
             seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
-        said = choice.delta or choice.message
-        visible = choice.text or ""
-        if said is not None:
-            visible = (said.content or "") + (said.refusal or "")
-            reasoning += said.reasoning_content or said.reasoning or ""
-            tools = tools or bool(said.tool_calls)
-            role = role or said.role is not None
+        visible, thought, called, speaks = _said(choice)
+        reasoning, tools, role = reasoning + thought, tools or called, role or speaks
         if visible and choice.index == 0:
             seen.texts.append(visible)
         text += visible
@@ -127,6 +124,19 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
         seen.role_only_first = True
     elif chunk.choices:
         seen.content(end, text, reasoning, tools=tools)
+
+
+def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
+    """Return a choice's visible text, its reasoning, whether it calls tools, and whether it names a role."""
+    said = choice.delta or choice.message
+    if said is None:
+        return choice.text or "", "", False, False
+    return (
+        (said.content or "") + (said.refusal or ""),
+        said.reasoning_content or said.reasoning or "",
+        bool(said.tool_calls),
+        said.role is not None,
+    )
 
 
 def _extras(seen: Seen, chunk: _Chunk) -> None:
@@ -141,6 +151,7 @@ def _extras(seen: Seen, chunk: _Chunk) -> None:
         seen.timings = timings.of_exo(chunk.generation_stats) or seen.timings
 
 
+_decode = msgspec.json.Decoder(_Chunk).decode
 _read = reader(_Chunk, _take)
 
 
@@ -151,9 +162,9 @@ def _take_event(seen: Seen, event: SseEvent) -> None:
         _read(seen, event)
 
 
-def _split(data: bytes) -> Iterator[SseEvent]:
-    stats = _EXO_COMMENT.search(data) if b": generation_stats " in data else None
-    return events(data) if stats is None else _with_stats(data, stats)
+def _split(data: bytes, at: int) -> Iterator[SseEvent]:
+    stats = _EXO_COMMENT.search(data) if _EXO_MARK in data else None
+    return events(data, at) if stats is None else _with_stats(data, stats)
 
 
 def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
@@ -165,4 +176,43 @@ def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
         yield event
 
 
-FORM = Form(split=_split, take=_take_event)
+def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
+    """Read at once the events that follow with nothing new but the text of their only choice."""
+    frame = frame_of(data, event)
+    # exo's statistics are told once, before the first event behind them.
+    if (
+        frame is None
+        or _EXO_MARK in data
+        or (plain := _plain(frame.probe)) is None
+        or (run := run_of(data, frame)) is None
+    ):
+        return -1
+    response_id, choice = plain
+    seen.response_id = seen.response_id or response_id
+    seen.say_all(run, reasoning=not _said(choice)[0], keep=choice.index == 0)
+    return run.ends[-1] + 1
+
+
+def _plain(data: bytes) -> tuple[str, _Choice] | None:
+    """Return id and choice of an event that says one choice's text and nothing else, whatever that text is, PROBE here.
+
+    None of any other.
+    """
+    try:
+        chunk = _decode(data)
+    except UNREADABLE:
+        return None
+    if chunk.usage is not None or chunk.object == "error" or not chunk.choices or len(chunk.choices) > 1:
+        return None
+    (choice,) = chunk.choices
+    said = choice.delta or choice.message or _Delta()
+    extras = (chunk.error, chunk.metrics, chunk.timings, chunk.nvext, chunk.generation_stats, choice.meta_info)
+    if choice.finish_reason or said.tool_calls or any(bytes(extra) != b"null" for extra in extras):
+        return None
+    # Where the one reasoning is empty the other counts.
+    ambiguous = said.reasoning_content and said.reasoning
+    plain = _said(choice)[:2] in {(PROBE, ""), ("", PROBE)} and not ambiguous
+    return (chunk.id or "", choice) if plain else None
+
+
+FORM = Form(split=_split, run=_run, take=_take_event)

@@ -39,9 +39,9 @@ class _Chunk(Payload, gc=False):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-def _split(data: bytes) -> Iterator[SseEvent]:
+def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
     """The events, each with only the text that is new."""
-    found = list(events(data))
+    found = list(events(data, at))
     chunks = [_chunk(event.data) for event in found]
     texts = [chunk.text for chunk in chunks if chunk is not None and chunk.text]
     if not all(later.startswith(earlier) for earlier, later in pairwise(texts)):

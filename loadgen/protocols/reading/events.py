@@ -24,8 +24,8 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
-def events(stream: bytes) -> Iterator[SseEvent]:
-    """Give the events of a stream that may be torn anywhere.
+def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
+    """Give the events of a stream that may be torn anywhere, from the one that begins at `at`.
 
     - lines end with CRLF, LF or CR; a byte order mark at the start is skipped
     - comments (keep-alives) and the fields id and retry are ignored; several data lines are joined by a newline
@@ -33,7 +33,7 @@ def events(stream: bytes) -> Iterator[SseEvent]:
     - whole data lines at the end of the stream count even without the blank line that should follow: the draft takes
       T_first from the complete data line (the standard would drop the event)
     """
-    at = len(_BYTE_ORDER_MARK) if stream.startswith(_BYTE_ORDER_MARK) else 0
+    at = at or (len(_BYTE_ORDER_MARK) if stream.startswith(_BYTE_ORDER_MARK) else 0)
     name = ""
     data: list[bytes] = []
     end = at
@@ -61,12 +61,11 @@ def events(stream: bytes) -> Iterator[SseEvent]:
         yield SseEvent(name, b"\n".join(data), end)
 
 
-def lines(stream: bytes) -> Iterator[SseEvent]:
-    """Give the lines of a stream that may be torn anywhere, as events without a name.
+def lines(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
+    """Give the lines of a stream that may be torn anywhere, from `at` on, as events without a name.
 
     A line ends with LF, or CRLF; blank ones are left out; one without its end was not received, and is not used.
     """
-    at = 0
     while (stop := stream.find(b"\n", at)) >= 0:
         line = stream[at:stop].strip()
         at = stop + 1

@@ -105,9 +105,10 @@ def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: 
 
     -1 where no read reached that far, and for positions that are not behind any byte.
     """
-    last = np.asarray(ends, np.int64) - 1
-    piece = np.searchsorted(body.data_starts, last, side="right") - 1
-    wire = np.take(body.wire_starts, piece) + last - np.take(body.data_starts, piece) + 1
-    read = np.searchsorted(read_ends, wire, side="left")
+    last = np.array(ends, np.int64) - 1
+    data_starts, wire_starts = np.array(body.data_starts, np.int64), np.array(body.wire_starts, np.int64)
+    piece = data_starts.searchsorted(last, side="right") - 1
+    wire = wire_starts[piece] + last - data_starts[piece] + 1
+    read = read_ends.searchsorted(wire, side="left")
     stamps = np.append(reads_ns, np.int64(-1))[np.minimum(read, len(reads_ns))]
     return np.where(last >= 0, stamps, -1)

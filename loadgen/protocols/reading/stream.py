@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -17,13 +18,17 @@ import msgspec
 from loadgen.http1 import Dechunked, Head, ProtocolError, dechunk, is_chunked, parse_head
 from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import UNREADABLE, Payload, failure_of, server_message
+from loadgen.protocols.reading.runs import Run
 from loadgen.protocols.reading.timings import ServerTimings, of_headers, of_llamacpp
 
 _Payload = TypeVar("_Payload", bound=Payload)
 
+# Most servers' heads differ by their date alone, once a second.
+_parse_head = lru_cache(maxsize=64)(parse_head)
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
+_MOST_RUNS = 16
 NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 
@@ -76,6 +81,22 @@ class Seen:
         if text:
             self.texts.append(text)
 
+    def say_all(self, run: Run, *, reasoning: bool = False, keep: bool = True) -> None:
+        """Add events of one frame; `keep` their texts where they are choice 0's."""
+        self.number += len(run.texts)
+        self.output_end = run.ends[0] if self.output_end < 0 else self.output_end
+        self.last_output_end = run.ends[-1]
+        ends, texts = run.ends, run.texts
+        if "" in texts:
+            ends = [end for end, text in zip(ends, texts, strict=True) if text]
+            texts = [text for text in texts if text]
+        if self.first < 0 and (place := next((at for at, text in enumerate(texts) if text.strip()), -1)) >= 0:
+            self.first, self.first_kind = len(self.ends) + place, "reasoning" if reasoning else "content"
+        self.ends += ends
+        self.chars += map(len, texts)
+        if keep and not reasoning:
+            self.texts += texts
+
     def fail(self, message: str) -> None:
         """The first error counts."""
         self.error = self.error or f"server: {message}"
@@ -118,13 +139,15 @@ class Form:
     """How a protocol's replies look.
 
     kinds     content types of its streams
-    split     the events of a stream
+    split     the events of a stream from a position on
+    run       read what follows an event of a stream at once, where that is possible: return where it ends, else -1
     messages  each read is an event, of a transport that delivers messages; then `kinds` and `split` count for nothing
     take      add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
     """
 
     kinds: frozenset[str] = frozenset({_SSE})
-    split: Callable[[bytes], Iterator[SseEvent]] = events
+    split: Callable[[bytes, int], Iterator[SseEvent]] = events
+    run: Callable[[Seen, bytes, SseEvent], int] | None = None
     messages: bool = False
     take: Callable[[Seen, SseEvent], None]
 
@@ -152,7 +175,7 @@ def reading(
         yield from _messages(seen, form, http_status, wire, read_ends)
         return
     try:
-        parsed = parse_head(head)
+        parsed = _parse_head(head)
         seen.body = _body_of(parsed, wire)
     except ProtocolError as error:
         seen.error = f"protocol: {error}"
@@ -179,7 +202,8 @@ def reading(
 
 
 def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
-    for event in form.split(data):
+    source, runs = form.split(data, 0), 0
+    while (event := next(source, None)) is not None:
         if event.data.strip() == _DONE:
             seen.done_end = event.end
             break
@@ -187,6 +211,10 @@ def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
         if seen.done_end >= 0:
             break
         yield
+        # A run looks at all that is left: a stream of short runs only must not pay for that again and again.
+        if form.run is not None and runs < _MOST_RUNS and (at := form.run(seen, data, event)) >= 0:
+            source, runs = form.split(data, at), runs + 1
+            yield
     # A JSON line that is not whole yet is no other kind of reply.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
         seen.error = "protocol: the reply is not an event stream"

@@ -1,0 +1,99 @@
+"""Runs of events that differ in one text alone, as nearly all of a stream's do: read at once, not event by event.
+
+A stream repeats an event's JSON around the text that is new. Where that frame is known from one event, splitting the
+body by it gives the texts of all that follow. What does not fit ends the run and is read like any other event, so that
+a run says exactly what its events would say one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate, count
+from operator import add
+
+import msgspec
+
+from loadgen.protocols.reading.events import SseEvent
+from loadgen.protocols.reading.failures import UNREADABLE
+
+# Where an event may hold its text: a string that is not empty.
+_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)": ?"(?=[^"])')
+# The inside of a JSON string; the second, of several that line feeds separate, which no string may hold as they are.
+_STRING = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+')
+_STRINGS = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f]|\n)*+')
+_FIELD, _BLANK = b"data: ", b"\n\n"
+_KEY_BYTES = 16
+PROBE = "probe"
+
+_decode = msgspec.json.Decoder(list[str]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An event's bytes before its text, from the field's name on, and behind it, with the blank line.
+
+    `at` is where the next event of the stream begins, which has the same frame.
+    """
+
+    before: bytes
+    after: bytes
+    at: int
+
+    @property
+    def probe(self) -> bytes:
+        """The data of an event that has PROBE for its text: decoding it tells what the frame makes of a text."""
+        return self.before.removeprefix(_FIELD) + PROBE.encode() + self.after.removesuffix(_BLANK)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Events behind one another in one frame: where the data line of each ends, and its text."""
+
+    ends: list[int]
+    texts: list[str]
+
+
+def frame_of(stream: bytes, event: SseEvent) -> Frame | None:
+    """Return the frame of an event's text where the next event of the stream has the same, else None."""
+    raw, at = event.data, event.end + 1
+    line = _FIELD + raw + _BLANK
+    if event.name or stream[at - len(line) : at] != line or (text := _TEXT.search(raw)) is None:
+        return None
+    begin = text.end()
+    string = _STRING.match(raw, begin)
+    before, after = _FIELD + raw[:begin], raw[string.end() if string else begin :] + _BLANK
+    if not stream.startswith(before, at):
+        return None
+    stop = stream.find(_BLANK, at) + len(_BLANK)
+    return Frame(before, after, at) if stream.startswith(after, stop - len(after)) else None
+
+
+def run_of(stream: bytes, frame: Frame) -> Run | None:
+    """Return the events that follow in a frame; None where their texts cannot be read."""
+    first, key = frame.at + len(frame.before), frame.before[-_KEY_BYTES:]
+    rest = frame.after + frame.before.removesuffix(key)
+    # By a few bytes of the frame, which costs half as much as by all of them; the others are compared in one go.
+    *between, last = stream[first:].split(key)
+    pieces = [piece[: -len(rest)] for piece in between]
+    if rest.join([*pieces, b""]) != b"".join(between) or b"\n" in b"".join(pieces):
+        # Something else stood between two events, or one was broken off.
+        odd = next(n for n, piece in enumerate(between) if not piece.endswith(rest) or b"\n" in pieces[n])
+        pieces, last = pieces[:odd], between[odd]
+    text, closed, _ = last.partition(frame.after)
+    if closed and b"\n" not in text:
+        pieces.append(text)
+    joined = b"\n".join(pieces)
+    whole = _STRINGS.match(joined)
+    if whole is not None and whole.end() < len(joined):
+        pieces = pieces[: joined.count(b"\n", 0, whole.end())]
+        joined = b"\n".join(pieces)
+    if not pieces:
+        return None
+    try:
+        texts = _decode(b'["' + joined.replace(b"\n", b'","') + b'"]')
+    except UNREADABLE:
+        return None
+    step = len(frame.after) + len(frame.before)
+    ends = map(add, accumulate(map(len, pieces)), count(frame.at - 1 + step, step))
+    return Run(list(ends), texts)
