@@ -34,10 +34,8 @@ SERVER_TIMINGS = (
     "server_prompt_tps",
     "server_generation_tps",
 )
-# Columns keep the names that they were first published under.
-_COLUMNS = {"request_network": "way_in", "response_network": "way_out", "engine_frontend": "admission"}
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS)
-PARTS = {f"{_COLUMNS.get(part.name, part.name)}_ms": part for part in _PARTS}
+PARTS = {f"{part.name}_ms": part for part in _PARTS}
 
 
 # `source` is server (the engine's quantities) or correlation (the breakdown of TTFT).

@@ -70,7 +70,7 @@ async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path)
         at_engine = np.array(table["endpoint_url"]) == name.rpartition(" at ")[2]
         # Nine of ten requests at least agree, so that the round trip of most of them holds twice the error.
         assert 2 * engine_clock["error_ms"] <= np.median(np.array(table["network_ms"])[at_engine])
-    ways_ms = np.array([table["way_in_ms"], table["way_out_ms"]], dtype=np.float64)
+    ways_ms = np.array([table["request_network_ms"], table["response_network_ms"]], dtype=np.float64)
     assert ((ways_ms > -1e-6) & (ways_ms <= np.array(table["ttft_ms"]))).all()
     assert "The clocks of 2 engines are from " in (done.path / "report.txt").read_text()
 
@@ -86,7 +86,7 @@ async def test_an_engine_an_hour_off_is_refused_and_the_other_is_not_disturbed(t
     assert 0 < len(refused) < told["requests"]
     assert pytest.approx(1 - len(refused) / told["requests"]) == told["coverage"]["trace"]
     assert len(refused) <= told["spans"]["off_clock"] < told["spans"]["spans"]
-    assert told["spans"]["spans"] == told["spans"]["off_clock"] + told["spans"]["requests_told"]
+    assert told["spans"]["spans"] == told["spans"]["off_clock"] + told["spans"]["request_spans"]
     (line,) = (done.path / "raw" / "scraper.stderr").read_text().splitlines()
     assert line.startswith("spans of 'vllm-simulator' that came over http are not used: their clock is 360")
     assert {} == told["clock"]["engines"]

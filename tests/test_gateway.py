@@ -85,7 +85,7 @@ async def test_what_a_gateway_holds_up_is_the_gateways(tmp_path: Path):
     for row in rows:
         parts = [row[f"{part}_ms"] for part in ("network", "gateway", "queue", "prefill", "other")]
         assert pytest.approx(row["ttft_ms"], abs=1e-6) == sum(parts)
-        assert row["way_in_ms"] is None
+        assert row["request_network_ms"] is None
     part = done.summary["correlation"]["breakdown"]["gateway_ms"]
     assert (len(rows), "trace") == (part["count"], part["source"])
     assert " gateway " in (done.path / "report.txt").read_text()

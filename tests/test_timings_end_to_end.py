@@ -49,7 +49,7 @@ def test_a_run_is_joined_by_time(tmp_path: Path):
     assert len(errors) == correlation["perf_metrics"]["matched"]
     assert correlation["coverage"]["response"] >= 0.98
     assert correlation["clock"]["error_ms"] is not None
-    assert correlation["breakdown"]["way_in_ms"]["mean"] >= 0
+    assert correlation["breakdown"]["request_network_ms"]["mean"] >= 0
     assert [f"{url}/perf_metrics"] == done.manifest["timing_targets"]
     assert [f"{url}/prometheus/metrics"] == [one["url"] for one in done.manifest["metrics_targets"]]
     before = (done.path / "requests.parquet").read_bytes()

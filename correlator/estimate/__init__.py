@@ -179,7 +179,7 @@ def _table(
     for name, (values, errors) in columns.items():
         getattr(table, f"{name}_s")[rows], getattr(table, f"{name}_sd_s")[rows] = values, errors
     quality = np.select(
-        [~inside, exact, alone & (count <= TIGHT), alone], ["prior", "exact", "tight", "shared"], "foreign"
+        [~inside, exact, alone & (count <= TIGHT), alone], ["prior", "exact", "tight", "shared"], "mixed_traffic"
     )
     table.quality[rows] = quality
     table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_INTERVAL, NOT_ENDED))

@@ -8,7 +8,7 @@ import numpy as np
 
 from rundir.columns import Floats, Indices, Ints, Texts
 
-QUALITIES = ("exact", "tight", "shared", "foreign", "prior", "none")
+QUALITIES = ("exact", "tight", "shared", "mixed_traffic", "prior", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Attribution:
                             has no TTFT, or there are several engines), network_s is NaN and engine_frontend_s both
     quality                 exact: the only request of its scrape interval, as whole numbers prove
                             tight: one of two or three; shared: one of more
-                            foreign: requests that are not ours ended there too, or whole numbers contradict
+                            mixed_traffic: requests that are not ours ended there too, or whole numbers contradict
                             prior: never observed, `reason` says why; the model's expectation
                             none: no estimate, `reason` says why
     interval                the number of that interval, -1 for none; those of several engines do not mix

@@ -28,7 +28,7 @@ class PartError(Struct, frozen=True, kw_only=True):
     ]
     p95_ms: Annotated[float, Meta(ge=0), doc("95th percentile of |error|.", "ms")]
     covered_90: Annotated[float, Meta(ge=0, le=1), doc("Share of 90 % intervals that hold the truth.", NO_UNIT)]
-    wrong_exact: Annotated[Count, doc("Values called exact that are off by more than 2 ms.", "requests")]
+    exact_but_wrong: Annotated[Count, doc("Values called exact that are off by more than 2 ms.", "requests")]
 
 
 def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | Missing:
@@ -56,5 +56,5 @@ def _error(error_ms: Floats, truth_ms: Floats, sd_ms: Floats, exact: Bools) -> P
         wape=float(error_ms.sum()) / whole_ms if whole_ms > 0 else None,
         p95_ms=float(np.quantile(error_ms, 0.95)),
         covered_90=float((error_ms <= Z90 * sd_ms + ROUNDING_MS).mean()),
-        wrong_exact=int((error_ms[exact] > EXACT_MS).sum()),
+        exact_but_wrong=int((error_ms[exact] > EXACT_MS).sum()),
     )

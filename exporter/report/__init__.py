@@ -101,7 +101,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield Text(answer(correlation), style="bold")
         if not correlation.missing:
             if not correlation.breakdown.means_only:
-                yield Text(correlation.blame.sentence, style="bold")
+                yield Text(correlation.tail_attribution.sentence, style="bold")
             yield from (Text(row, style="dim") for row in (*variance_rows(correlation), *basis(correlation)))
         yield from (Text(row, style="dim") for row in association_rows(correlation))
         yield Text("")

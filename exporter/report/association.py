@@ -19,7 +19,7 @@ def variance_rows(correlation: Correlation) -> Iterator[str]:
 
     The interval of a share between 0 and 1 is shown cut at them; the summary has it whole.
     """
-    tail = correlation.blame
+    tail = correlation.tail_attribution
     shares, intervals, blocks, requests = tail.variance_share, tail.ci95, tail.blocks, tail.requests
     if (
         isinstance(shares, UnsetType)

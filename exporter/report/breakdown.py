@@ -105,7 +105,7 @@ def basis(correlation: Correlation) -> Iterator[str]:
         yield f"other holds {merged} of {count} requests: not told apart."
     if correlation.clock.pairs:
         yield from _clocks(correlation.clock)
-    yield from _measured(correlation.attribution)
+    yield from _measured(correlation.estimate_accuracy)
 
 
 def _covered(correlation: Correlation) -> Iterator[str]:

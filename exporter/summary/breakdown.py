@@ -22,7 +22,6 @@ from rundir.columns import Bools, Texts
 from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import STATISTICS, Statistics, describe
 
-JSON_NAMES = {"request_network": "way_in", "response_network": "way_out", "engine_frontend": "admission"}
 UNTIMED = "no request with a first token is here"
 
 Amount = Annotated[float, Meta(ge=0)]
@@ -52,7 +51,7 @@ class Quality(Struct, frozen=True, kw_only=True):
     exact: Annotated[Count, doc("The engine's own numbers.", "requests")]
     tight: Annotated[Count, doc("Estimated, one of two or three that ended between two scrapes.", "requests")]
     shared: Annotated[Count, doc("Estimated, one of more.", "requests")]
-    foreign: Annotated[
+    mixed_traffic: Annotated[
         Count, doc("Estimated, where requests of others ended too, or counts are inconsistent.", "requests")
     ]
     prior: Annotated[Count, doc("Expected, never observed.", "requests")]
@@ -107,10 +106,12 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     gateway_ms: Annotated[TtftPart, doc("In a gateway whose span was joined.", "ms")]
     queue_ms: Annotated[TtftPart, doc("Wait in the engine's queue.", "ms")]
     prefill_ms: Annotated[TtftPart, doc("First scheduling to first token.", "ms")]
-    other_ms: Annotated[TtftPart, doc("The rest: admission_ms, blank_output_ms, and what `merged` names.", "ms")]
-    way_in_ms: Annotated[TtftPart, doc("Of network_ms: submission to arrival at the engine.", "ms")]
-    way_out_ms: Annotated[TtftPart, doc("Of network_ms: the engine's first token to the client's first output.", "ms")]
-    admission_ms: Annotated[TtftPart, doc("Of other_ms: in the engine, neither queue nor prefill.", "ms")]
+    other_ms: Annotated[TtftPart, doc("The rest: engine_frontend_ms, blank_output_ms, and what `merged` names.", "ms")]
+    request_network_ms: Annotated[TtftPart, doc("Of network_ms: submission to arrival at the engine.", "ms")]
+    response_network_ms: Annotated[
+        TtftPart, doc("Of network_ms: the engine's first token to the client's first output.", "ms")
+    ]
+    engine_frontend_ms: Annotated[TtftPart, doc("Of other_ms: in the engine, neither queue nor prefill.", "ms")]
     blank_output_ms: Annotated[TtftPart, doc("Of other_ms: first output to the first token that is not blank.", "ms")]
     send_ms: Annotated[TtftPart, doc("Before TTFT begins: dispatch to submission, connecting included.", "ms")]
     merged: Annotated[
@@ -189,7 +190,7 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
 
 def json_name(part: Part) -> str:
     """Return what a part is called in the summary."""
-    return f"{JSON_NAMES.get(part.name, part.name)}_ms"
+    return f"{part.name}_ms"
 
 
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class ReceivedSpans(Struct, frozen=True, kw_only=True):
     forwarded: Annotated[Count, doc("Exports that the next collector accepted.", "exports")]
     forward_dropped: Annotated[Count, doc("Exports that it did not accept.", "exports")]
     off_clock: Annotated[Count, doc("Spans stamped by a clock far from ours, and not read.", "spans")]
-    requests_told: Annotated[Count, doc("Spans that describe a request of an engine.", "spans")]
+    request_spans: Annotated[Count, doc("Spans that describe a request of an engine.", "spans")]
     receiver_deaths: Annotated[Count, doc("Receivers that ended unexpectedly.", "receivers")]
 
 
@@ -161,7 +161,7 @@ class RecordsOfRequests(Struct, frozen=True, kw_only=True):
 
     records: Annotated[Count, doc("Records read.", "records")]
     matched: Annotated[Count, doc("Of these, matched to a request of ours.", "records")]
-    strangers: Annotated[Count, doc("The others.", "records")]
+    unmatched_records: Annotated[Count, doc("The others.", "records")]
     ambiguous_requests: Annotated[
         Count, doc("Requests that several records fit, or whose record fits several requests.", "requests")
     ]
@@ -206,14 +206,14 @@ class Correlation(Struct, frozen=True, kw_only=True):
         list[BreakdownSlice], doc("The same in short, by the slice in which requests were submitted.")
     ]
     clock: Annotated[Clock, doc("The engine's clock beside the run's, by causality.")]
-    attribution: Annotated[EstimateAccuracy, doc("Errors of the estimates, where a run has exact times too.")]
+    estimate_accuracy: Annotated[EstimateAccuracy, doc("Errors of the estimates, where a run has exact times too.")]
     server_percentiles: Annotated[ServerTimes, doc("Percentiles of the server's own times.", "ms")]
     spans: Annotated[ReceivedSpans | None, doc("What the receivers of spans counted; null where none listened.")]
     perf_metrics: Annotated[RecordsOfRequests | None, doc("Records of requests; null where no /perf_metrics was read.")]
     association: Annotated[
         list[Association], doc("How client measures move with quantities of the engine: Spearman's rank correlation.")
     ]
-    blame: Annotated[TailAttribution, doc("Which part the TTFT, its variance and its tail are made of.")]
+    tail_attribution: Annotated[TailAttribution, doc("Which part the TTFT, its variance and its tail are made of.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,12 +275,12 @@ def correlation(of: Findings) -> Correlation:
         urls=_groups(of, of.endpoint_url),
         timeslices=list(_slices(of, timed)),
         clock=_clocks(of.clocks),
-        attribution=_accuracy(of),
+        estimate_accuracy=_accuracy(of),
         server_percentiles=ServerTimes(**{name: _percentiles(times) for name, times in of.percentiles.items()}),
         spans=of.spans,
         perf_metrics=None if of.records is None else _records(of.records),
         association=list(of.associations),
-        blame=tail_attribution(of.tail),
+        tail_attribution=tail_attribution(of.tail),
     )
 
 
@@ -398,7 +398,7 @@ def _records(matched: Matched) -> RecordsOfRequests:
     return RecordsOfRequests(
         records=len(timings),
         matched=ours,
-        strangers=len(timings) - ours,
+        unmatched_records=len(timings) - ours,
         ambiguous_requests=int(matched.ambiguous.sum()),
         unmatched_requests=int(np.sum((matched.reason != "") & ~matched.ambiguous)),
         refused=dict(timings.refused),

@@ -107,7 +107,7 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The summary of a run directory."""
 
-    schema_version: Annotated[Literal["1.0"], doc("Version of this schema.")] = "1.0"
+    schema_version: Annotated[Literal[2], doc("Version of this schema.", NO_UNIT)] = 2
     run_id: Annotated[str, msgspec.Meta(min_length=1), doc("Names the run; sorts by time.")]
     tool: Annotated[Tool, doc("What wrote this.")]
     status: Annotated[Status, doc("How the run ended; crashed: killed, or stopped by an error.")]

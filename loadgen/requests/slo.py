@@ -7,8 +7,8 @@ statistic   p1 to p99.99, mean, max; none: every request, or every gap of an itl
 bound       a number with its unit, ms or s, after `<` or `<=`
 
 Goodput counts a request when each objective's bound holds for that request, whatever statistic the objective is about;
-so do the peers, whose goodput bounds the request's own TTFT, TPOT and E2E. What an itl objective bounds of one request
-is its mean gap; for `itl_max` and plain `itl` it is its longest.
+so do other benchmarks, whose goodput bounds the request's own TTFT, TPOT and E2E. What an itl objective bounds of one
+request is its mean gap; for `itl_max` and plain `itl` it is its longest.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
     text: Annotated[str, doc("The objectives as they were written.", source="`--slo`")]
     met: Annotated[bool | None, doc("Whether all were met; null when that is not known of one.")]
     good_requests: Annotated[Count, doc("Requests that met every objective.", "requests")]
-    untold_requests: Annotated[
+    undetermined_requests: Annotated[
         Count, doc("Requests that ended ok of which it is not known whether they met every objective.", "requests")
     ]
     objectives: Annotated[list[ObjectiveResult], doc("The objectives one by one.")]
@@ -126,7 +126,7 @@ def slo_result(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> SloResult:
         text=slo.text,
         met=False if False in met else None if None in met else True,
         good_requests=int(good.met.sum()),
-        untold_requests=int(good.unknown.sum()),
+        undetermined_requests=int(good.unknown.sum()),
         objectives=results,
     )
 

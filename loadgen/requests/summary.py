@@ -201,7 +201,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     slo: Annotated[SloResult | None, doc("the objectives, and whether they were met; null: none were given")]
-    peers: Annotated[OtherBenchmarks, doc("the run in the terms of other benchmarks")]
+    other_benchmarks: Annotated[OtherBenchmarks, doc("the run in the terms of other benchmarks")]
 
 
 def client_summary(
@@ -251,7 +251,7 @@ def client_summary(
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),
         slo=None if slo is None else slo_result(slo, ok, metrics),
-        peers=OtherBenchmarks(
+        other_benchmarks=OtherBenchmarks(
             siclait=siclait(ok),
             asiai=asiai(ok, power_watts=power_watts),
             exo=exo(log, concurrency=concurrency, barrier=barrier),

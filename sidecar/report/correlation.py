@@ -123,7 +123,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
         return None
     return ReceivedSpans(
         **msgspec.structs.asdict(run.span_counts),
-        requests_told=int(np.isnan(run.spans.off_clock_s).sum()),
+        request_spans=int(np.isnan(run.spans.off_clock_s).sum()),
         receiver_deaths=run.receiver_deaths,
     )
 

@@ -39,7 +39,7 @@ def test_an_overloaded_engine_is_attributed_at_5_hz():
     table = attribute(overload.requests, overload.scrapes)
     queue, prefill = errors(overload, table)
 
-    assert (0, 0) == (queue.wrong_exact, prefill.wrong_exact)
+    assert (0, 0) == (queue.exact_but_wrong, prefill.exact_but_wrong)
     assert queue.p95_ms < 30
     assert max(queue.wape / 0.005, prefill.wape / 0.06) < 1
     assert min(queue.covered_90, prefill.covered_90) > 0.85
@@ -56,7 +56,7 @@ def test_the_whole_recording_is_attributed_within_the_figures(
 
     assert queue.p95_ms < queue_p95_ms
     assert prefill.wape < prefill_wape
-    assert (0, 0) == (queue.wrong_exact, prefill.wrong_exact)
+    assert (0, 0) == (queue.exact_but_wrong, prefill.exact_but_wrong)
     assert queue.covered_90 > 0.85
     assert prefill.covered_90 > 0.80
 
@@ -68,8 +68,8 @@ def test_withheld_records_are_flagged_as_strangers(main: Case, seed: int):
     table = attribute(shared.requests, shared.scrapes)
     queue, prefill = errors(shared, table)
 
-    assert (table.quality == "foreign").mean() > 0.7
-    assert (0, 0) == (queue.wrong_exact, prefill.wrong_exact)
+    assert (table.quality == "mixed_traffic").mean() > 0.7
+    assert (0, 0) == (queue.exact_but_wrong, prefill.exact_but_wrong)
     assert queue.p95_ms < 1.3 * 50
     assert max(queue.wape / 0.0091, prefill.wape / 0.182) < 1
     assert min(queue.covered_90 / 0.85, prefill.covered_90 / 0.8) > 1

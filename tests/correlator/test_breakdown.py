@@ -311,7 +311,7 @@ def test_the_method_measures_itself_where_there_is_both():
     assert isinstance(found, dict)
     assert {
         "queue": PartError(
-            compared=2, wape=pytest.approx(0.25), p95_ms=pytest.approx(9.5), covered_90=0.5, wrong_exact=0
+            compared=2, wape=pytest.approx(0.25), p95_ms=pytest.approx(9.5), covered_90=0.5, exact_but_wrong=0
         )
     } == found
     assert Missing("no scrapes") == agreement(exact, nothing(2, "no scrapes"))

@@ -338,7 +338,7 @@ def test_what_a_cancelled_request_was_meant_to_have_stands_for_its_count():
 
 
 def test_strangers_are_flagged():
-    """An interval in which the engine ended more requests than ours is foreign; ours alone in another stays exact."""
+    """An interval in which the engine ended more requests than ours is mixed; ours alone in another stays exact."""
     made = world(150, 6, per_s=4.0)
     ours = np.arange(150) % 3 != 0
 
@@ -347,8 +347,8 @@ def test_strangers_are_flagged():
     truth = replace(made, queue_s=made.queue_s[ours], prefill_s=made.prefill_s[ours])
     edges = np.floor(made.observed_s / 0.25)
     with_stranger = np.isin(edges[ours], edges[~ours])
-    assert {"foreign"} == set(table.quality[with_stranger])
-    assert "foreign" not in set(table.quality[~with_stranger])
+    assert {"mixed_traffic"} == set(table.quality[with_stranger])
+    assert "mixed_traffic" not in set(table.quality[~with_stranger])
     assert max(off_s(table, truth, table.quality == "exact")) < 1e-6
 
 

@@ -16,12 +16,12 @@ from exporter.tables import requests_table, timeslices_table
     [
         (
             "trace",
-            {"queue_ms": 150.0, "way_in_ms": 2.0, "decode_ms": 1000.0, "breakdown_error_ms": 0.0}
+            {"queue_ms": 150.0, "request_network_ms": 2.0, "decode_ms": 1000.0, "breakdown_error_ms": 0.0}
             | {"breakdown_quality": "exact", "breakdown_reason": None, "gateway_ms": None, "engine_arrival_ns": None},
         ),
         (
             "histogram",
-            {"queue_ms": 150.0, "way_in_ms": None, "decode_ms": None, "breakdown_error_ms": 4.0}
+            {"queue_ms": 150.0, "request_network_ms": None, "decode_ms": None, "breakdown_error_ms": 4.0}
             | {"breakdown_quality": "shared"},
         ),
         (

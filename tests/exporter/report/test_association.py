@@ -255,9 +255,9 @@ def test_what_is_not_known_for_one_reason_shares_a_line():
 )
 def test_a_line_says_what_the_ttft_varies_by(change: dict[str, Any], expected: str):
     """The largest share with its interval, then those worth naming."""
-    rows = variance_rows(correlation_with(blame=tail_attribution(blamed(tail(), **change))))
+    rows = variance_rows(correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change))))
     assert [f"How the TTFT varies: {expected}."] == list(rows)
 
 
 def test_no_line_says_what_is_not_known():
-    assert [] == list(variance_rows(correlation_with(blame=tail_attribution(Missing("why")))))
+    assert [] == list(variance_rows(correlation_with(tail_attribution=tail_attribution(Missing("why")))))

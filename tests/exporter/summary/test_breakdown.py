@@ -113,7 +113,7 @@ def test_sources_are_put_together_request_by_request():
     shown = summaries.correlated(summaries.findings(of))
     breakdown = shown.breakdown
     assert Coverage(trace=0.5, response=0.25, histogram=0.2, none=0.05) == shown.coverage
-    assert Quality(exact=75, tight=0, shared=20, foreign=0, prior=0, none=5) == shown.quality
+    assert Quality(exact=75, tight=0, shared=20, mixed_traffic=0, prior=0, none=5) == shown.quality
     assert {"it was cancelled": 5} == shown.none_reasons
     assert {MERGED: 25} == breakdown.merged
     network = breakdown.network_ms
@@ -238,7 +238,7 @@ def test_of_several_engines_one_contradicts_itself():
         "b": replace(summaries.NO_CLOCK, reason="was set"),
     }
     found = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
-    assert "in network_ms: one side only; was set" == correlation(found).breakdown.way_in_ms.missing
+    assert "in network_ms: one side only; was set" == correlation(found).breakdown.request_network_ms.missing
 
 
 @pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])
@@ -313,5 +313,9 @@ def test_the_document_names_every_part_and_column():
     text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
     shown = to_builtins(summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")))
     log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
-    names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {"breakdown", "association", "blame"}
+    names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {
+        "breakdown",
+        "association",
+        "tail_attribution",
+    }
     assert [] == sorted(name for name in names if f"`{name}`" not in text)

@@ -118,7 +118,7 @@ def test_an_objective_without_a_sample_is_neither_met_nor_missed():
     assert (None, None, "no request that ended ok has a value of tpot") == (
         first.value_ms, first.met, first.missing,
     )  # fmt: skip
-    assert (True, None, 1) == (second.met, got.met, got.untold_requests)
+    assert (True, None, 1) == (second.met, got.met, got.undetermined_requests)
 
 
 def test_goodput_that_no_reply_can_tell_is_missing():

@@ -132,7 +132,7 @@ def test_what_became_of_records_of_requests():
     found = {
         "records": 60,
         "matched": 50,
-        "strangers": 10,
+        "unmatched_records": 10,
         "ambiguous_requests": 0,
         "unmatched_requests": 0,
         "refused": {},
