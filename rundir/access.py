@@ -1,4 +1,4 @@
-"""Client identity towards a target: TLS, credentials and headers; and its URL without what must not be shown.
+"""Client identity towards a target: TLS, credentials and headers; its URL without secrets; why a connection failed.
 
 What the options are called, and the cure for a bad one, is left to the sidecar.
 """
@@ -6,10 +6,13 @@ What the options are called, and the cure for a bad one, is left to the sidecar.
 from __future__ import annotations
 
 import base64
+import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 MASK = "***"
@@ -109,6 +112,49 @@ def bare(url: str) -> str:
 def masked(url: str) -> str:
     """Return a URL as it may be shown and recorded: `***` where it has a user name or password."""
     return _with_userinfo(url, f"{MASK}@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionProblem:
+    """Why there is no connection, or no address to listen on.
+
+    kind    TLS, an unknown host name, an error of the system, or anything else
+    reason  OpenSSL's code ("" where it gave none), the system's text, or that of the exception
+    detail  what verification found wrong with a certificate; what the resolver said of a name
+    """
+
+    kind: Literal["tls", "name", "system", "other"]
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "tls":
+            return f"TLS failed ({self.reason})" if self.reason else "TLS failed"
+        return "no such host" if self.kind == "name" else self.reason
+
+
+def connection_problem(error: BaseException) -> ConnectionProblem:
+    """Return why a connection failed: asyncio's and aiohttp's own texts repeat the address and hide the reason.
+
+    OpenSSL's and getaddrinfo's codes stand in `errno` as well, and mean something else there.
+    """
+    cause = connection_cause(error)
+    if isinstance(cause, ssl.SSLError):
+        # Both are absent where Python raised the error and not OpenSSL.
+        reason, detail = getattr(cause, "reason", None), getattr(cause, "verify_message", None)
+        return ConnectionProblem(kind="tls", reason=reason or "", detail=detail or "")
+    if isinstance(cause, socket.gaierror):
+        return ConnectionProblem(kind="name", reason=str(cause), detail=cause.strerror or "")
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return ConnectionProblem(kind="system", reason=os.strerror(cause.errno))
+    return ConnectionProblem(kind="other", reason=" ".join(str(cause).split()) or type(cause).__name__)
+
+
+def connection_cause(error: BaseException) -> BaseException:
+    """Return what is below an exception of aiohttp: a server may reject our certificate after the handshake only."""
+    below = error.__cause__
+    cause = below if isinstance(below, ssl.SSLError) else getattr(error, "os_error", error)
+    return cause if isinstance(cause, BaseException) else error
 
 
 def _with_userinfo(url: str, userinfo: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from rundir.access import connection_problem
 from simulator.server import serve
 from simulator.settings import ENGINES, PROFILES, EngineSettings, SettingsError, SimulatorSettings, speed_profile
 
@@ -38,9 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
     try:
         asyncio.run(_run(settings, exit_on_eof=options.exit_on_eof))
     except OSError as error:
-        # A positive number is an errno, whose text is shorter than asyncio's; others come from name resolution.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        return _fail(f"cannot listen on {settings.host}:{settings.port}: {reason}", 3)
+        return _fail(f"cannot listen on {settings.host}:{settings.port}: {connection_problem(error)}", 3)
     return 0
 
 

@@ -27,7 +27,7 @@ from sent_spans import MS, NOON, body, call, engine, gateway
 from waiting import BOUND_S
 
 from rundir.access import Access
-from scraper.spans.forward import Away, Wire
+from scraper.spans.forward import Unavailable, Wire
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
@@ -77,7 +77,7 @@ class Watch:
             while True:
                 try:
                     await wire.send(body(spans))
-                except Away:
+                except Unavailable:
                     await asyncio.sleep(0.1)
                 else:
                     return

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from rundir.access import Access
-from scraper.spans.forward import Away, Refused, Wire
+from scraper.spans.forward import Rejected, Unavailable, Wire
 
 PATIENCE_S = 10.0  # how long one export is tried
 SAY_EVERY_S = 5.0
@@ -59,7 +59,7 @@ async def send(
             count = sum(len(scope.spans) for resource in export.resource_spans for scope in resource.scope_spans)
             try:
                 reply = await wire.deliver(export.SerializeToString(), patience_s=PATIENCE_S)
-            except (Away, Refused) as error:
+            except (Unavailable, Rejected) as error:
                 return Sent(taken=taken, rejected=rejected, given_up=True, reason=str(error))
             bad, reason = _rejected(reply)
             taken, rejected, why = taken + count - bad, rejected + bad, why or reason

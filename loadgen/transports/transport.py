@@ -5,9 +5,6 @@ Nothing here needs numpy or aiohttp, so that a load worker starts fast.
 
 from __future__ import annotations
 
-import os
-import socket
-import ssl
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +13,7 @@ from typing import Annotated, Literal, Protocol, Self
 import msgspec
 
 from loadgen.records import PlannedRequest
-from rundir.access import Tls, root_url
+from rundir.access import Tls, connection_problem, root_url
 from rundir.child import ChildSpec
 
 _MESSAGE_CHARS = 200
@@ -112,12 +109,10 @@ def waiting_for(exchange: Exchange) -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception's message for a log: one line, at most 200 characters, TLS failures marked as such."""
-    if isinstance(error, ssl.SSLError):
-        text = f"tls: {getattr(error, 'verify_message', '') or error.reason or error}"
-    elif isinstance(error, socket.gaierror):
-        text = f"name not resolved: {error.strerror}"
-    elif isinstance(error, OSError) and error.errno:
-        text = os.strerror(error.errno)  # asyncio puts its own words and the address into the exception
-    else:
-        text = str(error) or type(error).__name__
+    problem = connection_problem(error)
+    text = problem.reason
+    if problem.kind == "tls":
+        text = f"tls: {problem.detail or problem.reason or error}"
+    elif problem.kind == "name":
+        text = f"name not resolved: {problem.detail}"
     return " ".join(text.split())[:_MESSAGE_CHARS]

@@ -79,7 +79,7 @@ class WebSocketTransport:
             exchange.body += f"the server does not speak WebSocket at {planned.path}".encode()
         except (aiohttp.ClientError, OSError) as error:
             kind = "connect" if exchange.connected_ns < 0 else "reset"
-            exchange.error = f"{kind}: {one_line(getattr(error, 'os_error', error))}"
+            exchange.error = f"{kind}: {one_line(error)}"
         finally:
             exchange.end_ns = self._clock.now_ns() if exchange.end_ns < 0 else exchange.end_ns
             if connection is not None:

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
-from rundir.access import Access, bare, headers_for, masked, tls_context
+from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
 from scraper.spans.log import ForwardQueue
 from scraper.spans.spec import GRPC_PORT, forward_parts
 
@@ -53,7 +53,7 @@ _GRPC_AGAIN = (
 )
 
 
-class Away(Exception):
+class Unavailable(Exception):
     """The collector did not answer, or wants the export again later: after `again_s`, 0 where it does not say when."""
 
     def __init__(self, reason: str, again_s: float = 0.0) -> None:
@@ -61,7 +61,7 @@ class Away(Exception):
         self.again_s = again_s
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The collector will not take this export."""
 
 
@@ -95,23 +95,23 @@ class Wire:
         await self._stack.aclose()
 
     async def send(self, body: bytes) -> bytes:
-        """Give the collector one export, once; return its reply. Raises Away, Refused."""
+        """Give the collector one export, once; return its reply. Raises Unavailable, Rejected."""
         return await (self._over_grpc(body) if self._speaks_grpc else self._over_http(body))
 
     async def deliver(
-        self, body: bytes, *, patience_s: float = math.inf, on_away: Callable[[Away], object] = lambda _: None
+        self, body: bytes, *, patience_s: float = math.inf, on_away: Callable[[Unavailable], object] = lambda _: None
     ) -> bytes:
         """Give the collector one export until it has taken or refused it; return its reply.
 
         After each attempt that failed `on_away` is called, and a pause follows: twice as long each time, or what a
-        Retry-After states. Raises Refused, and Away when the next attempt would come after `patience_s`.
+        Retry-After states. Raises Rejected, and Unavailable when the next attempt would come after `patience_s`.
         """
         loop = asyncio.get_running_loop()
         until_s, pause_s = loop.time() + patience_s, FIRST_PAUSE_S
         while True:
             try:
                 return await self.send(body)
-            except Away as away:
+            except Unavailable as away:
                 on_away(away)
                 wait_s = away.again_s or pause_s
                 if loop.time() + wait_s >= until_s:
@@ -132,15 +132,15 @@ class Wire:
                 status, told = response.status, await response.content.read(_REPLY_BYTES)
                 kind, again = response.content_type, response.headers.get("Retry-After", "")
         except TimeoutError:
-            raise Away(f"no answer within {ATTEMPT_S:g} s") from None
+            raise Unavailable(f"no answer within {ATTEMPT_S:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise Away(f"connect: {os.strerror(error.os_error.errno) if error.os_error.errno else error}") from error
+            raise Unavailable(f"connect: {connection_problem(error)}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Away(" ".join(str(error).split()) or type(error).__name__) from error
+            raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
         if status in _HTTP_AGAIN:
-            raise Away(f"HTTP {status}", again_s=float(again) if again.isdecimal() else 0.0)
+            raise Unavailable(f"HTTP {status}", again_s=float(again) if again.isdecimal() else 0.0)
         if status >= 300:
-            raise Refused(f"HTTP {status}{_reason(kind, told)}")
+            raise Rejected(f"HTTP {status}{_reason(kind, told)}")
         return told
 
     async def _over_grpc(self, body: bytes) -> bytes:
@@ -154,7 +154,7 @@ class Wire:
             )
         except aio.AioRpcError as error:
             reason = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
-            raise (Away if error.code() in _GRPC_AGAIN else Refused)(reason) from error
+            raise (Unavailable if error.code() in _GRPC_AGAIN else Rejected)(reason) from error
         return told
 
     def _channel(self) -> aio.Channel:
@@ -233,7 +233,7 @@ class Forwarder:
             try:
                 await self._deliver(self._queue[0])
                 self.sent += 1
-            except Refused as refused:
+            except Rejected as refused:
                 self.dropped += 1
                 if not self._said_refused:
                     self._say(f"{masked(self._url)} refuses spans: {refused}")
@@ -248,7 +248,7 @@ class Forwarder:
             self._say(f"spans are forwarded to {masked(self._url)} again")
         self._is_away = False
 
-    def _note_away(self, away: Away) -> None:
+    def _note_away(self, away: Unavailable) -> None:
         if not self._is_away:
             self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
         self._is_away = True

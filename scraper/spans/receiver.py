@@ -26,6 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from rundir.access import connection_problem
 from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
 from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord, packed
@@ -150,8 +151,7 @@ class Receiver:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise CannotListen(f"cannot listen on {self._spec.http}: {reason}") from error
+            raise CannotListen(f"cannot listen on {self._spec.http}: {connection_problem(error)}") from error
         self.http_port = runner.addresses[0][1]
 
     async def _from_grpc(self, requests: AsyncIterator[bytes], context: Any) -> bytes:

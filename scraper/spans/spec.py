@@ -4,13 +4,12 @@ import it.
 
 from __future__ import annotations
 
-import os
 import socket
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from rundir.access import Access, masked
+from rundir.access import Access, connection_problem, masked
 
 # OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
 LIMIT_BYTES = 4 * 1024 * 1024
@@ -49,8 +48,7 @@ def require_free(address: str) -> None:
         for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             socket.create_server(place[:2], family=family).close()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
-        raise CannotListen(f"cannot listen on {address}: {reason}") from error
+        raise CannotListen(f"cannot listen on {address}: {connection_problem(error)}") from error
 
 
 def forward_parts(url: str) -> SplitResult:

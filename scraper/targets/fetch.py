@@ -5,9 +5,6 @@ A scrape that failed is data (a `Scrape` with an error), not an exception. The p
 
 from __future__ import annotations
 
-import os
-import socket
-import ssl
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +14,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
-from rundir.access import Access, aiohttp_tls, bare, headers_for, masked, root_url
+from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
 from rundir.stats import Missing
 from scraper.exposition import MalformedPage, PageReader
 
@@ -258,26 +255,11 @@ async def _attempt(
     except UnicodeError:  # the idna codec's, for an empty or an overlong label
         return None, "protocol: not a host name"
     except aiohttp.ClientConnectorError as error:
-        return None, f"connect: {_connecting(error.os_error)}"
+        return None, f"connect: {connection_problem(error)}"
     except aiohttp.ClientPayloadError:
         return None, "cut off: the connection ended before the page did"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return None, f"protocol: {' '.join(str(error).split())[:_LONGEST_REASON] or type(error).__name__}"
-
-
-def _connecting(error: OSError) -> str:
-    """Say why there is no connection. asyncio's own text repeats the address and hides the reason.
-
-    OpenSSL's and getaddrinfo's codes stand in `errno` as well, and mean something else there.
-    """
-    if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None)  # OpenSSL's; absent where Python raised it
-        return f"TLS failed ({reason})" if reason else "TLS failed"
-    if isinstance(error, socket.gaierror):
-        return "no such host"
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: Limits) -> _Reply:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
-import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from loadgen.protocols.request import Prompt, Target
 from loadgen.records import plan_end
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
-from rundir.access import Tls, aiohttp_tls, root_url
+from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
 from rundir.clock import Clock
 from scraper.engines import version_paths
 from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
@@ -129,25 +127,14 @@ def _excerpt(raw: bytes) -> str:
 
 def reason_of(error: Exception) -> str:
     """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
-    cause = _cause(error)
-    if isinstance(cause, ssl.SSLError):
-        said = getattr(cause, "verify_message", "") or (cause.reason or str(cause)).replace("_", " ").lower()
-        return f"TLS failed ({said})"
-    if isinstance(cause, socket.gaierror):
-        return "no such host"
-    if isinstance(cause, OSError) and cause.errno:
-        return os.strerror(cause.errno)
-    return str(error) or type(error).__name__
-
-
-def _cause(error: Exception) -> BaseException:
-    """What aiohttp found, under its own words: a server may refuse our certificate only after the handshake."""
-    under = error.__cause__
-    return under if isinstance(under, ssl.SSLError) else getattr(error, "os_error", error)
+    problem = connection_problem(error)
+    if problem.kind == "tls":
+        return f"TLS failed ({problem.detail or (problem.reason or str(error)).replace('_', ' ').lower()})"
+    return str(problem)
 
 
 def _cure(url: str, error: Exception) -> str:
-    cause = _cause(error)
+    cause = connection_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "give its authority with --ca FILE, or disable verification with --insecure"
     if isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (cause.reason or ""):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import socket
-import ssl
 import time
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from rundir.stats import Missing
 from scraper.engines import canonical, metrics_paths
 from scraper.series.log import ScrapeLog, rows
 from scraper.series.table import build
-from scraper.targets.fetch import Limits, Scrape, _connecting, discover, open_session, scrape
+from scraper.targets.fetch import Limits, Scrape, discover, open_session, scrape
 
 PAGE = "# TYPE x gauge\nx 1\n"
 JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
@@ -103,22 +101,6 @@ async def test_nothing_listens():
         assert (await once(f"{url}/metrics")).error.startswith("connect: ")
         found = await discover(f"{url}/v1", metrics_paths())
     assert "connect: " in found.reason
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "Connection refused"),
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no such host"),
-        (ssl.SSLError(1, "[SSL] record layer failure"), "TLS failed"),
-        (OSError("Multiple exceptions: one, another"), "Multiple exceptions: one, another"),
-        (OSError(-2, "odd"), "[Errno -2] odd"),
-        (OSError(), "OSError"),
-    ],
-)
-def test_reasons_of_failed_connections(error: OSError, reason: str):
-    """The number of an error is the system's only where the system said it."""
-    assert reason == _connecting(error)
 
 
 @pytest.mark.parametrize(
