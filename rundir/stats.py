@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -63,15 +65,26 @@ def describe(values: npt.ArrayLike, why_empty: str) -> Statistics:
     flat = known(values)
     if not len(flat):
         return Statistics(count=0, **dict.fromkeys(STATISTICS), missing=why_empty)
-    return Statistics(
-        count=len(flat),
-        mean=float(flat.mean()),
-        std=float(flat.std(ddof=1)) if len(flat) > 1 else None,
-        min=float(flat.min()),
-        max=float(flat.max()),
-        **dict(zip(QUANTILES, np.quantile(flat, list(QUANTILES.values())).tolist(), strict=True)),
-        missing=UNSET if len(flat) > 1 else "std: one value has no spread",
-    )
+    numbers: dict[str, Any] = statistics_of(flat, QUANTILES)
+    if len(flat) == 1:
+        numbers |= {"std": None, "missing": "std: one value has no spread"}
+    return Statistics(count=len(flat), **numbers)
+
+
+def statistics_of(values: Floats, quantiles: Mapping[str, float]) -> dict[str, float]:
+    """Return mean, std (ddof 1; NaN of one value), min, max and `quantiles` by name of values [n > 0], none NaN.
+
+    Of equal values the mean is exactly theirs and the std 0, without what adding them up rounds off.
+    """
+    low, high = float(values.min()), float(values.max())
+    mean, std = (low, 0.0) if low == high else (float(values.mean()), float(values.std(ddof=1)))
+    return {
+        "mean": mean,
+        "std": std if len(values) > 1 else math.nan,
+        "min": low,
+        "max": high,
+        **dict(zip(quantiles, np.quantile(values, list(quantiles.values())).tolist(), strict=True)),
+    }
 
 
 def known(values: npt.ArrayLike) -> Floats:

@@ -1,7 +1,7 @@
-"""Counting requests that were broken down, for the histograms by part on the Prometheus page.
+"""Count requests that were broken down, for the histograms by part on the Prometheus page.
 
-Shared by a run, whose requests are its own, and by `watch`, whose requests are production's. How counts are written for
-Prometheus is `breakdown_page`'s business.
+Shared by a run, whose requests are its own, and by `watch`, whose requests are production's. Apart from `page`, since
+what this imports would delay a run's first request.
 """
 
 from __future__ import annotations

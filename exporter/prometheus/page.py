@@ -1,22 +1,36 @@
-"""The run while it goes, as Prometheus metrics: one frozen `Snapshot` in, one page of families out.
+"""A run or a watch in progress as Prometheus metrics: one frozen `Snapshot` in, one page of families out.
 
 Nothing is counted or estimated here: the conductor replaces the snapshot about once a second, and a scrape renders
-whichever is the latest. Serving it over HTTP is left to `metrics_server`. What a snapshot does not know is not on the
-page: no family and no zero stands in for it.
+whichever is the latest. Serving it over HTTP is left to `server`. What a snapshot does not know is not on the page: no
+family and no zero stands in for it. Labels are from small fixed sets: what is behind a request (a model, a user, a
+trace) never becomes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from exporter.prometheus.breakdown import histograms, part_families, series, watch_families
-from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
+from exporter.prometheus.snapshot import (
+    REFUSED,
+    ClientCounts,
+    Cumulative,
+    EngineCounts,
+    GeneratorCounts,
+    PartCounts,
+    Snapshot,
+    WatchCounts,
+)
+
+Numbers = TypeVar("Numbers", CounterMetricFamily, GaugeMetricFamily)
 
 # What is said of each canonical quantity. Counters get their _total from the client library.
 ENGINE_HISTOGRAMS = {
@@ -73,8 +87,8 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _generator(snapshot.generator),
         _engines(snapshot.engines),
         _scrapes(snapshot.engines),
-        part_families(snapshot.parts),
-        watch_families(snapshot.watch),
+        _parts(snapshot.parts),
+        _watch(snapshot.watch),
     )
     return (family for part in parts for family in part if family.samples)
 
@@ -92,7 +106,7 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     if client is None:
         return
     what = "Requests that ended, by status."
-    yield series(CounterMetricFamily, "sidelight_client_requests", what, ("status",), client.requests)
+    yield _series(CounterMetricFamily, "sidelight_client_requests", what, ("status",), client.requests)
     in_flight = "Requests submitted and not yet ended."
     yield GaugeMetricFamily("sidelight_client_requests_in_flight", in_flight, value=client.in_flight)
     yield CounterMetricFamily(
@@ -105,20 +119,20 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
         ("time_per_output_token", "First token to last, over tokens less one.", client.time_per_output_token),
         ("e2e_latency", "Last byte of the request to last token.", client.e2e),
     ):
-        yield histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
+        yield _histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
 
 
 def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
     if generator is None:
         return
-    yield histograms(
+    yield _histograms(
         "sidelight_generator_schedule_lateness_seconds",
         "How much later than scheduled a request was dispatched: the generator's own error.",
         (),
         [((), generator.schedule_lateness)],
     )
     what = "CPU time of our processes."
-    yield series(CounterMetricFamily, "sidelight_generator_cpu_seconds", what, ("process",), generator.cpu_seconds)
+    yield _series(CounterMetricFamily, "sidelight_generator_cpu_seconds", what, ("process",), generator.cpu_seconds)
     yield GaugeMetricFamily(
         "sidelight_generator_loop_delay_max_seconds",
         "The latest that a timer of a load worker came, since the start of the run.",
@@ -135,19 +149,86 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     yield info
     for quantity, what in ENGINE_HISTOGRAMS.items():
         found = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
-        yield histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), found)
+        yield _histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), found)
     for quantity, (name, what) in ENGINE_GAUGES.items():
         gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
-        yield series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
+        yield _series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
     for quantity, what in ENGINE_COUNTERS.items():
         counters = {engine.endpoint: engine.counters.get(quantity) for engine in engines}
-        yield series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)
+        yield _series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)
 
 
 def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     scrapes = {(engine.endpoint, how): count for engine in engines for how, count in engine.scrapes.items()}
     what = "Scrapes of the engine, by how they ended."
-    yield series(CounterMetricFamily, "sidelight_scrapes", what, ("endpoint", "outcome"), scrapes)
+    yield _series(CounterMetricFamily, "sidelight_scrapes", what, ("endpoint", "outcome"), scrapes)
     durations_s = {engine.endpoint: engine.last_scrape_duration_s for engine in engines}
     what = "How long the last scrape took."
-    yield series(GaugeMetricFamily, "sidelight_scrape_duration_seconds", what, ("endpoint",), durations_s)
+    yield _series(GaugeMetricFamily, "sidelight_scrape_duration_seconds", what, ("endpoint",), durations_s)
+
+
+def _parts(counts: PartCounts | None) -> Iterator[Metric]:
+    """Yield the breakdown as metric families; none of a breakdown that is not made."""
+    if counts is None:
+        return
+    for name, what, found in (
+        ("ttft", "TTFT of each request by part; of one source, all parts add up to it.", counts.ttft),
+        ("e2e", "End-to-end time of each request by part; of one source, all parts add up to it.", counts.e2e),
+    ):
+        yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
+    what = "What a part of each request's time consists of, where that is told apart: engine_frontend is in other."
+    yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
+    for name, what, label, numbers in (
+        ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
+        ("sidelight_breakdown_quality", "Requests by how good their breakdown is.", "quality", counts.quality),
+        ("sidelight_breakdown_missing", "Requests whose TTFT is not broken down, by why.", "reason", counts.missing),
+    ):
+        yield _series(CounterMetricFamily, name, what, (label,), numbers)
+
+
+def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
+    if counts is None:
+        return
+    received = counts.receiver
+    for name, what, count in (
+        ("receiver_exports", "Exports of spans taken in.", received.get("exports")),
+        ("receiver_spans", "Spans taken in.", received.get("spans")),
+        ("receiver_forwarded", "Exports passed on to the next collector.", received.get("forwarded")),
+        ("receiver_forward_dropped", "Exports that did not reach the next collector.", received.get("forward_dropped")),
+        ("receiver_restarts", "Receivers that ended on their own and were started again.", counts.restarts),
+        ("watch_errors", "Defects of the sidecar; what had just come is lost with each.", counts.errors),
+        ("watch_cpu_seconds", "CPU time of the process that serves this page.", counts.cpu_s),
+        ("window_repeated_spans", "Spans that came again, and count once.", counts.repeated),
+        ("window_evicted_spans", "Spans that had to make room for newer ones.", counts.evicted),
+    ):
+        yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
+    refused = {kind: received[kind] for kind in REFUSED if kind in received}
+    what = "Exports (bad_spans, off_clock: spans) not used, by why."
+    yield _series(CounterMetricFamily, "sidelight_receiver_refused", what, ("kind",), refused)
+    what = "What waits for the next collector of spans: exports, their bytes, and how many bytes may wait."
+    yield _series(GaugeMetricFamily, "sidelight_receiver_forward_queue", what, ("what",), counts.forward_queue)
+    what = "How much is kept for requests that go on."
+    yield _series(GaugeMetricFamily, "sidelight_window_size", what, ("what",), counts.sizes)
+
+
+def _series(
+    kind: type[Numbers], name: str, what: str, labels: Sequence[str], numbers: Mapping[Any, float | None]
+) -> Numbers:
+    """Return a family with a sample for each number that is known and finite, by its label or labels."""
+    family = kind(name, what, labels=labels)
+    for key, number in numbers.items():
+        if number is not None and math.isfinite(number):
+            family.add_metric([key] if isinstance(key, str) else key, number)
+    return family
+
+
+def _histograms(
+    name: str, what: str, labels: Sequence[str], found: Iterable[tuple[Sequence[str], Cumulative | None]]
+) -> HistogramMetricFamily:
+    """Return a family with a histogram for each that is known and finite, by its labels."""
+    family = HistogramMetricFamily(name, what, labels=labels)
+    for values, one in found:
+        if one is not None and math.isfinite(one.sum_s + sum(one.counts)):
+            upper = (*(str(bound) for bound in one.bounds_s), "+Inf")
+            family.add_metric(values, list(zip(upper, accumulate(one.counts), strict=True)), one.sum_s)
+    return family

@@ -1,7 +1,7 @@
 """What the live page knows at one moment: frozen counts since the start of a run, and the making of histograms.
 
 The conductor derives a `Snapshot` from the run's logs about once a second. How it is written for Prometheus is
-`prometheus`'s business; every number here is plain and None means that it is not known.
+left to `page`; every number here is plain and None means that it is not known.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ LATENESS_BOUNDS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
 )
 # fmt: on
+# The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
+REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCounts:
-    """Requests broken down since the start, one by one: `part_counts` counts them.
+    """Requests broken down since the start, one by one: `counts` counts them.
 
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
     what parts consist of, where that is told apart, keyed likewise. `requests` counts by source, `quality` by how good

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.server_metrics.json import TYPES
+from exporter.server_metrics.json import PERCENTILES, TYPES
 
-_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")
-_GAUGE = ("avg", "min", "max", "std", *_PERCENTILES)
+_GAUGE = ("avg", "min", "max", "std", *PERCENTILES)
 _STATISTICS = {
     "gauge": _GAUGE,
     "counter": ("total", "rate", "rate_avg", "rate_min", "rate_max", "rate_std"),
-    "histogram": ("count", "count_rate", "sum", "sum_rate", "avg", *(f"{name}_estimate" for name in _PERCENTILES)),
+    "histogram": ("count", "count_rate", "sum", "sum_rate", "avg", *(f"{name}_estimate" for name in PERCENTILES)),
     "unknown": _GAUGE,
 }
 _FIRST = ("Endpoint", "Type", "Metric", "Unit")

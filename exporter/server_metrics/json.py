@@ -21,17 +21,16 @@ from typing import Any
 import numpy as np
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
-from rundir.stats import Missing
+from rundir.stats import Missing, statistics_of
 from scraper.quantiles import read_rows
 from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
 from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
-from scraper.window.quantities import PERCENTILES
 from scraper.window.statistics import fits_of, frames
 from scraper.window.window import ScrapeSelection, select_scrapes, slice_of
 
 TYPES = ("gauge", "counter", "histogram", "unknown")
-_PERCENTILES = {name: q for name, q in PERCENTILES.items() if name != "p99_9"}
-_QS = np.array(list(_PERCENTILES.values()))
+PERCENTILES = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+_QS = np.array(list(PERCENTILES.values()))
 
 Json = dict[str, Any]
 _Entry = tuple[tuple[str, str], Json]  # the metric's key in `named`, and one series of it
@@ -191,12 +190,10 @@ def _gauge(found: GaugeSamples | Missing, selection: ScrapeSelection) -> Json | 
     if isinstance(found, Missing):
         return found
     values = found.values
-    low, high = float(values.min()), float(values.max())
-    if low == high:  # exactly that, without what adding up rounds off; 0.0 is the format's word for "never varied"
-        stats = {"avg": low, "min": low, "max": high, "std": 0.0}
-    else:
-        stats = {"avg": float(values.mean()), "min": low, "max": high, "std": float(values.std(ddof=1))}
-    stats |= dict(zip(_PERCENTILES, np.quantile(values, _QS).tolist(), strict=True))
+    numbers = statistics_of(values, PERCENTILES)
+    stats = {"avg": numbers["mean"], **{name: numbers[name] for name in ("min", "max", "std", *PERCENTILES)}}
+    if len(values) == 1:
+        stats["std"] = 0.0  # the format's way to say that it never varied
     where = slice_of(found.at_ns, selection.edges_ns)
     slices = []
     for index, frame in enumerate(_frames(selection)):
@@ -232,7 +229,7 @@ def _percentile_estimates(found: HistogramIncrease) -> Json:
     """Return `p*_estimate` of a histogram, also where its bounds changed during the run; none without buckets."""
     fits = fits_of(found)
     values = read_rows(fits, [slice(None)] * len(fits), _QS).tolist()
-    pairs = zip(_PERCENTILES, values, strict=True)
+    pairs = zip(PERCENTILES, values, strict=True)
     return {f"{name}_estimate": value for name, value in pairs if math.isfinite(value)}
 
 

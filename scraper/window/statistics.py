@@ -15,7 +15,7 @@ from msgspec import structs
 
 from rundir.columns import Floats, Ints
 from rundir.fields import UNSET
-from rundir.stats import Missing
+from rundir.stats import Missing, statistics_of
 from scraper.quantiles import Fit, fit, read, read_rows
 from scraper.window import aggregate
 from scraper.window.aggregate import TOO_LARGE, Part
@@ -102,19 +102,12 @@ def gauge_stats(values: Floats) -> tuple[SampleStatistics, dict[str, str]]:
 
     Mean and percentiles (numpy's default) are over scrapes, not weighted by time; `std` has ddof 1.
     """
-    low, high = float(values.min()), float(values.max())
-    constant = low == high  # then exactly that, without what adding up rounds off
-    mean = low if constant else float(values.mean())
-    if not math.isfinite(mean):
+    numbers = statistics_of(values, PERCENTILES)
+    if not math.isfinite(numbers["mean"]):
         return SampleStatistics(), {"stats": TOO_LARGE}
-    numbers = {"mean": mean, "min": low, "max": high}
-    numbers |= dict(zip(PERCENTILES, np.quantile(values, _QS).tolist(), strict=True))
-    missing = {}
-    if len(values) > 1:
-        numbers["std"] = 0.0 if constant else float(values.std(ddof=1))
-    else:
+    missing = {name: TOO_LARGE for name, value in numbers.items() if not math.isfinite(value)}
+    if len(values) == 1:
         missing["std"] = "one sample has no spread"
-    missing |= {name: TOO_LARGE for name, value in numbers.items() if not math.isfinite(value)}
     return SampleStatistics(count=len(values), **_finite(numbers)), missing
 
 

@@ -19,10 +19,10 @@ from correlator.live.breakdown import REASONS, break_down_ended, estimated
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
-from exporter.prometheus.breakdown import REFUSED
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
+    REFUSED,
     ClientCounts,
     EngineCounts,
     PartCounts,
