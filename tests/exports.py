@@ -1,29 +1,16 @@
-"""Pages as endpoints, and endpoints as what the exports of server metrics are made from."""
+"""Endpoints as what the exports of server metrics are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scraped import scraped
-
 from exporter.server_metrics.source import Source
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
+from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
 S = 10**9
-URL = "http://127.0.0.1:8000/metrics"
 
 Recorded = tuple[list[str], EndpointSeries]
-
-
-def endpoint_of(pages: Sequence[str], *, url: str = URL, at_ns: Sequence[int] = ()) -> EndpointSeries:
-    """Make an endpoint of pages a second apart from second 1 on, or at the moments given; an empty page has failed."""
-    moments = at_ns or [S * at for at in range(1, len(pages) + 1)]
-    pairs = zip(moments, pages, strict=True)
-    taken = (scraped(at, page, url=url, error="" if page else "connect: refused") for at, page in pairs)
-    (endpoint,) = build(rows(taken))
-    return endpoint
 
 
 def source_of(

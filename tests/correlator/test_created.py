@@ -7,14 +7,14 @@ cumulative series says so.
 from __future__ import annotations
 
 import pytest
+import series
 from engine_series import requests
-from scraped import scraped
+from series import WAITING, endpoint_of, gauge
 
 from correlator.estimate.intervals import Observed, observe
 from correlator.statistics.server_load import server_loads
 from rundir.stats import Missing
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build, histograms
+from scraper.series.table import EndpointSeries, histograms
 from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
@@ -27,25 +27,17 @@ COUNTERS = ("num_preemptions", "prompt_tokens")
 
 def page(count: int, created: float) -> str:
     """A page of vLLM whose histograms and counters all stand at one count."""
-    text = "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n"
+    text = gauge(WAITING, 0)
     for name in TIMES:
-        text += f"# TYPE vllm:{name} histogram\n"
-        text += f'vllm:{name}_bucket{{le="1.0"}} {count}\nvllm:{name}_bucket{{le="+Inf"}} {count}\n'
-        text += f"vllm:{name}_sum {count / 2}\nvllm:{name}_count {count}\n"
-        text += f"# TYPE vllm:{name}_created gauge\nvllm:{name}_created {created}\n"
+        text += series.histogram(f"vllm:{name}", count, count / 2) + gauge(f"vllm:{name}_created", created)
     for name in COUNTERS:
-        text += f"# TYPE vllm:{name}_total counter\nvllm:{name}_total {count}\n"
-        text += f"# TYPE vllm:{name}_created gauge\nvllm:{name}_created {created}\n"
+        text += series.counter(f"vllm:{name}_total", count) + gauge(f"vllm:{name}_created", created)
     return text
 
 
 @pytest.fixture
 def endpoint() -> EndpointSeries:
-    pages = [
-        scraped(at * SECOND, page(n, moment), url="http://engine:8000/metrics")
-        for at, (n, moment) in enumerate(zip(COUNTED, CREATED, strict=True), 1)
-    ]
-    return build(rows(pages))[0]
+    return endpoint_of([page(*at) for at in zip(COUNTED, CREATED, strict=True)], url="http://engine:8000/metrics")
 
 
 @pytest.fixture

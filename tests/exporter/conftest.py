@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from exports import Recorded, endpoint_of
+from exports import Recorded
+from series import endpoint_of
 
 REPOSITORY = Path(__file__).parents[2]
 

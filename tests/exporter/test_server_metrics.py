@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import URL, Recorded, S, endpoint_of, source_of
+from exports import Recorded, S, source_of
 from prometheus_client.parser import text_string_to_metric_families
+from series import URL, endpoint_of
+from series import histogram as histogram_page
 
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.json import document
@@ -128,10 +130,7 @@ def test_gauge_statistics(small: Small):
 
 
 def histogram(low: int, count: int, total: float) -> str:
-    return (
-        f'# TYPE h_seconds histogram\nh_seconds_bucket{{le="1.0"}} {low}\nh_seconds_bucket{{le="+Inf"}} {count}\n'
-        f"h_seconds_sum {total}\nh_seconds_count {count}\n"
-    )
+    return histogram_page("h_seconds", count, total, buckets=(("1.0", low),))
 
 
 def test_histogram_statistics(small: Small):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import Recorded, S, endpoint_of, source_of
+from exports import Recorded, S, source_of
 from jsonschema import Draft202012Validator
+from series import endpoint_of
 
 from exporter.server_metrics.json import document
 

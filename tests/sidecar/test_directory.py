@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scraped import scraped
 from sent_requests import parts, planned
 from sent_spans import TRACE, call, engine, export, gateway
+from series import scraped
 
 from loadgen.records import WorkerStat, append_record, plan_end
 from loadgen.requests.table import RequestLog

@@ -6,49 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from series import END, PREFILL, QUEUE, endpoint_of, histogram
 
 from correlator.estimate.intervals import Observed, observe
 from correlator.estimate.percentiles import ServerMeans, server_means
 from rundir.stats import Missing
-from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build
-from scraper.targets.fetch import Scrape
+from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
-
-QUEUE = "vllm:request_queue_time_seconds"
-PREFILL = "vllm:request_prefill_time_seconds"
-
-
-def histogram(family: str, count: float | str, total: float | str, *, without: str = "") -> str:
-    """A histogram of one bound, one of its sample names left out."""
-    lines = [
-        f'{family}_bucket{{le="1.0"}} {count}',
-        f'{family}_bucket{{le="+Inf"}} {count}',
-        f"{family}_sum {total}",
-        f"{family}_count {count}",
-    ]
-    kept = [line for line in lines if not without or not line.startswith(family + without)]
-    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
 
 
 def scraped(*pages: str, first_s: int = 0) -> EndpointSeries:
-    """Pages a second apart. A gauge ends each: a page that ended in half a histogram would be taken for a cut one."""
-    (endpoint,) = build(
-        rows(
-            Scrape(
-                url="u",
-                tick_ns=at,
-                request_ns=at,
-                response_ns=at,
-                status=200,
-                content_type="text/plain",
-                body=f"{page}# TYPE end gauge\nend 1\n".encode(),
-                error="",
-            )
-            for at, page in zip(range(first_s * 10**9, 10**11, 10**9), pages, strict=False)
-        )
-    )
-    return endpoint
+    """Return pages a second apart, each with an end."""
+    return endpoint_of([page + END for page in pages], url="u", first_s=first_s, took_ns=0)
 
 
 def page(count: float | str, queue_s: float | str, prefill_s: float | str) -> str:

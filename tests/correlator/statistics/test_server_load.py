@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_series import SECOND, engine, requests
-from scraped import scraped
+from series import scraped
 
 from correlator.statistics.server_load import server_loads, waiting_at
 from rundir.stats import Missing

@@ -6,7 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from exports import Recorded, S, endpoint_of, source_of
+from exports import Recorded, S, source_of
+from series import endpoint_of
 
 from exporter.server_metrics.csv import as_csv
 from exporter.server_metrics.json import document

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import URL, Recorded, S, endpoint_of, source_of
+from exports import Recorded, S, source_of
 from prometheus_client.parser import text_string_to_metric_families
+from series import URL, endpoint_of
 
 from exporter.server_metrics.jsonl import write
 from exporter.server_metrics.source import Source

@@ -11,9 +11,10 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from exports import Recorded, S, endpoint_of, source_of
+from exports import Recorded, S, source_of
 from hypothesis import given
 from hypothesis import strategies as st
+from series import endpoint_of
 
 from exporter.server_metrics import parquet as server_metrics_parquet
 from exporter.server_metrics.json import document

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import series
+from series import QUEUE, WAITING, counter, gauge, histogram
 
 from scraper.engines import QUANTITIES
 from scraper.series.log import rows
@@ -23,37 +25,19 @@ S = 10**9
 def page(requests: float, waiting: float, *, bounds: tuple[str, ...] = ("0.3", "1.0"), engine: str = "0") -> str:
     """A small vLLM page after a number of requests that queued half a second each."""
     label = f'engine="{engine}"'
-    cumulative = [requests if float(bound) >= 0.5 else 0 for bound in bounds]
-    buckets = zip((*bounds, "+Inf"), (*cumulative, requests), strict=True)
-    lines = [f'vllm:request_queue_time_seconds_bucket{{{label},le="{le}"}} {value}' for le, value in buckets]
-    return "\n".join(
-        [
-            "# TYPE vllm:request_queue_time_seconds histogram",
-            *lines,
-            f"vllm:request_queue_time_seconds_sum{{{label}}} {requests * 0.5}",
-            f"vllm:request_queue_time_seconds_count{{{label}}} {requests}",
-            "# TYPE vllm:request_success_total counter",
-            f"vllm:request_success_total{{{label}}} {requests}",
-            "# TYPE vllm:num_requests_waiting gauge",
-            f"vllm:num_requests_waiting{{{label}}} {waiting}",
-            "# TYPE vllm:kv_cache_usage_perc gauge",
-            f"vllm:kv_cache_usage_perc{{{label}}} {waiting / 10}\n",
-        ]
+    buckets = [(bound, requests if float(bound) >= 0.5 else 0) for bound in bounds]
+    return (
+        histogram(QUEUE, requests, requests * 0.5, buckets=buckets, labels=label)
+        + counter("vllm:request_success_total", requests, labels=[label])
+        + gauge(WAITING, waiting, labels=[label])
+        + gauge("vllm:kv_cache_usage_perc", waiting / 10, labels=[label])
     )
 
 
 def scrapes(url: str, pages: list[str | None], first_s: int = 1) -> list[Scrape]:
     return [
-        Scrape(
-            url=url,
-            tick_ns=at * S,
-            request_ns=at * S + 1,
-            response_ns=at * S + 3,
-            content_type="text/plain",
-            body=(text or "").encode(),
-            error="" if text else "connect: refused",
-        )
-        for at, text in enumerate(pages, first_s)
+        replace(one, response_ns=one.tick_ns + 3, request_ns=one.tick_ns + 1)
+        for one in series.scrapes(pages, url=url, first_s=first_s)
     ]
 
 
@@ -326,11 +310,9 @@ PREFILLED = "sglang:prefill_effective_tokens_total"
 
 def sglang(tokens: float, retracted: float | None, *, younger: bool = True) -> str:
     """Return an SGLang page on which nothing, or so much, was retracted; a younger one counts prefill tokens."""
-    lines = [f"# TYPE {PREFILLED} counter", f'{PREFILLED}{{mode="input"}} {tokens}'] if younger else []
-    lines += ["# TYPE sglang:num_retracted_reqs gauge", "sglang:num_retracted_reqs 0"]
-    lines += ["# TYPE sglang:token_usage gauge", "sglang:token_usage 0.5"]
-    lines += [f"# TYPE {RETRACTED} counter", f"{RETRACTED} {retracted}"] if retracted is not None else []
-    return "\n".join([*lines, ""])
+    page = gauge("sglang:num_retracted_reqs", 0) + gauge("sglang:token_usage", 0.5)
+    page += counter(PREFILLED, tokens, labels=['mode="input"']) if younger else ""
+    return page + (counter(RETRACTED, retracted) if retracted is not None else "")
 
 
 def test_a_counter_that_sglang_has_not_created_yet_has_counted_nothing():

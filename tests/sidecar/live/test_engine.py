@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from scraped import scraped
+from series import END, PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
 from exporter.prometheus.snapshot import Cumulative, EngineCounts
 from scraper.series.log import rows
 from scraper.targets.fetch import Scrape
 from sidecar.live.engine import EngineView
 
-QUEUE = "vllm:request_queue_time_seconds"
-PREFILL = "vllm:request_prefill_time_seconds"
-
-
-def histogram(family: str, count: float, total: float, *, without: str = "", labels: str = "") -> str:
-    lines = [
-        f'{family}_bucket{{{labels}le="1.0"}} {count}',
-        f'{family}_bucket{{{labels}le="+Inf"}} {count}',
-        f"{family}_sum{{{labels}}} {total}",
-        f"{family}_count{{{labels}}} {count}",
-    ]
-    kept = [line for line in lines if not without or not line.startswith(family + without)]
-    return "\n".join([f"# TYPE {family} histogram", *kept]) + "\n"
-
 
 def scrape(second: int, page: str, *, error: str = "") -> Scrape:
     """A page ended by a gauge, so that half a histogram is not taken for a cut page; or why there is none."""
-    return scraped(second * 10**9, f"{page}# TYPE end gauge\nend 7\n", error=error)
+    return scraped(second * 10**9, page + END, error=error)
 
 
 def viewed(*pages: str) -> EngineView:
@@ -39,7 +25,7 @@ def viewed(*pages: str) -> EngineView:
 
 
 def test_a_page_is_seen_in_canonical_quantities():
-    page = histogram(QUEUE, 2, 1, labels='e="0",') + histogram(QUEUE, 3, 2, labels='e="1",') + histogram(PREFILL, 5, 1)
+    page = histogram(QUEUE, 2, 1, labels='e="0"') + histogram(QUEUE, 3, 2, labels='e="1"') + histogram(PREFILL, 5, 1)
     view = viewed(page, page)
     assert Cumulative(bounds_s=(1.0,), counts=(5.0, 0.0), sum_s=3.0) == view.counts.histograms["queue_time"]
     assert {"ok": 2, "failed": 0} == view.outcomes
@@ -56,11 +42,8 @@ def test_a_histogram_that_lacks_a_part_is_left_out(without: str):
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
 def test_values_that_are_not_finite_are_left_out(value: str):
     """A label set without a finite value counts for nothing, and a quantity without one is absent."""
-    page = (
-        f'# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{e="0"}} 2\n'
-        f'vllm:num_requests_waiting{{e="1"}} {value}\n'
-        f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc {value}\n" + histogram(QUEUE, 2, float(value))
-    )
+    page = gauge(WAITING, 2, value, labels=('e="0"', 'e="1"')) + gauge("vllm:kv_cache_usage_perc", value)
+    page += histogram(QUEUE, 2, float(value))
     counts = viewed(page).counts
     assert {"requests_waiting": 2.0} == counts.gauges
     assert {} == counts.histograms
@@ -69,7 +52,7 @@ def test_values_that_are_not_finite_are_left_out(value: str):
 def test_a_ratio_of_two_gauges_is_shown_as_one():
     """TGI's cache fill is the tokens reserved over the tokens there are, live as in the summary."""
     gauges = {"tgi_queue_size": 0, "tgi_batch_current_max_tokens": 3, "tgi_batch_max_total_tokens": 12}
-    page = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+    page = "".join(gauge(name, value) for name, value in gauges.items())
     assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scraped import scraped
 from sent_requests import parts, planned
+from series import scraped
 
 from exporter.prometheus.page import LivePage
 from loadgen.records import append_record

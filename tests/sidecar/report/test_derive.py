@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recordings import request_log
-from scraped import scraped
+from series import PREFILL, QUEUE, gauge, histogram, scraped
 
 from exporter.report.breakdown import answer
 from scraper.series.log import rows
@@ -30,27 +30,10 @@ def request(*, sent_s: float, ended_s: float, status: str = "ok") -> dict[str, A
     return {"phase": "measure", "status": status, "endpoint_url": "u", "end_ns": ended_ns, **sent, **told}
 
 
-SGLANG = """\
-# TYPE sglang:queue_time_seconds histogram
-sglang:queue_time_seconds_bucket{le="+Inf"} 1
-sglang:queue_time_seconds_sum 0.1
-sglang:queue_time_seconds_count 1
-# TYPE sglang:per_stage_req_latency_seconds histogram
-sglang:per_stage_req_latency_seconds_bucket{stage="prefill_forward",le="+Inf"} 1
-sglang:per_stage_req_latency_seconds_sum{stage="prefill_forward"} 0.1
-sglang:per_stage_req_latency_seconds_count{stage="prefill_forward"} 1
-# TYPE sglang:token_usage gauge
-sglang:token_usage 0.5
-"""
-VLLM = "\n".join(
-    f"""\
-# TYPE vllm:request_{name}_time_seconds histogram
-vllm:request_{name}_time_seconds_bucket{{{{le="0.3"}}}} {{count}}
-vllm:request_{name}_time_seconds_bucket{{{{le="+Inf"}}}} {{count}}
-vllm:request_{name}_time_seconds_sum {{sum_s}}
-vllm:request_{name}_time_seconds_count {{count}}
-"""
-    for name in ("queue", "prefill")
+SGLANG = (
+    histogram("sglang:queue_time_seconds", 1, 0.1, buckets=())
+    + histogram("sglang:per_stage_req_latency_seconds", 1, 0.1, buckets=(), labels='stage="prefill_forward"')
+    + gauge("sglang:token_usage", 0.5)
 )
 OTHER_MOMENT = (
     "sglang:queue_time_seconds is observed not when a request ends, but at its first forward: over a window it speaks "
@@ -147,7 +130,10 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=1, ended_s=3))
     times = {f"server_{name}_ms": np.array([40.0, 60.0]) for name in ("queue", "prefill")}
     told = replace(bare.requests, timings_source=np.full(2, "vllm", dtype=np.object_), **times)
-    pages = [VLLM.format(count=0, sum_s=0.0), VLLM.format(count=2, sum_s=0.1)]
+    pages = [
+        "".join(histogram(family, count, sum_s, buckets=(("0.3", count),)) for family in (QUEUE, PREFILL))
+        for count, sum_s in ((0, 0.0), (2, 0.1))
+    ]
     endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
     run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
     found = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
