@@ -91,7 +91,7 @@ class SeriesTable:
         Series with equal name and labels share a column whatever the page's layout; a histogram's `le` is compared as a
         number. Of duplicates on one page the first counts.
         """
-        series, places = _columns([chunk.series for chunk in self._chunks])
+        series, places = union_columns([chunk.series for chunk in self._chunks])
         rows = sum(len(chunk.response_ns) for chunk in self._chunks)
         values = np.full((rows, len(series)), np.nan)
         at = 0
@@ -188,7 +188,7 @@ def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColum
     )
 
 
-def _columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, Indices]]:
+def union_columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, Indices]]:
     """Return the union of the layouts' series, and for each layout (by identity) the columns of its series."""
     columns: dict[_Key, int] = {}
     series: list[Series] = []

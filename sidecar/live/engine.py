@@ -7,23 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, add
+from rundir.columns import Floats, Indices
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource, Engine
 from scraper.exposition import Series
 from scraper.series.log import FailureRecord, Row
-from scraper.series.table import build
+from scraper.series.table import union_columns
 from scraper.window.aggregate import gauge_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Whose page a layout is, and where its canonical quantities stand in the matrix; no engine, no sources."""
+    """What a layout's pages mean: the column of each series (`places`, of so many `columns`), the engine, and which
+    columns its canonical quantities are read from; no engine, no sources.
+    """
 
     layout: tuple[Series, ...] = ()
+    columns: int = 0
+    places: Indices = field(default_factory=lambda: np.empty(0, np.intp))
     engine: Engine | None = None
     sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
 
@@ -62,19 +66,22 @@ class EngineView:
         return self.failure if self.failed_ns - self.answered_ns > stale_s * 1e9 else ""
 
     def _take_page(self, record: Row) -> None:
-        page = build([record])[0]
         if record.series is not self.known.layout:
-            self.known = _known(record.series, page.series)
-        self.counts = _counts(record.url, self.known, page.values[0])
+            self.known = _known(record.series)
+        row = np.full(self.known.columns, np.nan)
+        # From the back, so that the first of two equal series is written last and stands.
+        row[self.known.places[::-1]] = record.values[::-1]
+        self.counts = _counts(record.url, self.known, row)
 
 
-def _known(layout: tuple[Series, ...], series: tuple[Series, ...]) -> Known:
+def _known(layout: tuple[Series, ...]) -> Known:
+    series, places = union_columns([layout])
     engine = engines.detect(series)
     sources = engines.canonical(series, engine.name) if engine else {}
-    return Known(layout=layout, engine=engine, sources=sources)
+    return Known(layout=layout, columns=len(series), places=places[id(layout)], engine=engine, sources=sources)
 
 
-def _counts(url: str, known: Known, row: npt.NDArray[np.float64]) -> EngineCounts:
+def _counts(url: str, known: Known, row: Floats) -> EngineCounts:
     if known.engine is None:
         return EngineCounts(endpoint=url)
     histograms: dict[str, Cumulative] = {}
@@ -105,24 +112,24 @@ def _counts(url: str, known: Known, row: npt.NDArray[np.float64]) -> EngineCount
     )
 
 
-def _merged(source: CanonicalSource, row: npt.NDArray[np.float64]) -> Cumulative | None:
+def _merged(source: CanonicalSource, row: Floats) -> Cumulative | None:
     """Add the label sets of a histogram; None where one has no sum, no +Inf bucket or a value that is not finite, or
     where their bounds differ.
     """
-    found = []
+    label_sets = []
     for columns in source.histograms:
         if columns.sum < 0 or not columns.bounds or columns.bounds[-1] != math.inf:
             return None
-        found.append(
+        label_sets.append(
             Cumulative(
                 bounds_s=columns.bounds[:-1],
                 counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
                 sum_s=float(row[columns.sum]),
             )
         )
-    if len({one.bounds_s for one in found}) != 1:
+    if len({histogram.bounds_s for histogram in label_sets}) != 1:
         return None
-    merged = found[0]
-    for other in found[1:]:
+    merged = label_sets[0]
+    for other in label_sets[1:]:
         merged = add(merged, other)
     return merged if all(map(math.isfinite, (*merged.counts, merged.sum_s))) else None
