@@ -82,7 +82,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return `complete`, `interrupted` or, where nobody wrote an end, `crashed`."""
+        """Return `complete`, `interrupted` or, where no end was written, `crashed`."""
         return str(self.manifest.get("status") or "crashed")
 
     @property

@@ -28,8 +28,8 @@ KEPT_TTFTS = 20_000
 class Tally:
     """Counts and histograms since a phase began.
 
-    `lately` has (end_ns, output tokens) of the requests that ended lately and told their tokens; the caller drops old
-    ones.
+    `lately` has (end_ns, output tokens) of the requests that ended lately and whose tokens are known; the caller drops
+    old ones.
     """
 
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
@@ -56,8 +56,8 @@ class Tally:
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
         self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
         self.ttfts_ms.extend(metrics.ttft_ms[np.isfinite(metrics.ttft_ms)].tolist())
-        told = log.output_tokens > 0
-        self.lately.extend(zip(log.end_ns[told].tolist(), log.output_tokens[told].tolist(), strict=True))
+        counted = log.output_tokens > 0
+        self.lately.extend(zip(log.end_ns[counted].tolist(), log.output_tokens[counted].tolist(), strict=True))
 
     def client_counts(self, *, in_flight: int) -> ClientCounts:
         return ClientCounts(

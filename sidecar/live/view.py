@@ -6,10 +6,7 @@ most.
 
 from __future__ import annotations
 
-import logging
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -24,13 +21,12 @@ from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
 from sidecar.directory import News, RunLogs
 from sidecar.live.engine import EngineView
+from sidecar.live.errors import ErrorCount
 from sidecar.live.tally import Tally
 from sidecar.progress import View
 
 if TYPE_CHECKING:
     from sidecar.live.breakdown import LiveParts
-
-log = logging.getLogger(__name__)
 
 RATE_S = 5.0  # the output rate is that of requests that ended this recently
 
@@ -65,7 +61,7 @@ class LiveRun:
         self._engines: dict[str, EngineView] = {}
         self._parts: LiveParts | None = None
         self._shown = False  # somebody wants snapshots
-        self._failures = 0
+        self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
 
     def __enter__(self) -> Self:
         return self
@@ -85,28 +81,18 @@ class LiveRun:
             self._stats[stat.worker] = stat
             self._worst_delay_ns = max(self._worst_delay_ns, stat.loop_delay_ns)
         for phase in dict.fromkeys(news.requests.phase):
-            with self.guarded():
+            with self.failures.guard():
                 self._count(phase, take(news.requests, news.requests.phase == phase))
         for scrape in news.scrapes:
-            with self.guarded():
+            with self.failures.guard():
                 self._show_page(scrape)
-        with self.guarded():
+        with self.failures.guard():
             self._break_down(news)
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Count an error of the block, and log the first: a view is a sink, it must not end a measurement."""
-        try:
-            yield
-        except Exception:
-            if not self._failures:
-                log.exception("the live view failed; the run goes on")
-            self._failures += 1
 
     @property
     def errors(self) -> int:
         """Return how often something could not be read or shown, and is not in the view."""
-        return self._failures + len(self.logs.errors)
+        return self.failures.count + len(self.logs.errors)
 
     def engines(self) -> set[str]:
         return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}

@@ -10,7 +10,16 @@ from loadgen.plan.fitting import PlanOrder
 from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.processes import START_TIMEOUT_S
-from sidecar.run.phases import Session, record, run_phase, settle, tell, unless_stopped, unless_stopped_for, watching
+from sidecar.run.phases import (
+    Session,
+    record,
+    run_phase,
+    settle,
+    unless_stopped,
+    unless_stopped_for,
+    warn_and_record,
+    watching,
+)
 from sidecar.run.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan
 from sidecar.run.prepare import Prepared
 from sidecar.run.warm_up import prepare_warm_up, warm_up
@@ -18,7 +27,7 @@ from sidecar.run.warm_up import prepare_warm_up, warm_up
 SETTLE_LEAST_S = 0.5
 
 
-async def load(session: Session, options: RunOptions, found: Prepared, *, begun_s: float) -> None:
+async def load(session: Session, options: RunOptions, prepared: Prepared, *, begun_s: float) -> None:
     """Warm a target up and measure it. All measured requests are made before the first is sent.
 
     The run began at `begun_s`, in the loop's time: its deadline counts from there. Raises SidelightError when one of
@@ -27,12 +36,12 @@ async def load(session: Session, options: RunOptions, found: Prepared, *, begun_
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
     async with _deadline(session, options.deadline, begun_s):
         session.progress.stage("preparing requests")
-        await unless_stopped(session.stop, prepare_warm_up(session, options, found))
-        await unless_stopped(session.stop, _prepare(session, options, found))
+        await unless_stopped(session.stop, prepare_warm_up(session, options, prepared))
+        await unless_stopped(session.stop, _prepare(session, options, prepared))
         children = session.workers if session.scraper is None else (*session.workers, session.scraper)
         await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
         async with watching(session):
-            if await warm_up(session, options, found):
+            if await warm_up(session, options, prepared):
                 # The reference scrape lies between the end of the warm-up and the first measured request.
                 await unless_stopped_for(session.stop, settle_s)
             started_ns = session.clock.now_ns()
@@ -47,21 +56,21 @@ async def load(session: Session, options: RunOptions, found: Prepared, *, begun_
             await settle(session, settle_s, listening=None if session.stop.is_set() else session.listening)
 
 
-async def _prepare(session: Session, options: RunOptions, found: Prepared) -> None:
+async def _prepare(session: Session, options: RunOptions, prepared: Prepared) -> None:
     """Write the measured plan, and the file of its requests where one was asked for."""
     plan = session.path / RAW / "plan-measure.log"
     order = PlanOrder(
         phase="measure",
         first_index=first_measured(options),
-        max_model_len=found.max_model_len,
+        max_model_len=prepared.max_model_len,
         ignore_eos=options.ignore_eos,
-        urls=len(found.served),
+        urls=len(prepared.served),
         exact=options.exact_tokens,
     )
-    requests = measure_plan(options, found.load, found.target, found.tokenizer, order)
+    requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
     about = await write_plan(requests, plan, progress=session.progress)
     if options.save_requests is not None:
-        about["saved_sha256"] = save_requests(options.save_requests, plan, found.load)
+        about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load)
     record(session, "planned", **about)
 
 
@@ -74,7 +83,7 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
     async def stop() -> None:
         await asyncio.sleep(begun_s + seconds - asyncio.get_running_loop().time())
-        tell(session, f"the deadline of {seconds:g} s was reached; requests in flight are cancelled")
+        warn_and_record(session, f"the deadline of {seconds:g} s was reached; requests in flight are cancelled")
         session.stop.set()
 
     waiting = asyncio.ensure_future(stop())
@@ -93,4 +102,4 @@ def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float)
     if elapsed_s < options.duration and not session.stop.is_set():
         prepared, of_all = planned_requests(options), f"{elapsed_s:.1f} of {options.duration:g} s"
         what = "saved requests" if prepared is None else f"{prepared} prepared requests"
-        tell(session, f"all {what} were used up after {of_all}; set --requests")
+        warn_and_record(session, f"all {what} were used up after {of_all}; set --requests")

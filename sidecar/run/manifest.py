@@ -41,7 +41,7 @@ async def recorded(
     """Make a run directory and give the run's id and the directory; write its manifest now, and again at the end, with
     how and when that was: `complete`, `interrupted` or `crashed` with a reason.
 
-    `about` is what was found out about the target, `decided` are options that nobody gave. Raises as `run.create`.
+    `about` is what was found out about the target, `decided` are options that were not given. Raises as `run.create`.
     """
     run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
     path = create(out or Path("runs") / run_id)

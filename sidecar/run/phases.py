@@ -126,12 +126,12 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
         bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
         settled = await session.scraper.expect("settled", timeout_s=bound_s)
     except WorkerDied as error:
-        note(session, f"the scraper did not finish ({error}); server metrics end where its log ends")
+        record_note(session, f"the scraper did not finish ({error}); server metrics end where its log ends")
         return
     if "spans" in settled:
         record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
-        for text in _told_of_spans(settled["spans"], listening, session.live.engines()):
-            note(session, text)
+        for text in _span_notes(settled["spans"], listening, session.live.engines()):
+            record_note(session, text)
 
 
 def _awaited_spans(session: Session) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
     return answered.index[last].tolist(), int(answered.end_ns.min()) if len(last) else -1
 
 
-def _told_of_spans(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
+def _span_notes(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
     """Say that no span came, and what would bring some; and what was wrong with those that came."""
     if listening and not counts["spans"]:
         from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
@@ -190,7 +190,7 @@ async def watching(session: Session) -> AsyncIterator[None]:
     def look() -> None:
         nonlocal warned
         session.live.poll()
-        with session.live.guarded():
+        with session.live.failures.guard():
             session.progress.update(session.live.view())
             if session.page is not None:
                 session.page.update(session.live.snapshot())
@@ -238,12 +238,12 @@ def record(run: Recorded, name: str, **data: Any) -> None:
     append_event(run.path, Event(at_ns=run.clock.now_ns(), name=name, data=data))
 
 
-def note(run: Recorded, text: str) -> None:
+def record_note(run: Recorded, text: str) -> None:
     """Record something that a reader of the report must be told."""
     record(run, "note", text=text)
 
 
-def tell(session: Session, text: str) -> None:
+def warn_and_record(session: Session, text: str) -> None:
     """Say something to who watches the run, and to a reader of its report."""
     session.progress.warn(text)
-    note(session, text)
+    record_note(session, text)

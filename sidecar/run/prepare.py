@@ -65,7 +65,7 @@ class Prepared:
 
 
 @asynccontextmanager
-async def prepared(options: RunOptions, *, progress: Progress) -> AsyncIterator[Prepared]:
+async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[Prepared]:
     """Look at the target of a run; the server's tokenizer, where it is used, stays open inside the block.
 
     Raises TargetUnreachable, TargetIncompatible, ConfigurationError.

@@ -28,7 +28,7 @@ from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
-from sidecar.run.phases import Session, record, settle, tell, unless_stopped, unless_stopped_for, watching
+from sidecar.run.phases import Session, record, settle, unless_stopped, unless_stopped_for, warn_and_record, watching
 from sidecar.run.stopping import stop_on_signals, until_deadline
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
         from scraper.targets.target import STALE_TICKS  # noqa: PLC0415
         from sidecar.live.view import LiveRun  # noqa: PLC0415
         from sidecar.run.load import load  # noqa: PLC0415
-        from sidecar.run.prepare import pages_access, prepared  # noqa: PLC0415
+        from sidecar.run.prepare import pages_access, prepare  # noqa: PLC0415
 
         async with until_deadline(begun_s, options.deadline):
-            found = await unless_stopped(stop, stack.enter_async_context(prepared(options, progress=progress)))
+            prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))
         page = await _serve(stack, options.listen, progress)
-        model = found.target.model
-        recorded = manifests.recorded(options, options.out, command, clock, stop, about=found.about, model=model)
+        model = prepared.target.model
+        recorded = manifests.recorded(options, options.out, command, clock, stop, about=prepared.about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
         stale_s = STALE_TICKS * options.scrape_interval
         live = reading.enter_context(
@@ -93,15 +93,15 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
             drain_s=options.drain_timeout,
             page=page,
         )
-        for text in found.notes:
-            tell(session, text)
+        for text in prepared.notes:
+            warn_and_record(session, text)
         for number, worker in enumerate(workers):
-            work = worker_spec(number, path, run_id, found, options, clock)
+            work = worker_spec(number, path, run_id, prepared, options, clock)
             await worker.begin(work, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
-        if found.targets or options.otlp_listen is not None:
-            spec = scraper_spec(path, found.targets, options, clock, pages_access(options))
+        if prepared.targets or options.otlp_listen is not None:
+            spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
             session = await _scraping(session, scraper, spec)
-        await load(session, options, found, begun_s=begun_s)
+        await load(session, options, prepared, begun_s=begun_s)
     return live
 
 
@@ -121,20 +121,20 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
         run_directory.require_free(options.out)
         require_ports(options)
         clock = anchor()
-        found = await unless_stopped(stop, prepare_scrape(options))
+        prepared = await unless_stopped(stop, prepare_scrape(options))
         # Ctrl-C is how a scrape without a duration is meant to end.
         awaited = stop if options.duration is not None else asyncio.Event()
-        recorded = manifests.recorded(options, options.out, command, clock, awaited, about=found.about)
+        recorded = manifests.recorded(options, options.out, command, clock, awaited, about=prepared.about)
         async with recorded as (run_id, path), AsyncExitStack() as stack:
             stale_s = STALE_TICKS * options.scrape_interval
             live = reading.enter_context(
                 LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
             )
             session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
-            for text in found.notes:
-                tell(session, text)
+            for text in prepared.notes:
+                warn_and_record(session, text)
             scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
-            spec = scraper_spec(path, found.targets, options, clock, metrics_access(options))
+            spec = scraper_spec(path, prepared.targets, options, clock, metrics_access(options))
             session = await _scraping(session, scraper, spec)
             await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
             await stack.enter_async_context(watching(session))
@@ -160,7 +160,9 @@ async def _scraping(session: Session, scraper: Child, spec: Spec) -> Session:
     return replace(session, scraper=scraper, listening=addresses[0])
 
 
-def worker_spec(number: int, path: Path, run_id: str, found: Prepared, options: RunOptions, clock: Clock) -> WorkerSpec:
+def worker_spec(
+    number: int, path: Path, run_id: str, prepared: Prepared, options: RunOptions, clock: Clock
+) -> WorkerSpec:
     """Return the specification of a load worker."""
     from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  as in run
 
@@ -169,9 +171,9 @@ def worker_spec(number: int, path: Path, run_id: str, found: Prepared, options: 
         workers=options.worker_count,
         run_id=run_id,
         clock_offset_ns=clock.offset_ns,
-        urls=[served.url for served in found.served],
-        headers=dict(found.contact.headers),
-        tls=found.contact.tls,
+        urls=[served.url for served in prepared.served],
+        headers=dict(prepared.contact.headers),
+        tls=prepared.contact.tls,
         transport=PROTOCOLS[options.endpoint].transport,
         protocol=options.endpoint,
         reuse=options.reuse,

@@ -1,13 +1,12 @@
 """A resident sidecar: spans and pages come in without any load of ours, and the breakdown is served as requests end.
 
 The receiver and the scraping are a process of their own, as in a run. One that dies is started again, later and later,
-and each such death is counted, told and recorded. A directory of it reads as that of a run does.
+and each such death is counted, ports and recorded. A directory of it reads as that of a run does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -31,15 +30,13 @@ from sidecar.options.watch import WatchOptions, reloaded
 from sidecar.processes import START_TIMEOUT_S, Child
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
-from sidecar.run.phases import note, record, unless_stopped_for
+from sidecar.run.phases import record, record_note, unless_stopped_for
 from sidecar.run.target import reason_of
 from sidecar.watch.view import SCRAPES, SPANS, WatchView, summary_line
 
-log = logging.getLogger(__name__)
-
 POLL_S = 0.5
 SLICE_S = 10.0  # of what `report` makes of the logs
-TELL_S = 60.0
+SUMMARY_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SOUND_S = 60.0  # a receiver that has lived so long died of something new
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
@@ -50,7 +47,7 @@ class Watch:
     """What the tasks of one watch share.
 
     `lives` counts receivers that came up, `restarts` those that died; `receiver` is None while there is none, and
-    `down_ns` then says since when. `lacking` holds what /readyz says is missing, empty for nothing.
+    `down_ns` then says since when. `not_ready_reason` holds what /readyz answers; empty when the watch is ready.
     """
 
     path: Path
@@ -60,7 +57,7 @@ class Watch:
     progress: Progress
     view: WatchView
     page: LivePage
-    lacking: list[str]
+    not_ready_reason: list[str]
     begun_ns: int
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     reload: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,13 +66,12 @@ class Watch:
     lives: int = 0
     restarts: int = 0
     down_ns: int | None = None
-    errors: int = 0
 
-    def tell(self, text: str) -> None:
-        """Say something that went wrong, and keep it for whoever reads the directory."""
+    def warn_and_record(self, text: str) -> None:
+        """Warn of something that went wrong, and record it for the report."""
         self.progress.warn(text)
         with suppress(OSError):  # a full disk is no reason to end
-            note(self, text)
+            record_note(self, text)
 
 
 async def watch(options: WatchOptions, *, command: Sequence[str], progress: Progress) -> str:
@@ -88,16 +84,16 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
     require_ports(options)
     clock = anchor()
     page = LivePage()
-    lacking = ["starting"]  # what /readyz says
+    not_ready_reason = ["starting"]  # what /readyz says
     async with AsyncExitStack() as stack:
-        url = await _served(stack, options, page, lambda: lacking[0])
-        about = {"metrics_targets": [{"configured": masked(one), "url": masked(one)} for one in options.metrics]}
+        url = await _served(stack, options, page, lambda: not_ready_reason[0])
+        about = {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
         recorded = manifests.recorded(
             options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
         view = stack.enter_context(WatchView(path / run_directory.RAW, run_id=run_id, pages=options.metrics))
-        one = Watch(
+        shared = Watch(
             path=path,
             clock=clock,
             options=options,
@@ -105,17 +101,17 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
             progress=progress,
             view=view,
             page=page,
-            lacking=lacking,
+            not_ready_reason=not_ready_reason,
             begun_ns=clock.now_ns(),
         )
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
-        stack.enter_context(_signals(one))
-        record(one, "phase_start", phase="measure")
-        await _until_stopped(one)
-        record(one, "phase_end", phase="measure")
-        await asyncio.to_thread(_look, one, all_of_it=True)
-        elapsed_s = (clock.now_ns() - one.begun_ns) / 1e9
-        return summary_line(view, elapsed_s=elapsed_s, restarts=one.restarts)
+        stack.enter_context(_signals(shared))
+        record(shared, "phase_start", phase="measure")
+        await _until_stopped(shared)
+        record(shared, "phase_end", phase="measure")
+        await asyncio.to_thread(_look, shared, all_of_it=True)
+        elapsed_s = (clock.now_ns() - shared.begun_ns) / 1e9
+        return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts)
 
 
 async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, unready: Callable[[], str]) -> str:
@@ -129,12 +125,12 @@ async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, 
 
 
 @contextmanager
-def _signals(one: Watch) -> Iterator[None]:
+def _signals(shared: Watch) -> Iterator[None]:
     """SIGTERM and SIGINT end the watch, SIGHUP reads the configuration file again."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, one.stop.set)
-    loop.add_signal_handler(signal.SIGHUP, one.reload.set)
+        loop.add_signal_handler(number, shared.stop.set)
+    loop.add_signal_handler(signal.SIGHUP, shared.reload.set)
     try:
         yield
     finally:
@@ -142,50 +138,50 @@ def _signals(one: Watch) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _until_stopped(one: Watch) -> None:
+async def _until_stopped(shared: Watch) -> None:
     """Receive, scrape, look and reload; then end the receiver, which writes what it has in hand."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_receive_on(one)), group.create_task(_reload_on(one))]
-            group.create_task(_look_on(one))
-            await one.stop.wait()
-            one.lacking[0] = "ending"
+            tasks = [group.create_task(_receive_on(shared)), group.create_task(_reload_on(shared))]
+            group.create_task(_look_on(shared))
+            await shared.stop.wait()
+            shared.not_ready_reason[0] = "ending"
             for task in tasks:
                 task.cancel()
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
 
 
-async def _receive_on(one: Watch) -> None:
+async def _receive_on(shared: Watch) -> None:
     """Keep a receiver up, whatever it dies of; after each death, wait longer. The first has to come up."""
     deaths_in_a_row = 0
     while True:
         begun_s = asyncio.get_running_loop().time()
         try:
             async with Child("the receiver", ["scraper.worker"]) as child:
-                await _begin(one, child)
+                await _begin(shared, child)
                 await child.expect("an end")  # it says no such thing: this waits for its death
         except WorkerDied as death:
-            if one.lives == 0:
+            if shared.lives == 0:
                 raise
-            _mourn(one, death)
+            _on_receiver_death(shared, death)
         lived_s = asyncio.get_running_loop().time() - begun_s
         deaths_in_a_row = 1 if lived_s > SOUND_S else deaths_in_a_row + 1
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (deaths_in_a_row - 1), LONGEST_PAUSE_S))
 
 
-async def _begin(one: Watch, child: Child) -> None:
-    options, raw = one.options, one.path / run_directory.RAW
+async def _begin(shared: Watch, child: Child) -> None:
+    options, raw = shared.options, shared.path / run_directory.RAW
     number = max(next_number(raw, pattern) for pattern in (SPANS, SCRAPES))
     host = options.otlp_listen.rpartition(":")[0]
-    spans = receiver_spec(options, one.clock)
-    if spans is not None and one.ports is not None:  # whoever sends knows these, where any free ones were asked for
-        spans = msgspec.structs.replace(spans, grpc=f"{host}:{one.ports[0]}", http=f"{host}:{one.ports[1]}")
+    spans = receiver_spec(options, shared.clock)
+    if spans is not None and shared.ports is not None:  # senders know these, where any free ones were asked for
+        spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
     spec = Spec(
         targets=list(options.metrics),
         interval_s=options.scrape_interval,
         timeout_s=options.scrape_timeout,
-        clock_offset_ns=one.clock.offset_ns,
+        clock_offset_ns=shared.clock.offset_ns,
         out=str(raw / SCRAPES.replace("*", f"{number:06d}")),
         access=metrics_access(options),
         spans=spans,
@@ -193,71 +189,69 @@ async def _begin(one: Watch, child: Child) -> None:
         rotation=Rotation(most_bytes=options.kept_bytes // _FILES_KEPT, most_s=options.keep_s / _FILES_KEPT),
     )
     await child.begin(spec, stderr=raw / "scraper.stderr")
-    told = await child.expect("listening", timeout_s=START_TIMEOUT_S)
-    one.ports = told["grpc_port"], told["http_port"]
-    one.receiver, one.lives = child, one.lives + 1
-    if one.down_ns is not None:
-        one.view.missed(one.clock.now_ns())
-        one.tell(f"the receiver runs again after {(one.clock.now_ns() - one.down_ns) / 1e9:.1f} s")
-        one.down_ns = None
-    one.lacking[0] = ""
-    one.progress.stage(f"spans: gRPC at {host}:{one.ports[0]}, HTTP/protobuf at {host}:{one.ports[1]}")
+    ports = await child.expect("listening", timeout_s=START_TIMEOUT_S)
+    shared.ports = ports["grpc_port"], ports["http_port"]
+    shared.receiver, shared.lives = child, shared.lives + 1
+    if shared.down_ns is not None:
+        shared.view.missed(shared.clock.now_ns())
+        shared.warn_and_record(f"the receiver runs again after {(shared.clock.now_ns() - shared.down_ns) / 1e9:.1f} s")
+        shared.down_ns = None
+    shared.not_ready_reason[0] = ""
+    shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
 
 
-def _mourn(one: Watch, death: WorkerDied) -> None:
-    one.receiver = None
-    one.restarts += 1
-    if one.down_ns is None:
-        one.down_ns = one.clock.now_ns()
-    one.lacking[0] = "the receiver is down"
-    with suppress(OSError):  # as in tell
-        record(one, "receiver_died", reason=str(death), restarts=one.restarts)
-    one.tell(f"{death}; it is restarted (restart {one.restarts}); exports in flight must be sent again")
+def _on_receiver_death(shared: Watch, death: WorkerDied) -> None:
+    shared.receiver = None
+    shared.restarts += 1
+    if shared.down_ns is None:
+        shared.down_ns = shared.clock.now_ns()
+    shared.not_ready_reason[0] = "the receiver is down"
+    with suppress(OSError):  # as in warn_and_record
+        record(shared, "receiver_died", reason=str(death), restarts=shared.restarts)
+    shared.warn_and_record(
+        f"{death}; it is restarted (restart {shared.restarts}); exports in flight must be sent again"
+    )
 
 
-async def _reload_on(one: Watch) -> None:
+async def _reload_on(shared: Watch) -> None:
     """Read the configuration file again at each SIGHUP; one that is broken changes nothing."""
     while True:
-        await one.reload.wait()
-        one.reload.clear()
+        await shared.reload.wait()
+        shared.reload.clear()
         try:
-            options, refused = reloaded(one.options, one.given)
+            options, refused = reloaded(shared.options, shared.given)
         except ConfigurationError as error:
-            one.tell(f"not reloaded, the configuration is unchanged: {error}")
+            shared.warn_and_record(f"not reloaded, the configuration is unchanged: {error}")
             continue
         for text in refused:
-            one.tell(f"reload: {text}")
-        one.options = options
-        one.view.scrape_only(options.metrics)
-        if one.receiver is not None:
-            await one.receiver.send(SetTargets(targets=list(options.metrics), interval_s=options.scrape_interval))
+            shared.warn_and_record(f"reload: {text}")
+        shared.options = options
+        shared.view.scrape_only(options.metrics)
+        if shared.receiver is not None:
+            await shared.receiver.send(SetTargets(targets=list(options.metrics), interval_s=options.scrape_interval))
         pages = ", ".join(masked(url) for url in options.metrics) or "nothing"
         text = f"reloaded: scraping {pages} every {options.scrape_interval:g} s"
-        one.progress.stage(text)
+        shared.progress.stage(text)
         with suppress(OSError):
-            note(one, text)
+            record_note(shared, text)
 
 
-async def _look_on(one: Watch) -> None:
-    told_s = asyncio.get_running_loop().time()
-    while not one.stop.is_set():
+async def _look_on(shared: Watch) -> None:
+    last_summary_s = asyncio.get_running_loop().time()
+    while not shared.stop.is_set():
         # A thread: estimates take a second, and the page is to be there meanwhile.
-        await asyncio.to_thread(_look, one)
-        if asyncio.get_running_loop().time() > told_s + TELL_S:
-            told_s += TELL_S
-            elapsed_s = (one.clock.now_ns() - one.begun_ns) / 1e9
-            one.progress.stage(summary_line(one.view, elapsed_s=elapsed_s, restarts=one.restarts))
-        await unless_stopped_for(one.stop, POLL_S)
+        await asyncio.to_thread(_look, shared)
+        if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
+            last_summary_s += SUMMARY_EVERY_S
+            elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
+            shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.restarts))
+        await unless_stopped_for(shared.stop, POLL_S)
 
 
-def _look(one: Watch, *, all_of_it: bool = False) -> None:
-    """Take in what is new and show it. Nobody is waited for while no receiver is up."""
-    now_ns = one.down_ns or one.clock.now_ns()
-    try:
-        one.view.poll(now_ns, all_of_it=all_of_it)
-        one.view.prune(keep_s=one.options.keep_s, keep_bytes=one.options.kept_bytes)
-    except Exception:  # a service goes on; the count of these is on its page
-        if not one.errors:
-            log.exception("what had just come is lost; the watch goes on")
-        one.errors += 1
-    one.page.update(one.view.snapshot(restarts=one.restarts, errors=one.errors))
+def _look(shared: Watch, *, all_of_it: bool = False) -> None:
+    """Read what is new and show it. Nothing is waited for while no receiver is up."""
+    now_ns = shared.down_ns or shared.clock.now_ns()
+    shared.view.poll(now_ns, all_of_it=all_of_it)
+    with shared.view.failures.guard():
+        shared.view.prune(keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
+    shared.page.update(shared.view.snapshot(restarts=shared.restarts))

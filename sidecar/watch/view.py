@@ -37,6 +37,7 @@ from scraper.series.log import LogReader
 from scraper.spans.log import Counts, StateRecord, decode
 from sidecar import VERSION
 from sidecar.live.engine import EngineView
+from sidecar.live.errors import ErrorCount
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 
@@ -45,6 +46,7 @@ class WatchView:
     """Owns the tails of a watch's logs. A context manager; `poll` may run in a thread, one call at a time."""
 
     def __init__(self, raw: Path, *, run_id: str, pages: Collection[str] = ()) -> None:
+        self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
         self._run_id = run_id
         self._window = TraceWindow()
@@ -83,14 +85,23 @@ class WatchView:
         self._wanted = frozenset(masked(url) for url in urls)
 
     def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
-        """Take in what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left."""
+        """Read what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left.
+
+        What cannot be read or counted is passed over, and `failures` counts it.
+        """
         if not self._wanted.issuperset(self._engines):
             self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
             self._estimate.forget_pages(self._wanted)
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
-            self._take_page(path, payload)
+            with self.failures.guard():
+                self._take_page(path, payload)
         for _, payload in self._tails.news(SPANS, in_turn=True):
-            self._take_spans(payload)
+            with self.failures.guard():
+                self._take_spans(payload)
+        with self.failures.guard():
+            self._count_ended(now_ns, all_of_it=all_of_it)
+
+    def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
         finished = self._window.finished(now_ns, all_of_it=all_of_it)
         self._count_clients(finished)
         free = hold_traced(self._estimate, finished, now_ns)
@@ -103,10 +114,10 @@ class WatchView:
         self._tails.prune((SPANS, SCRAPES), keep_s=keep_s, keep_bytes=keep_bytes)
 
     def receiver_counts(self) -> dict[str, int]:
-        """Return what all receivers did: exports and spans as logged, the rest as last told."""
+        """Return what all receivers did: exports and spans as logged, the rest as last reported."""
         return {**(self._before + self._now), **self._received}
 
-    def snapshot(self, *, restarts: int, errors: int) -> Snapshot:
+    def snapshot(self, *, restarts: int) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         receiver = {**dict.fromkeys(Counts.__struct_fields__, 0), **self.receiver_counts()}
         return Snapshot(
@@ -120,7 +131,7 @@ class WatchView:
                 receiver=receiver,
                 forward_queue=self._forward_queue,
                 restarts=restarts,
-                errors=errors,
+                errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,
                 sizes={**self._window.sizes, **self._estimate.sizes},
                 repeated=self._window.repeated,
@@ -155,7 +166,7 @@ class WatchView:
             }
 
     def _count_clients(self, finished: Sequence[TracedRequest]) -> None:
-        spans = [one.client for one in finished if one.client is not None]
+        spans = [request.client for request in finished if request.client is not None]
         if not spans:
             return
         before = self._client

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from scraper.spans.log import Counts
-from sidecar.run.phases import _told_of_spans
+from sidecar.run.phases import _span_notes
 
 LISTENING = "127.0.0.1:4317"
 
 
 def told(counts: Counts, found: set[str]) -> list[str]:
     named = {name: getattr(counts, name) for name in Counts.__struct_fields__}
-    return list(_told_of_spans(named, LISTENING, found))
+    return list(_span_notes(named, LISTENING, found))
 
 
 @pytest.mark.parametrize(
