@@ -52,10 +52,11 @@ RECEIVER = Row(
             {
                 "receiver restarts": increase("sidelight_receiver_restarts_total", SIDECAR),
                 "defects": increase("sidelight_watch_errors_total", SIDECAR),
+                "records not shown live": increase("sidelight_live_errors_total", SIDECAR),
                 "cores used": total("sidelight_watch_cpu_seconds_total", SIDECAR),
             },
             "A restart loses what had come and was not logged yet: senders that retry send it again. A defect is "
-            "ours: its trace is in the log.",
+            "ours: its trace is in the log. Records that a run's live page passes over are in its report all the same.",
             unit="short",
         ),
     ),
