@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from certificates import Authority, established
 from hypothesis import settings
 from skips import in_ci, is_expected
 
@@ -45,3 +46,9 @@ def shared() -> Path:
     if not (path / "fixtures").is_dir():
         pytest.skip(f"no recorded fixtures at {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Certificates of servers and clients."""
+    return established(tmp_path_factory.mktemp("certificates"))

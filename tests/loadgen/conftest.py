@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from certificates import Authority
 from waiting import BOUND_S
 
 from loadgen import records
@@ -213,17 +212,9 @@ async def tokenizing() -> AsyncIterator[Tokenizing]:
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
+def certificate(authority: Authority) -> tuple[Path, Path]:
     """Key and certificate of a server at 127.0.0.1."""
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("openssl is not here to make a certificate")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return key, cert
+    return Path(authority.path("solo.key")), Path(authority.path("solo.pem"))
 
 
 class Worker:

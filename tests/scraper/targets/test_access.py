@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from aiohttp import web
+from certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Serve
@@ -22,51 +19,7 @@ from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked
 from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, Scrape, discover, open_session, scrape
 
-KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2")
 PAGE = b"x 1\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Authority:
-    """A certificate authority of our own, and what it signed: NAME.pem with NAME.key."""
-
-    directory: Path
-
-    def path(self, name: str) -> str:
-        return str(self.directory / name)
-
-    def sign(self, name: str, *more: str, key: tuple[str, ...] = ("-nodes",)) -> None:
-        subprocess.run(
-            [shutil.which("openssl") or "", "req", "-x509", *KEY, *key, "-subj", f"/CN={name}", *more,
-             "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.pem")],
-            check=True, capture_output=True,
-        )  # fmt: skip
-
-    def serving(self, *, ask_client: bool = False) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.path("server.pem"), self.path("server.key"))
-        if ask_client:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(self.path("ca.pem"))
-        return context
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A CA, a server at 127.0.0.1 and a client signed by it, and somebody else."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not here to make certificates")
-    made = Authority(tmp_path_factory.mktemp("tls"))
-    made.sign("ca")
-    signed = ("-CA", made.path("ca.pem"), "-CAkey", made.path("ca.key"), "-addext", "basicConstraints=CA:FALSE")
-    made.sign("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1")
-    made.sign("client", *signed)
-    made.sign("stranger")
-    made.sign("locked", key=("-passout", "pass:hush"))
-    both = Path(made.path("client.pem")).read_text() + Path(made.path("client.key")).read_text()
-    Path(made.path("both.pem")).write_text(both)
-    Path(made.path("empty.pem")).write_text("")
-    return made
 
 
 @asynccontextmanager
@@ -111,7 +64,7 @@ async def test_a_name_that_is_not_the_certificates(authority: Authority):
 async def test_a_client_certificate(authority: Authority, cert: str, key: str):
     """A server that asks for one is shown it; the key may be in a file of its own."""
     ca = authority.path("ca.pem")
-    async with https(authority.serving(ask_client=True)) as url:
+    async with https(authority.serving(ask_client="ca.pem")) as url:
         shown = Access(ca=ca, cert=authority.path(cert), key=authority.path(key) if key else "")
         assert PAGE == (await once(url, shown)).body
         assert (b"", True) == ((without := await once(url, Access(ca=ca))).body, bool(without.error))
