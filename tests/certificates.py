@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made once by OpenSSL: an authority, those it signed, and others signed by themselves."""
+"""Certificates for tests of TLS, made once by OpenSSL: an authority, those it signed, others signed by themselves."""
 
 from __future__ import annotations
 
