@@ -40,7 +40,7 @@ class _Open:
     exchange: Exchange
     looked_ns: int
     seq: int = 0
-    told: tuple[int, int] | None = None
+    logged: tuple[int, int] | None = None
 
 
 class Recorder:
@@ -56,7 +56,7 @@ class Recorder:
         self._clock = clock
         self._worker = worker
         self._stamps, self._pauses = stamps, pauses
-        # Whose turn is next stands first: whoever was looked after goes to the end.
+        # The next record is first; one that was written goes to the end.
         self._open: dict[int, _Open] = {}
         self._ended: deque[_Open] = deque()
         self.started = 0
@@ -65,7 +65,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Where writing fails here it has failed, and was told, before.
+        # Where writing fails here it has failed, and was reported, before.
         with contextlib.suppress(OSError):
             self.settle()
         self._log.close()
@@ -149,7 +149,7 @@ class Recorder:
     @staticmethod
     def _has_news(record: _Open) -> bool:
         exchange = record.exchange
-        return bool(exchange.reads_ns) or record.told != (exchange.connected_ns, exchange.submit_ns)
+        return bool(exchange.reads_ns) or record.logged != (exchange.connected_ns, exchange.submit_ns)
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
@@ -176,7 +176,7 @@ class Recorder:
         )
         append_record(self._log, part)
         record.seq += 1
-        record.told = (exchange.connected_ns, exchange.submit_ns)
+        record.logged = (exchange.connected_ns, exchange.submit_ns)
         if exchange.kept is not None:
             before = len(exchange.kept)
             exchange.kept_ends.extend(before + end for end in exchange.read_ends)

@@ -132,12 +132,12 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
 
 
 def plan_end(phase: str) -> PlannedRequest:
-    """The record that says: this plan is complete."""
+    """Return the record that says: this plan is complete."""
     return PlannedRequest(index=PLAN_END, phase=phase)
 
 
 def request_id(run_id: str, index: int) -> str:
-    """The X-Request-Id of a request: the run told by eight hex digits, then its index, readable in a server's log."""
+    """Return the X-Request-Id of a request: eight hex digits of the run, then its index, readable in a server's log."""
     return f"sl-{_short(run_id)}-{index:06d}"
 
 
@@ -147,15 +147,15 @@ def _short(run_id: str) -> str:
 
 
 def trace_id(run_id: str, index: int) -> str:
-    """The W3C trace id (32 hex digits) of a request, the same whenever it is derived again."""
+    """Return the W3C trace id (32 hex digits) of a request, the same whenever it is derived again."""
     return blake2b(f"{run_id}/{index}".encode(), digest_size=16, person=b"trace").hexdigest()
 
 
 def span_id(run_id: str, index: int) -> str:
-    """The W3C span id (16 hex digits) of a request's client span, parent of what the server records."""
+    """Return the W3C span id (16 hex digits) of a request's client span, parent of what the server records."""
     return blake2b(f"{run_id}/{index}".encode(), digest_size=8, person=b"span").hexdigest()
 
 
 def traceparent(run_id: str, index: int) -> str:
-    """The W3C traceparent header of a request; its flags 01 ask the server to record the span."""
+    """Return the W3C traceparent header of a request; its flags 01 ask the server to record the span."""
     return f"00-{trace_id(run_id, index)}-{span_id(run_id, index)}-01"

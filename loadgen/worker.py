@@ -1,9 +1,9 @@
 """A load worker: `python -m loadgen.worker`, one event loop that only sends, stamps and appends.
 
-The conductor speaks JSON lines on standard input and is answered in JSON lines on standard output. First line in: a
-WorkerSpec. Then commands: run, stop, exit. When standard input ends, the conductor is gone: what is in flight is
-cancelled and recorded, and the worker leaves. SIGTERM does the same, but is told as an error: a phase that it cut short
-must not look like one that came to its end. SIGINT is the conductor's to judge, and ignored.
+The conductor speaks JSON lines on standard input and is answered in JSON lines on standard output (`rundir.child`).
+First line in: a WorkerSpec. Then commands: run, stop, exit. When standard input ends, the conductor is gone: what is in
+flight is cancelled and recorded, and the worker leaves. SIGTERM does the same, but is reported as an error: a phase
+that it cut short must not look like one that came to its end. SIGINT is the conductor's to judge, and ignored.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ async def _main() -> int:
                 say("error", message="terminated by SIGTERM")
                 code = _TERMINATED_CODE
         except* OSError as errors:
-            # The log cannot be written: going on would send what nobody records.
+            # The log cannot be written: going on would send what is not recorded.
             say("error", message=f"{spec.out}: {first_cause(errors)}")
             code = 1
     return code

@@ -61,10 +61,10 @@ class Phase:
 class Run:
     """The logs of a run directory as columnar tables.
 
-    `timings` are what `/perf_metrics` of TensorRT-LLM told of requests. `gateway_first_s` has seconds from a gateway's
-    start of a request to its first output, by trace id in hex. `span_counts` is what the receivers of spans have
-    counted, all together, None where none was; `receiver_deaths` are those that ended without a word, and whose counts
-    since their start are lost but for the spans in the log.
+    `timings` are the times of requests that `/perf_metrics` of TensorRT-LLM states. `gateway_first_s` has seconds from
+    a gateway's start of a request to its first output, by trace id in hex. `span_counts` is what the receivers of spans
+    have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
+    their counts since they started are lost, but for the spans in the log.
     """
 
     path: Path

@@ -47,7 +47,7 @@ class RequestLog:
     session, turn          -1 and 0 of a request that belongs to no session
     first_kind             what the first token was: content, reasoning or tool; "" when there was none
     response_id            the id that the server gave its reply
-    timings_source         whose words the server_ columns are (see protocols.reply.ServerTimings); "" for no words
+    timings_source         which engine reported the server_ columns (protocols.reading.timings.ServerTimings), or ""
     server_*               float64, NaN where the server said nothing; peak_memory_bytes is int64, -1
     status                 one of STATUSES
     error                  "kind: message"
@@ -231,12 +231,12 @@ def _rows(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Proto
 
 
 def _status(row: _Row) -> tuple[str, str]:
-    """Status and error of a request; the draft counts success or failure, a refusal is told apart."""
+    """Return status and error of a request; the draft counts success or failure, a refusal is kept apart."""
     part, reply = row.last, row.reply
     error = part.error or reply.error
     if not part.last:
         return "in_flight", error
-    # [DONE] means that all was said: a connection that then hangs or breaks takes nothing away.
+    # [DONE] means that the reply is whole: a connection that then hangs or breaks takes nothing away.
     if row.status_code == 200 and reply.complete and (reply.done or not part.error):
         return ("refused" if reply.finish_reason == "content_filter" else "ok"), error
     if 400 <= row.status_code < 500:
@@ -247,13 +247,13 @@ def _status(row: _Row) -> tuple[str, str]:
 
 
 def _end_ns(row: _Row) -> int:
-    """When a request ended. A server that said [DONE] and kept its body open was cut off later, which tells nothing."""
+    """Return when a request ended. What was cut off behind its [DONE] ended with that."""
     part, reply = row.last, row.reply
     return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
 
 
 def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
-    """Count a reply's tokens, and say who counted. The number of events is never taken: it is no number of tokens."""
+    """Return a reply's tokens, and who counted them. Events are never counted: one may hold any number of tokens."""
     if reply.output_tokens >= 0:
         return reply.output_tokens, "usage"
     if reply.timed_tokens >= 0:

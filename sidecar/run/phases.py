@@ -239,7 +239,7 @@ def record(run: Recorded, name: str, **data: Any) -> None:
 
 
 def record_note(run: Recorded, text: str) -> None:
-    """Record something that a reader of the report must be told."""
+    """Record something that a reader of the report must know."""
     record(run, "note", text=text)
 
 

@@ -42,7 +42,7 @@ class Load:
     """What a run sends: the measured workload or the saved requests in its place, and when.
 
     about   what the manifest states of it
-    notes   what the reader must be told once
+    notes   what the reader must know, once
     saved   how many requests the saved file has; None without one
     """
 
@@ -67,20 +67,20 @@ def read_load(options: RunOptions) -> Load:
         flag, value = ("--workload", options.workload) if replayed is None else ("--replay-requests", str(replayed))
         raise ConfigurationError(named(flag, value, str(error))) from error
     if arrival is not None:
-        _offsets_ns(options, arrival, None)  # a schedule without a request is told before anybody is asked
+        _offsets_ns(options, arrival, None)  # a schedule without a request is an error before any target is asked
     about = {"label": workload.label, **workload.about}
     return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes))
 
 
 def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
     """Return a load of saved requests; where nothing else was said, they say themselves when they are due."""
-    found = saved.look(path)
+    file = saved.look(path)
     if arrival is not None and options.rate is None and options.arrival == "poisson":
         first = next(saved.read(path), None)
         if first is not None and first.offset_ns >= 0:
             arrival = None
-    about = {**found.workload, "replayed_from": str(path), "replayed_sha256": found.sha256}
-    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=found.count)
+    about = {**file.workload, "replayed_from": str(path), "replayed_sha256": file.sha256}
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=file.count)
 
 
 def preliminary_plan(
@@ -92,8 +92,8 @@ def preliminary_plan(
     """
     key = (1, round_) if round_ else (1,)
     seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
-    made = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
-    return plan(made, target=target, tokenizer=tokenizer, order=order)
+    requests = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
+    return plan(requests, target=target, tokenizer=tokenizer, order=order)
 
 
 def measure_plan(
@@ -142,16 +142,16 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
     log = FrameLog(path)
     try:
         async with aclosing(requests):
-            async for one in requests:
-                append_record(log, one.request)
-                for turn in (one.request, *one.request.turns):
+            async for planned in requests:
+                append_record(log, planned.request)
+                for turn in (planned.request, *planned.request.turns):
                     digest.update(turn.body)
                 counts["count"] += 1
-                counts["turns"] += len(one.request.turns)
-                counts["clipped_inputs"] += one.clipped_input
-                counts["clipped_outputs"] += one.clipped_output
-                counts["missed_lengths"] += one.missed_tokens != 0
-                counts["dropped_turns"] += one.dropped_turns
+                counts["turns"] += len(planned.request.turns)
+                counts["clipped_inputs"] += planned.clipped_input
+                counts["clipped_outputs"] += planned.clipped_output
+                counts["missed_lengths"] += planned.missed_tokens != 0
+                counts["dropped_turns"] += planned.dropped_turns
                 if counts["count"] % SAY_EVERY == 0:
                     progress.stage(f"prepared {counts['count']} requests")
         append_record(log, plan_end(phase))

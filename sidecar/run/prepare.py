@@ -42,7 +42,7 @@ from sidecar.run.target import Contact, Served, engine_version, preflight, probe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run needs to know. `targets` are metrics URLs; `notes` what the reader must be told once."""
+    """What a run needs to know. `targets` are metrics URLs; `notes` what the reader must know, once."""
 
     served: tuple[Served, ...]
     contact: Contact
@@ -60,8 +60,8 @@ class Prepared:
 
     @property
     def max_model_len(self) -> int | None:
-        """Return the least of the lengths that the URLs told, None where none told one."""
-        return min((one.max_model_len for one in self.served if one.max_model_len is not None), default=None)
+        """Return the least of the lengths that the URLs state, None where none states one."""
+        return min((server.max_model_len for server in self.served if server.max_model_len is not None), default=None)
 
 
 @asynccontextmanager
@@ -71,15 +71,15 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
     Raises TargetUnreachable, TargetIncompatible, ConfigurationError.
     """
     async with AsyncExitStack() as stack:
-        load, lacking, contact = read_load(options), _shortage(options), contact_of(options)
+        load, shortfall, contact = read_load(options), _shortage(options), contact_of(options)
         served = await _served(options, contact)
         # Alone: what else this process does would show in the time of a handshake.
-        round_trips = await asyncio.gather(*(measure_rtt(one.url) for one in served))
+        round_trips = await asyncio.gather(*(measure_rtt(server.url) for server in served))
         version, metrics, (tokenizer, unused) = await _looked(options, served, contact, stack)
         targets, notes = _scraped(metrics)
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
-        where = ", ".join(one.url for one in served)
+        where = ", ".join(server.url for server in served)
         progress.stage(f"{first.model} at {where}{limit}; tokenizer: {tokenizer.name}")
         yield Prepared(
             served=served,
@@ -87,11 +87,11 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
             tokenizer=tokenizer,
             load=load,
             targets=targets,
-            notes=(*load.notes, *notes, *([lacking] if lacking else [])),
+            notes=(*load.notes, *notes, *([shortfall] if shortfall else [])),
             about={
                 "target": {
                     "url": first.url,
-                    **({"urls": [one.url for one in served]} if len(served) > 1 else {}),
+                    **({"urls": [server.url for server in served]} if len(served) > 1 else {}),
                     "model": first.model,
                     "max_model_len": first.max_model_len,
                     "version": version,
@@ -103,7 +103,8 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
                 "workload": load.about,
                 "clock_state": msgspec.to_builtins(clock_summary(clock_state())),
                 "network_rtt_ms": [
-                    msgspec.to_builtins(round_trip(one.url, rtt)) for one, rtt in zip(served, round_trips, strict=True)
+                    msgspec.to_builtins(round_trip(server.url, rtt))
+                    for server, rtt in zip(served, round_trips, strict=True)
                 ],
                 **_about_metrics(metrics),
             },
@@ -112,10 +113,10 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
 
 def contact_of(options: ContactOptions) -> Contact:
     paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
-    own = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    authorization = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     return Contact(
         endpoint=options.endpoint,
-        headers={**own, **require_headers("--header", options.header)},
+        headers={**authorization, **require_headers("--header", options.header)},
         extra=extra_of(options),
         tls=Tls(**paths, insecure=options.insecure),
     )
@@ -133,13 +134,14 @@ def pages_access(options: ContactOptions) -> Access:
 
 async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
     """Ask each URL for its model. Raises ConfigurationError where they serve different ones."""
-    found = [await probe(url, model=options.model, contact=contact) for url in options.url]
-    for one in found:
-        if one.model != found[0].model:
+    servers = [await probe(url, model=options.model, contact=contact) for url in options.url]
+    for server in servers:
+        if server.model != servers[0].model:
             raise ConfigurationError(
-                f"--url {one.url}: serves {one.model}, {found[0].url} serves {found[0].model}; choose one with --model"
+                f"--url {server.url}: serves {server.model}, {servers[0].url} serves {servers[0].model}; "
+                "choose one with --model"
             )
-    return tuple(found)
+    return tuple(servers)
 
 
 async def _looked(
@@ -149,12 +151,12 @@ async def _looked(
 
     The first failure ends the others, and is raised as it is.
     """
-    urls = [one.url for one in served]
+    urls = [server.url for server in served]
     pages = with_pages(options.metrics, pages_of(urls, contact))
     try:
         async with asyncio.TaskGroup() as group:
-            for one in served:
-                group.create_task(preflight(one, contact=contact, ignore_eos=options.ignore_eos))
+            for server in served:
+                group.create_task(preflight(server, contact=contact, ignore_eos=options.ignore_eos))
             tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
             version = group.create_task(engine_version(urls[0], contact))
             metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
@@ -177,9 +179,9 @@ def _shortage(options: RunOptions) -> str | None:
     """Say what an open loop may run out of; what a closed loop will run out of raises ConfigurationError."""
     workers, targets = options.worker_count, len(options.url)
     if options.concurrency is not None:
-        lacking = shortage(options.concurrency, workers=workers, targets=targets)
-        if lacking is not None:
-            raise ConfigurationError(f"--concurrency {options.concurrency}: {lacking}")
+        shortfall = shortage(options.concurrency, workers=workers, targets=targets)
+        if shortfall is not None:
+            raise ConfigurationError(f"--concurrency {options.concurrency}: {shortfall}")
         return None
     return outlasting(options.rate or 0.0, workers=workers, targets=targets)
 
@@ -270,7 +272,7 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
     """Return the URLs to scrape, and what to say of those that are not.
 
     Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
-    show it, and scrapes that fail are told. What speaks something else is left alone.
+    show it, and scrapes that fail are counted. What speaks something else is left alone.
     """
     answers = any(isinstance(found, str) and not clock_of(found) for _, found in metrics)
     targets, notes = [], []

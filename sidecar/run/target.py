@@ -164,9 +164,9 @@ async def engine_version(url: str, contact: Contact) -> str | None:
             body: Any = json.loads(await _get(f"{url}{path}", contact))
         except SidelightError:
             continue
-        found = body.get("version") if isinstance(body, dict) else None
-        if found:
-            return str(found)
+        version = body.get("version") if isinstance(body, dict) else None
+        if version:
+            return str(version)
     return None
 
 

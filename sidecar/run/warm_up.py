@@ -83,9 +83,9 @@ async def _probe(session: Session, options: RunOptions, prepared: Prepared, numb
     )
     await run_phase(session, _path(session, name), concurrency=1)
     log = _log(session, "probe")
-    mine = take(log, (log.index >= first) & (log.index < first + PROBES))
-    ttft_ms = request_metrics(mine).ttft_ms
-    return [float(value) for value in np.where(mine.status == "ok", ttft_ms, np.nan)]
+    round_ = take(log, (log.index >= first) & (log.index < first + PROBES))
+    ttft_ms = request_metrics(round_).ttft_ms
+    return [float(value) for value in np.where(round_.status == "ok", ttft_ms, np.nan)]
 
 
 async def _plan(
