@@ -63,7 +63,7 @@ E2E_PARTS = (
     Part(name="other", label="other", column="e2e_other", error="engine_frontend"),
 )
 ENGINE_FRONTEND = Part(name="engine_frontend", label="engine frontend", within="other", error="engine_frontend")
-# What parts consist of, where that is told apart.
+# What parts consist of, where that is known.
 INNER_PARTS = (
     Part(name="request_network", label="request network", within="network"),
     Part(name="response_network", label="response network", within="network"),
@@ -81,9 +81,9 @@ class Parts:
     ttft_ms, e2e_ms         the client's: submission to first and last token; of a reply in one piece, e2e to its end
     send_ms                 dispatch to submission, connecting included: before TTFT begins, and in none of its parts
     network_ms              outside engine and gateway: request_network_ms (submission to arrival there) and
-                            response_network_ms (first token there to first output here), which are told apart only
+                            response_network_ms (first token there to first output here), which are known apart only
                             where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_ms
-    network_split_error_ms  by how much those two may be off, as the clocks are; NaN where they are not told apart
+    network_split_error_ms  by how much those two may be off, as the clocks are; NaN where they are unknown
     gateway_ms              in a gateway whose span was joined
     queue_ms, prefill_ms    in the engine; NaN: unknown, then they are in other_ms
     other_ms                the rest of TTFT: engine_frontend_ms (in the engine, neither queue nor prefill),

@@ -36,7 +36,7 @@ APART = "the engines were not scraped at the same times"
 def attribute(requests: RequestColumns, scrapes: Sequence[EndpointSeries]) -> Attribution:
     """Estimate every request's queue and prefill time from the scrapes of one or several engines.
 
-    Over the requests of a scrape interval in which nobody else's ended, estimates add up to what the engine's sums
+    Over the requests of a scrape interval in which only ours ended, estimates add up to what the engine's sums
     moved by. With several engines, a request belongs to the one whose address it was sent to; where addresses do not
     tell, engines are taken together, and apart again where token sums allow it. Cost: linear in requests and scrapes.
 

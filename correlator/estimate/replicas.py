@@ -45,9 +45,9 @@ def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
 
 
 def divided(whole: Intervals, parts: Sequence[Intervals], members: Members, tokens: Ints) -> tuple[Intervals, Members]:
-    """Take apart the intervals of `pooled(parts)` whose members (tokens[m, 2] of prompt and output) can be told apart.
+    """Divide the intervals of `pooled(parts)` among the parts, where the members' tokens allow just one division.
 
-    Returns the intervals that then are, and the members of each.
+    `tokens` [m, 2] are of prompt and output. Returns the resulting intervals and their members.
     """
     groups = _groups(members.interval, len(whole))
     origin: list[tuple[int, int]] = []  # (part, or -1 for all; row)

@@ -1,6 +1,6 @@
 """How far engines' clocks are from ours, by causality: no request arrives before it was sent, no token before it was.
 
-Engines are told apart by what their spans say of their process, and by the URL that was asked. Each joined request
+Engines are distinguished by what their spans say of their process, and by the URL that was asked. Each joined request
 bounds its engine's offset from both sides, and the tightest bounds of a run leave half the least way in and out as
 error. Nothing is assumed of how a round trip divides into its two ways.
 """
@@ -40,8 +40,8 @@ class ClockOffset:
 class ClockOffsets:
     """The clocks of a run's engines against ours.
 
-    by_engine               by the engine's name: its process and the URL that was asked, as far as they are told. Never
-                            empty: where no request was joined with stamps, one of "" says so
+    by_engine               by the engine's name: its process and the URL that was asked, as far as they are known.
+                            Never empty: where no request was joined with stamps, one of "" says so
     offset_ns, error_ns     float64 [n], each request's own: those of the clock that stamped it, NaN where none did, or
                             its offset is unknown. Whole numbers below 100 days
     """
@@ -64,9 +64,9 @@ def clock_offsets(requests: RequestLog, joined: Joined) -> ClockOffsets:
     by_engine: dict[str, ClockOffset] = {}
     offset_ns, error_ns = np.full((2, len(joined)), np.nan)
     for engine, rows in engines.items():
-        found = by_engine[engine] = _offset(least[rows], most[rows])
-        if found.offset_ns is not None and found.error_ns is not None:
-            offset_ns[rows], error_ns[rows] = found.offset_ns, found.error_ns
+        offset = by_engine[engine] = _offset(least[rows], most[rows])
+        if offset.offset_ns is not None and offset.error_ns is not None:
+            offset_ns[rows], error_ns[rows] = offset.offset_ns, offset.error_ns
     nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
     return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
 
@@ -128,6 +128,6 @@ def _agreeing(least: Ints, most: Ints) -> Bools:
 
 def first_token_ns(joined: Joined) -> Ints:
     """Return when each request's first token was, int64 [n] ns by the engine's clock, -1 where unknown."""
-    told = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_ms)
-    waited_ns = np.rint(np.where(told, joined.ttft_ms, 0.0) * 1e6).astype(np.int64)
-    return np.where(told, joined.arrival_ns + waited_ns, -1)
+    known = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_ms)
+    waited_ns = np.rint(np.where(known, joined.ttft_ms, 0.0) * 1e6).astype(np.int64)
+    return np.where(known, joined.arrival_ns + waited_ns, -1)

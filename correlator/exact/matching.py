@@ -3,7 +3,7 @@
 A record fits a request that it lies within: it arrived after it was sent, and its first and last token were before the
 client had them. Of those, the ways there and back decide: they are much alike for all requests, and how far a pair is
 from them, in units of their spread, is its cost. A pair counts only where nothing else comes close, and where it is
-nearer than strangers' records come by chance: its own may be lost.
+nearer than records of other clients come by chance: its own may be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARGIN = 7.0
 # How far from the usual ways a pair may be, at most and at least; in between it is as far as chance lets it.
 MOST_COST = 28.0
 LEAST_COST = 6.0
-# Of the pairs that count, how many may be a stranger's record for one that was lost, as far as can be told.
+# Of the pairs that count, how many may at most be the record of another client in place of one that was lost.
 CHANCE_RATIO = 0.002
 MOST_WAY_S = 1.0
 LEAST_REQUESTS = 12  # whose ways tell what is usual, and how often chance would do
@@ -78,23 +78,23 @@ def matched(requests: RequestLog, timings: Timings) -> Matched:
     size = len(requests.trace_id)
     usable = (requests.status == "ok") & (requests.submit_ns >= 0) & (requests.end_ns >= 0)
     reason = np.where(usable, NOTHING_FITS if len(timings) else NONE_CAME, "").astype(np.object_)
-    found: list[_Pairs] = []
+    groups: list[_Pairs] = []
     may_have = np.zeros(size, dtype=np.bool_)
     for places, records in _groups(requests, timings, usable):
         pairs = _costed(_pairs(requests, timings, places, records))
         if pairs is None:
             reason[places] = TOO_FEW
         else:
-            found.append(pairs)
+            groups.append(pairs)
             may_have[places] = True
     row = np.full(size, -1, dtype=np.int64)
-    if found:
-        pairs = _Pairs(*(np.concatenate(column) for column in zip(*found, strict=True)))
-        own = _greedy(pairs, size, len(timings))
-        reason[pairs.request[own]] = PERHAPS
-        own = own[pairs.cost[own] <= _most_cost(pairs, own, timings, int(may_have.sum()))]
-        records_too, requests_too = _rivals(pairs, own, timings, size)
-        for pair in own.tolist():
+    if groups:
+        pairs = _Pairs(*(np.concatenate(column) for column in zip(*groups, strict=True)))
+        best = _greedy(pairs, size, len(timings))
+        reason[pairs.request[best]] = PERHAPS
+        best = best[pairs.cost[best] <= _most_cost(pairs, best, timings, int(may_have.sum()))]
+        records_too, requests_too = _rivals(pairs, best, timings, size)
+        for pair in best.tolist():
             place = pairs.request[pair]
             if records_too[place]:
                 reason[place] = f"{records_too[place] + 1} records of /perf_metrics fit it"
@@ -146,7 +146,7 @@ def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) 
     first = np.searchsorted(submit_ns, arrival_ns - round(MOST_WAY_S * 1e9))
     many = np.searchsorted(submit_ns, arrival_ns + slack_ns, side="right") - first
     blocks = np.flatnonzero(np.diff(np.cumsum(many) // _BLOCK, prepend=0))
-    found = []
+    fitting = []
     for rows in np.split(np.arange(len(records)), blocks):
         record = np.repeat(rows, many[rows])
         begin = np.repeat(np.cumsum(many[rows]) - many[rows], many[rows])
@@ -166,8 +166,8 @@ def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) 
         )
         ways_s[output_ns < 0, 1] = np.nan
         fits = ~((ways_s < -slack_s[:, None]) | (ways_s > MOST_WAY_S)).any(axis=1)
-        found.append((request[fits], record[fits], ways_s[fits]))
-    request, record, ways_s = (np.concatenate(column) for column in zip(*found, strict=True))
+        fitting.append((request[fits], record[fits], ways_s[fits]))
+    request, record, ways_s = (np.concatenate(column) for column in zip(*fitting, strict=True))
     return _Pairs(request, record, ways_s, np.zeros(len(request)))
 
 
@@ -204,13 +204,13 @@ def _densest(ways_s: Floats) -> Floats:
 
 
 def _median(ways_s: Floats) -> Floats:
-    """Return the median of each way, 0 for one that nobody tells."""
-    told = [way_s[np.isfinite(way_s)] for way_s in ways_s.T]
-    return np.array([np.median(way_s) if len(way_s) else 0.0 for way_s in told])
+    """Return the median of each way, 0 for one that is unknown in all pairs."""
+    known_s = [way_s[np.isfinite(way_s)] for way_s in ways_s.T]
+    return np.array([np.median(way_s) if len(way_s) else 0.0 for way_s in known_s])
 
 
 def _cost(ways_s: Floats, usual_s: Floats, spread_s: Floats) -> Floats:
-    """Return how unlikely ways are: twice that a way is not told costs as one spread off."""
+    """Return how unlikely ways are; an unknown one costs as much as one that is a spread off."""
     off = np.nan_to_num((ways_s - usual_s) / spread_s, nan=1.0)
     return np.asarray((_FREEDOM + 1) / 2 * np.log1p(off**2 / _FREEDOM).sum(axis=1), dtype=np.float64)
 
@@ -224,7 +224,7 @@ def _mutual(pairs: _Pairs, cost: Floats) -> Ints:
 
 
 def _greedy(pairs: _Pairs, requests: int, records: int) -> Ints:
-    """Return pairs such that nobody is in two, the best first."""
+    """Return pairs of which no two share a request or a record, the best first."""
     free_request, free_record = [True] * requests, [True] * records
     order = np.argsort(pairs.cost, kind="stable")
     order = order[pairs.cost[order] <= MOST_COST]
@@ -238,47 +238,53 @@ def _greedy(pairs: _Pairs, requests: int, records: int) -> Ints:
     return np.array(taken, dtype=np.int64)
 
 
-def _most_cost(pairs: _Pairs, own: Ints, timings: Timings, requests: int) -> float:
-    """Return up to which cost pairs are to be believed, given how easily a stranger's record fits a request that has
-    lost its own: as easily as one fits those that have theirs. -inf: none, where there are too few to tell.
+def _most_cost(pairs: _Pairs, best: Ints, timings: Timings, requests: int) -> float:
+    """Return the highest cost at which pairs are accepted; -inf accepts none, where there are too few to tell.
+
+    It depends on how easily another client's record fits a request that lost its own: as easily as it fits a request
+    that has its own.
     """
     of_request = np.full(pairs.request.max(initial=-1) + 1, -1, dtype=np.int64)
-    of_request[pairs.request[own]] = own
-    is_owned = np.isin(np.arange(len(timings)), pairs.record[own])
-    mine = of_request[pairs.request]
-    strange = (mine >= 0) & ~is_owned[pairs.record] & ~_alike(timings, pairs.record, pairs.record[mine])
+    of_request[pairs.request[best]] = best
+    is_owned = np.isin(np.arange(len(timings)), pairs.record[best])
+    best_of_request = of_request[pairs.request]
+    foreign = (
+        (best_of_request >= 0) & ~is_owned[pairs.record] & ~_alike(timings, pairs.record, pairs.record[best_of_request])
+    )
     nearest = np.full(len(of_request), np.inf)
-    np.minimum.at(nearest, pairs.request[strange], pairs.cost[strange])
-    nearest = np.sort(nearest[pairs.request[own[pairs.cost[own] <= LEAST_COST]]])
+    np.minimum.at(nearest, pairs.request[foreign], pairs.cost[foreign])
+    nearest = np.sort(nearest[pairs.request[best[pairs.cost[best] <= LEAST_COST]]])
     for most in np.arange(MOST_COST, LEAST_COST - 1, -1.0).tolist():
-        had = int((pairs.cost[own] <= most).sum())
+        had = int((pairs.cost[best] <= most).sum())
         chance = (np.searchsorted(nearest, most, side="right") + 0.5) / (len(nearest) + 1)
         if (requests - had + 0.5) * chance <= CHANCE_RATIO * had:
             return float(most)
     return -math.inf
 
 
-def _rivals(pairs: _Pairs, own: Ints, timings: Timings, size: int) -> tuple[Ints, Ints]:
+def _rivals(pairs: _Pairs, best: Ints, timings: Timings, size: int) -> tuple[Ints, Ints]:
     """Count for each request [n] what comes close to its own pair: other records, and other requests for its record.
 
-    - not another record that is alike, nor one that fits somebody else far better
+    - not another record that is alike, nor one that fits another request far better
     - not another request that has a record that is alike, or one that fits it far better
     """
     of_request, of_record = np.full(size, -1, dtype=np.int64), np.full(len(timings), -1, dtype=np.int64)
-    of_request[pairs.request[own]], of_record[pairs.record[own]] = own, own
-    mine, its = of_request[pairs.request], of_record[pairs.record]
+    of_request[pairs.request[best]], of_record[pairs.record[best]] = best, best
+    best_of_request, best_of_record = of_request[pairs.request], of_record[pairs.record]
     # What a pair costs more than that of its request, and of its record; a lot where there is none.
-    more = np.where(mine >= 0, pairs.cost - pairs.cost[mine], -np.inf)
-    more_of_record = np.where(its >= 0, pairs.cost - pairs.cost[its], -np.inf)
-    alike = (mine >= 0) & _alike(timings, pairs.record, pairs.record[mine])
-    other = mine != its
-    records = other & (mine >= 0) & (more < MARGIN) & ~alike & (more_of_record < MARGIN)
-    requests = other & (its >= 0) & (more_of_record < MARGIN) & ~alike & (more < MARGIN)
-    owner = pairs.request[its]
+    more = np.where(best_of_request >= 0, pairs.cost - pairs.cost[best_of_request], -np.inf)
+    more_of_record = np.where(best_of_record >= 0, pairs.cost - pairs.cost[best_of_record], -np.inf)
+    alike = (best_of_request >= 0) & _alike(timings, pairs.record, pairs.record[best_of_request])
+    other = best_of_request != best_of_record
+    records = other & (best_of_request >= 0) & (more < MARGIN) & ~alike & (more_of_record < MARGIN)
+    requests = other & (best_of_record >= 0) & (more_of_record < MARGIN) & ~alike & (more < MARGIN)
+    owner = pairs.request[best_of_record]
     return np.bincount(pairs.request[records], minlength=size), np.bincount(owner[requests], minlength=size)
 
 
-def _alike(timings: Timings, one: Ints, other: Ints) -> Bools:
+def _alike(timings: Timings, left: Ints, right: Ints) -> Bools:
     """Tell which records may stand for each other [n]."""
-    apart_s = [np.abs(column[one] - column[other]) for column in (timings.queue_s, timings.prefill_s, timings.decode_s)]
+    apart_s = [
+        np.abs(column[left] - column[right]) for column in (timings.queue_s, timings.prefill_s, timings.decode_s)
+    ]
     return np.asarray(np.max(apart_s, axis=0) <= ALIKE_S, dtype=np.bool_)

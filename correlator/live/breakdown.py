@@ -37,7 +37,7 @@ class Ended:
     """n requests that ended: `parts` break down the TTFT, `whole` the time to the end of the client's span.
 
     reason[n]: why the TTFT was not broken down, one of REASONS; "" where it was. In `whole`, network and gateway are
-    what the whole took longer than in the engine; there is no TTFT in it. Of a contradiction neither is told.
+    what the whole took longer than in the engine; there is no TTFT in it. Of a contradiction neither is known.
     """
 
     parts: Parts

@@ -32,7 +32,7 @@ class ClientSpan:
     encloses                its kind is CLIENT or SERVER: it may be the client's span of an engine's request
     is_call                 it says that it is one call of a model
     is_gateway              it is that of a known gateway (`scraper/engines`)
-    start_ns, end_ns        by the clock of whoever sent it; received_ns by ours
+    start_ns, end_ns        by the clock of the sender; received_ns by ours
     first_s                 seconds from its start to the first output, NaN where it does not tell, or more than it took
     failed                  it ended in an error
     *_tokens                -1 where it does not tell
@@ -87,7 +87,7 @@ def _first_s(span: Span, attributes: dict[str, str | float]) -> float:
     whole_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     for name in FIRST_TOKEN_ATTRIBUTES:
         stated = attributes.get(name)
-        # What is longer than the whole is no time in seconds: some write milliseconds.
+        # A time longer than the whole span is not in seconds: some clients write milliseconds.
         if isinstance(stated, float) and 0 <= stated <= whole_s + _ROUNDING_S:
             return min(stated, whole_s)
     marks = [event.time_unix_nano for event in span.events if event.name in FIRST_TOKEN_EVENTS]
@@ -146,8 +146,8 @@ def columns(spans: Sequence[ClientSpan | None]) -> Requests:
 class GatewaySpans:
     """How long gateways took to their first output, by trace, as spans come.
 
-    The client is us, so what calls a model in a trace of ours and is no engine's request is a gateway. Of several, one
-    behind the other, the longest holds the others.
+    We are the client, so a span of a trace of ours that calls a model and is not of an engine is a gateway's. Of
+    several gateways in a row the longest holds the others.
     """
 
     def __init__(self) -> None:

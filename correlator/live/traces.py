@@ -23,7 +23,7 @@ _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRequest:
-    """One request of a model. Without `client`, only an engine told of it; without `engine`, only a client.
+    """One request of a model. Without `client`, only spans of engines came; without `engine`, only the client's.
 
     `client` is the outermost span that is of this request alone, `gateway` that of a known gateway below it. `engine`
     are the spans of engines, several for several choices, with those of their stages. `evicted`: it was not waited for.
@@ -52,17 +52,17 @@ class Trace:
         above: list[ClientSpan] = []
         parent = span.parent_id
         while parent and len(above) < _DEPTH:
-            found = self.spans.get(parent)
-            if found is None or found in above:
+            span_above = self.spans.get(parent)
+            if span_above is None or span_above in above:
                 return above, False
-            above.append(found)
-            parent = found.parent_id
+            above.append(span_above)
+            parent = span_above.parent_id
         return above, not parent
 
 
 @dataclass(slots=True)
 class _Group:
-    """The spans of engines below one span: one request, given several times for its choices."""
+    """The spans of engines below one span: those of one request, several for several choices."""
 
     engine: list[ClientSpan]
     above: list[ClientSpan]
@@ -72,24 +72,24 @@ class _Group:
 def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
     """Give the requests of a trace that were not given out yet: when the first span of each came, and if all came."""
     groups = _groups(trace)
-    passed = Counter(one.span_id for group in groups for one in group.above)
-    below = {one.span_id for group in groups for one in (*group.above, *group.engine)}
+    passed = Counter(member.span_id for group in groups for member in group.above)
+    below = {member.span_id for group in groups for member in (*group.above, *group.engine)}
     for group in groups:
         client = _client(group.above, passed)
         if group.engine[0].span_id in trace.done:
             continue
-        gateway = next((one for one in reversed(group.above) if one.is_gateway and one is not client), None)
+        gateway = next((member for member in reversed(group.above) if member.is_gateway and member is not client), None)
         if client is not None and client.span_id in trace.done:
-            client = None  # it was given out before its engine told of it
+            client = None  # it was given out before its engine's span came
         parts = [*group.engine, *([client] if client else [])]
-        engine = tuple(trace.engine[one.span_id] for one in group.engine)
-        is_whole = client is not None and group.rooted and all(one.kind.tells_all for one in engine)
+        engine = tuple(trace.engine[member.span_id] for member in group.engine)
+        is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
         request = TracedRequest(client=client, gateway=gateway, engine=engine + _stages(trace, engine))
-        yield request, min(one.received_ns for one in parts), is_whole
+        yield request, min(member.received_ns for member in parts), is_whole
     for span in trace.spans.values():
         if span.is_call and span.span_id not in below and span.span_id not in trace.done:
             above, _ = trace.chain(span)
-            if not any(one.is_call for one in above):
+            if not any(member.is_call for member in above):
                 yield TracedRequest(client=span, gateway=None, engine=()), span.received_ns, False
 
 
@@ -99,7 +99,7 @@ def _groups(trace: Trace) -> list[_Group]:
     for key in trace.engine:
         span = trace.spans[key]
         chain, rooted = trace.chain(span)
-        above = [one for one in chain if one.encloses and one.span_id not in trace.engine]
+        above = [candidate for candidate in chain if candidate.encloses and candidate.span_id not in trace.engine]
         if not above:
             above, rooted = _enclosing(trace, span), False
         nearest = above[0].span_id if above else span.parent_id or key
@@ -110,22 +110,22 @@ def _groups(trace: Trace) -> list[_Group]:
 
 
 def _enclosing(trace: Trace, span: ClientSpan) -> list[ClientSpan]:
-    """Return the spans that enclose one in time, the shortest first: all there is where parents do not tell."""
-    found = [
-        one
-        for key, one in trace.spans.items()
-        if one.encloses
+    """Return the spans that enclose one in time, the shortest first: for spans whose parents did not come."""
+    enclosing = [
+        candidate
+        for key, candidate in trace.spans.items()
+        if candidate.encloses
         and key not in trace.engine
-        and one.start_ns - _CLOCKS_NS <= span.start_ns
-        and span.end_ns <= one.end_ns + _CLOCKS_NS
+        and candidate.start_ns - _CLOCKS_NS <= span.start_ns
+        and span.end_ns <= candidate.end_ns + _CLOCKS_NS
     ]
-    return sorted(found, key=lambda one: one.end_ns - one.start_ns)
+    return sorted(enclosing, key=lambda candidate: candidate.end_ns - candidate.start_ns)
 
 
 def _client(above: Sequence[ClientSpan], passed: Mapping[bytes, int]) -> ClientSpan | None:
     """Choose the client's span: the outermost call of a model that holds this request alone, else the nearest span."""
-    alone = [one for one in above if passed[one.span_id] == 1]
-    calls = [one for one in alone if one.is_call]
+    alone = [candidate for candidate in above if passed[candidate.span_id] == 1]
+    calls = [candidate for candidate in alone if candidate.is_call]
     return calls[-1] if calls else alone[0] if alone else None
 
 
@@ -133,32 +133,34 @@ def _stages(trace: Trace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan,
     """Return the stages of an engine's request, with what leads from them up to it; the latter without its content."""
     if not trace.stages:
         return ()
-    wanted = {one.span.span_id for one in engine}
-    found: dict[bytes, ReceivedSpan] = {}
+    wanted = {step.span.span_id for step in engine}
+    spans: dict[bytes, ReceivedSpan] = {}
     for key, stage in trace.stages.items():
         chain, _ = trace.chain(trace.spans[key])
-        ids = [one.span_id for one in chain]
+        ids = [step.span_id for step in chain]
         if wanted.isdisjoint(ids) and len(trace.engine) > 1:
             continue
-        found[key] = stage
-        for one in chain:
-            if one.span_id in wanted:
+        spans[key] = stage
+        for step in chain:
+            if step.span_id in wanted:
                 break
-            if one.span_id not in trace.stages:
-                own = _bare(stage.span.trace_id, one.span_id, one.parent_id, one.start_ns, one.end_ns)
-                found[one.span_id] = replace(stage, received_ns=one.received_ns, span=own, kind=OTHER)
-    return tuple(found.values())
+            if step.span_id not in trace.stages:
+                bare = _bare(stage.span.trace_id, step.span_id, step.parent_id, step.start_ns, step.end_ns)
+                spans[step.span_id] = replace(stage, received_ns=step.received_ns, span=bare, kind=OTHER)
+    return tuple(spans.values())
 
 
 def own_copy(received: ReceivedSpan) -> ReceivedSpan:
     """Copy a span without its long texts, events and links: one of an export keeps all of the export in memory."""
     span = received.span
-    own = _bare(span.trace_id, span.span_id, span.parent_span_id, span.start_time_unix_nano, span.end_time_unix_nano)
-    own.name = span.name[:_LONGEST_TEXT]
-    own.attributes.extend(
-        one for one in span.attributes if one.value.ByteSize() <= _LONGEST_TEXT and len(one.key) <= _LONGEST_TEXT
+    copy = _bare(span.trace_id, span.span_id, span.parent_span_id, span.start_time_unix_nano, span.end_time_unix_nano)
+    copy.name = span.name[:_LONGEST_TEXT]
+    copy.attributes.extend(
+        attribute
+        for attribute in span.attributes
+        if attribute.value.ByteSize() <= _LONGEST_TEXT and len(attribute.key) <= _LONGEST_TEXT
     )
-    return replace(received, span=own, resource=_NO_RESOURCE)
+    return replace(received, span=copy, resource=_NO_RESOURCE)
 
 
 def _bare(trace_id: bytes, span_id: bytes, parent_id: bytes, start_ns: int, end_ns: int) -> Span:

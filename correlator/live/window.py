@@ -16,9 +16,9 @@ from scraper.spans.log import ExportRecord
 from scraper.spans.received import OTHER, ReceivedSpan
 from scraper.spans.spec import SETTLE_S
 
-# The choices of a request come with one another, or nearly so.
+# The spans of a request's choices come together, or nearly so.
 QUIET_S = 1.0
-# Beyond that nothing is known of a span any more: one that comes again then counts as another.
+# Older spans are forgotten: one that is sent again after that counts as another.
 KEEP_S = 60.0
 MOST_SPANS = 100_000
 MOST_BYTES = 64 * 1024 * 1024  # of the engines' spans, whose attributes are kept
@@ -38,7 +38,7 @@ class TraceWindow:
         self.evicted = 0
         self._settle_ns = round(settle_s * 1e9)
         self._most_spans, self._most_bytes = most_spans, most_bytes
-        self._traces: dict[bytes, Trace] = {}  # the one that a span came for last stands last
+        self._traces: dict[bytes, Trace] = {}  # in the order of their last spans
         self._open: dict[bytes, None] = {}
         self._kept, self._bytes = 0, 0
         self._back_ns = 0
@@ -64,20 +64,20 @@ class TraceWindow:
         return taken
 
     def missed(self, back_ns: int) -> None:
-        """Say that until then nobody took spans in: those that could not be sent are awaited from that moment on."""
+        """Note that no receiver ran until then: spans that could not be sent are awaited from that moment on."""
         self._back_ns = back_ns
         for trace_id in self._open:
             self._traces[trace_id].look_ns = 0
 
     def finished(self, now_ns: int, *, all_of_it: bool = False) -> list[TracedRequest]:
         """Return the requests all of whose spans are there, or that were waited for long enough, or every one left."""
-        found, self._overflow = self._overflow, []
+        requests, self._overflow = self._overflow, []
         for trace_id in list(self._open):
             trace = self._traces[trace_id]
             if now_ns >= trace.look_ns or all_of_it:
-                found += self._finish(trace_id, trace, now_ns, all_of_it=all_of_it)
+                requests += self._finish(trace_id, trace, now_ns, all_of_it=all_of_it)
         self._forget(now_ns - round(KEEP_S * 1e9))
-        return found
+        return requests
 
     def _take(self, received: ReceivedSpan) -> None:
         span, received_ns, role = received.span, received.received_ns, received.kind.role
@@ -88,9 +88,9 @@ class TraceWindow:
             return
         trace.spans[span.span_id] = client_span(received)
         if role in ("request", "stage"):
-            own = own_copy(received)
-            self._bytes += own.span.ByteSize()
-            (trace.engine if role == "request" else trace.stages)[span.span_id] = own
+            copy = own_copy(received)
+            self._bytes += copy.span.ByteSize()
+            (trace.engine if role == "request" else trace.stages)[span.span_id] = copy
         trace.newest_ns, trace.look_ns = received_ns, 0
         self._open[span.trace_id] = None
         self._kept += 1
@@ -104,8 +104,8 @@ class TraceWindow:
             if is_whole:
                 due_ns = min(due_ns, quiet_ns)
             if now_ns >= due_ns or all_of_it:
-                for one in request.engine:
-                    self._done(trace, one.span.span_id)
+                for received in request.engine:
+                    self._done(trace, received.span.span_id)
                 if request.client is not None:
                     trace.done.add(request.client.span_id)
                 yield request
@@ -119,17 +119,19 @@ class TraceWindow:
     def _done(self, trace: Trace, key: bytes) -> None:
         """Keep of a span that was given out no more than that it came, and where it stood."""
         trace.done.add(key)
-        for kept in (trace.engine, trace.stages):
-            if key in kept:
-                self._bytes -= kept[key].span.ByteSize()
-                kept[key] = replace(kept[key], span=_NOTHING, kind=OTHER)
+        for spans in (trace.engine, trace.stages):
+            if key in spans:
+                self._bytes -= spans[key].span.ByteSize()
+                spans[key] = replace(spans[key], span=_NOTHING, kind=OTHER)
 
     def _evict(self) -> None:
         """Make room: the trace that nothing came for the longest goes, and its requests as they are."""
         trace_id = next(iter(self._traces))
         trace = self._traces[trace_id]
         left = self._finish(trace_id, trace, 0, all_of_it=True)
-        self._overflow += [TracedRequest(client=one.client, gateway=None, engine=(), evicted=True) for one in left]
+        self._overflow += [
+            TracedRequest(client=request.client, gateway=None, engine=(), evicted=True) for request in left
+        ]
         self.evicted += len(trace.spans)
         self._drop(trace_id)
 
@@ -156,6 +158,6 @@ class TraceWindow:
         for key in keys:
             del trace.spans[key]
             trace.done.discard(key)
-            own = trace.engine.pop(key, None) or trace.stages.pop(key, None)
-            self._bytes -= own.span.ByteSize() if own else 0
+            received = trace.engine.pop(key, None) or trace.stages.pop(key, None)
+            self._bytes -= received.span.ByteSize() if received else 0
         self._kept -= len(keys)

@@ -179,8 +179,8 @@ def _ranked(x: Floats, y: Floats) -> Floats:
 def _left_over(x: Floats, y: Floats, others: Mapping[str, Floats]) -> tuple[Floats, tuple[str, ...]]:
     """Return what is left of both sides' ranks [n, 2] once those of others are regressed out, and which were.
 
-    One that is unknown for more than a tenth of the pairs, or never changes, is no control. All NaN where too few pairs
-    are left, or where the controls leave nothing of a side.
+    A quantity that is unknown for more than a tenth of the pairs, or never changes, cannot be a control. All NaN where
+    too few pairs are left, or where the controls leave nothing of a side.
     """
     nothing = np.full((len(x), 2), np.nan)
     usable = np.isfinite(x) & np.isfinite(y)

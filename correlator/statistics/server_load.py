@@ -57,18 +57,18 @@ class ServerLoad:
     groups: tuple[tuple[Indices, tuple[Samples, ...]], ...]
 
     def at(self, stamps_ns: Ints) -> Floats:
-        """Return the quantity [n] at a moment for each request, NaN where any engine that counts did not tell."""
-        found = np.full(self.size, np.nan)
+        """Return the quantity [n] at a moment for each request, NaN where it is unknown of some engine."""
+        quantity = np.full(self.size, np.nan)
         for rows, members in self.groups:
-            seen = [_held(one, stamps_ns[rows]) for one in members]
+            seen = [_held(sample, stamps_ns[rows]) for sample in members]
             fold = np.maximum if self.combined == "max" else np.add
-            amount = fold.reduce([one[0] for one in seen])
-            whole = np.add.reduce([one[1] for one in seen])
+            amount = fold.reduce([sample[0] for sample in seen])
+            whole = np.add.reduce([sample[1] for sample in seen])
             if members[0].over is None:
-                found[rows] = amount
+                quantity[rows] = amount
             else:
-                found[rows] = np.divide(amount, whole, out=np.full(len(rows), np.nan), where=whole > 0)
-        return found
+                quantity[rows] = np.divide(amount, whole, out=np.full(len(rows), np.nan), where=whole > 0)
+        return quantity
 
 
 def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, ServerLoad | Missing]:
@@ -83,23 +83,23 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
     """
     shown = _engines(endpoints)
     if not shown:
-        unseen = bool(endpoints) and not any(len(one.at_ns) for one in endpoints)
+        unseen = bool(endpoints) and not any(len(endpoint.at_ns) for endpoint in endpoints)
         return dict.fromkeys(QUANTITIES, Missing(NO_SCRAPE if unseen else NOTHING_SCRAPED))
     groups = route(requests.endpoint_url, [url for url, _ in shown])
-    found: dict[str, ServerLoad | Missing] = {}
+    loads: dict[str, ServerLoad | Missing] = {}
     for name in QUANTITIES:
-        read = [one[name] for _, one in shown]
-        known = [one for one in read if not isinstance(one, Missing)]
-        reasons = dict.fromkeys(one.reason for one in read if isinstance(one, Missing))
-        if not known or (reasons and len(groups) == 1):
-            found[name] = Missing("; ".join(reasons))
-            continue
-        told = [
-            (rows, tuple(one for i in all_of if not isinstance(one := read[i], Missing))) for rows, all_of in groups
-        ]
-        usable = tuple(mine for mine, (_, all_of) in zip(told, groups, strict=True) if len(mine[1]) == len(all_of))
-        found[name] = ServerLoad(combined=_how(name, groups), size=len(requests.submit_ns), groups=usable)
-    return found
+        samples = [quantities[name] for _, quantities in shown]
+        reasons = dict.fromkeys(absent.reason for absent in samples if isinstance(absent, Missing))
+        complete = []
+        for rows, members in groups:
+            known = tuple(sample for at in members if not isinstance(sample := samples[at], Missing))
+            if len(known) == len(members):
+                complete.append((rows, known))
+        if len(reasons) and not complete:
+            loads[name] = Missing("; ".join(reasons))
+        else:
+            loads[name] = ServerLoad(combined=_how(name, groups), size=len(requests.submit_ns), groups=tuple(complete))
+    return loads
 
 
 def waiting_at(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> Floats | Missing:
@@ -124,22 +124,22 @@ def _engines(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, S
 
 
 def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | Missing]:
-    found: dict[str, Samples | Missing] = {}
+    samples: dict[str, Samples | Missing] = {}
     for name in QUANTITIES[:3]:
         source = sources[name]
-        found[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
+        samples[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
     restarts = restarts_of(endpoint)
     preemptions = sources["preemptions"]
-    found["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions, restarts)
+    samples["preemptions"] = preemptions if isinstance(preemptions, Missing) else _rate(endpoint, preemptions, restarts)
     hits, queries = sources["prefix_cache_hits"], sources["prefix_cache_queries"]
     if isinstance(hits, Missing) or isinstance(queries, Missing):
-        reasons = (one.reason for one in (hits, queries) if isinstance(one, Missing))
-        found["prefix_cache_hit_rate"] = Missing("; ".join(dict.fromkeys(reasons)))
+        reasons = (absent.reason for absent in (hits, queries) if isinstance(absent, Missing))
+        samples["prefix_cache_hit_rate"] = Missing("; ".join(dict.fromkeys(reasons)))
     else:
         since = _since(endpoint)
         increases = (_increase(endpoint, source, since, restarts) for source in (hits, queries))
-        found["prefix_cache_hit_rate"] = _made(endpoint, *increases)
-    return found
+        samples["prefix_cache_hit_rate"] = _sampled(endpoint, *increases)
+    return samples
 
 
 def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
@@ -149,17 +149,17 @@ def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
         amount = np.where(known, values, -np.inf).max(axis=1, initial=-np.inf)
     else:
         amount = np.where(known, values, 0.0).sum(axis=1)
-    return _made(endpoint, np.where(known.any(axis=1), amount, np.nan))
+    return _sampled(endpoint, np.where(known.any(axis=1), amount, np.nan))
 
 
 def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> Samples:
     since = _since(endpoint)
     elapsed_s = (endpoint.at_ns - endpoint.at_ns[since]) / 1e9
     increase = _increase(endpoint, source, since, restarts)
-    return _made(endpoint, np.divide(increase, elapsed_s, out=np.full(len(increase), np.nan), where=elapsed_s > 0))
+    return _sampled(endpoint, np.divide(increase, elapsed_s, out=np.full(len(increase), np.nan), where=elapsed_s > 0))
 
 
-def _made(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
+def _sampled(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
     interval_ns = float(np.median(np.diff(endpoint.at_ns))) if len(endpoint.at_ns) > 1 else 0.0
     return Samples(at_ns=endpoint.at_ns, amount=amount, over=over, fresh_ns=STALE_SCRAPES * interval_ns)
 
@@ -195,6 +195,6 @@ def _held(samples: Samples, stamps_ns: Ints) -> tuple[Floats, Floats]:
     last = np.searchsorted(samples.at_ns, stamps_ns, side="right") - 1
     row = np.maximum(last, 0)
     age_ns = stamps_ns - samples.at_ns[row]
-    told = (last >= 0) & (stamps_ns <= samples.at_ns[-1]) & (age_ns <= samples.fresh_ns)
-    over = np.full(len(stamps_ns), np.nan) if samples.over is None else np.where(told, samples.over[row], np.nan)
-    return np.where(told, samples.amount[row], np.nan), over
+    fresh = (last >= 0) & (stamps_ns <= samples.at_ns[-1]) & (age_ns <= samples.fresh_ns)
+    over = np.full(len(stamps_ns), np.nan) if samples.over is None else np.where(fresh, samples.over[row], np.nan)
+    return np.where(fresh, samples.amount[row], np.nan), over

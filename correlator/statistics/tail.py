@@ -24,8 +24,8 @@ PARTS = tuple(part.name for part in TTFT_PARTS)
 TAILS = {"p95": 0.95, "p99": 0.99}
 MIN_REQUESTS = 20
 LEAST_SPREAD_MS = 1e-3  # less is rounding, not a wait
-# A part that fewer of the requests tell is merged for all of them; it would vary by being told or not.
-LEAST_TOLD = 0.9
+# A part that is known of fewer of the requests is merged for all of them; else being known or not would vary it.
+LEAST_KNOWN = 0.9
 # How slowly a part with less of the variance varies makes no difference to the intervals.
 LEAST_COUNTED = 0.02
 # The median of fewer requests at one length of the queue is a chance; they count with the next length.
@@ -115,16 +115,16 @@ def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | M
     if np.ptp(ttft_ms) < LEAST_SPREAD_MS:
         return Missing("the TTFT never varied")
     columns = _columns(parts, rows)
-    told = list(columns)
-    table = np.column_stack([columns[name] for name in told])
+    names = list(columns)
+    table = np.column_stack([columns[name] for name in names])
     shares, blocks, intervals = _variance_shares(table, ttft_ms)
     return Blame(
         requests=len(rows),
         with_ttft=int(with_ttft.sum()),
         blocks=blocks,
-        variance_share=_named(told, shares),
-        ci95=dict.fromkeys(PARTS) | dict(zip(told, intervals, strict=True)),
-        mean_share=_named(told, table.mean(axis=0) / ttft_ms.mean()),
+        variance_share=_named(names, shares),
+        ci95=dict.fromkeys(PARTS) | dict(zip(names, intervals, strict=True)),
+        mean_share=_named(names, table.mean(axis=0) / ttft_ms.mean()),
         merged=_counted(parts.merged[rows]),
         quality=_counted(parts.quality[rows]),
         mean_ms=float(ttft_ms.mean()),
@@ -139,19 +139,19 @@ def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | M
 
 
 def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
-    """Return the parts [n] that are told, in the order of `PARTS`; they add up to the TTFT.
+    """Return the parts [n] that are known, in the order of `PARTS`; they add up to the TTFT.
 
     What a request does not tell stands in its `other`; but of its gateway, in its network.
     """
     columns: dict[str, Floats] = {}
-    untold = np.zeros(len(rows))
+    unknown_gateway = np.zeros(len(rows))
     for name in ("gateway", "network", "queue", "prefill"):
         values = getattr(parts, f"{name}_ms")[rows]
-        filled = np.nan_to_num(values) + (untold if name == "network" else 0.0)
-        if np.isfinite(values).mean() >= LEAST_TOLD:
+        filled = np.nan_to_num(values) + (unknown_gateway if name == "network" else 0.0)
+        if np.isfinite(values).mean() >= LEAST_KNOWN:
             columns[name] = filled
         elif name == "gateway":
-            untold = filled
+            unknown_gateway = filled
     ttft_ms = parts.ttft_ms[rows]
     columns["other"] = ttft_ms - np.sum(list(columns.values()), axis=0, initial=0.0)
     return {name: columns[name] for name in PARTS if name in columns}
@@ -169,7 +169,7 @@ def _variance_shares(table: Floats, ttft_ms: Floats) -> tuple[Floats, int, list[
     shares = _shares(moments.sum(axis=0)[None])[0]
     # A slow part behind a fast one shows in the wait's own autocorrelation too late.
     counted = [table[:, at] for at in np.flatnonzero(np.abs(shares) > LEAST_COUNTED)]
-    block = max(block_length(one) for one in (ttft_ms, *counted))
+    block = max(block_length(column) for column in (ttft_ms, *counted))
     blocks = block_count(len(table), block)
     resampled = _shares(resampled_sums(moments, block))
     # What each request adds to the shares, but for a factor.
@@ -190,8 +190,8 @@ def _shares(sums: Floats) -> Floats:
         return np.asarray((products - parts * whole / size) / (square - whole * whole / size))
 
 
-def _named(told: list[str], shares: Floats) -> dict[str, float | None]:
-    return dict.fromkeys(PARTS) | dict(zip(told, shares.tolist(), strict=True))
+def _named(names: list[str], shares: Floats) -> dict[str, float | None]:
+    return dict.fromkeys(PARTS) | dict(zip(names, shares.tolist(), strict=True))
 
 
 def _counted(column: Texts) -> dict[str, int]:
@@ -227,27 +227,27 @@ def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_ms: f
 
 def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold:
     if queue_ms is None:
-        return _no_threshold("the queue is not told apart from the rest")
+        return _no_threshold("the queue is not known apart from the rest")
     if isinstance(waiting, Missing):
         return _no_threshold(waiting.reason)
     known = np.isfinite(waiting) & (ttft_ms > 0)
     if known.sum() < MIN_REQUESTS:
         return _no_threshold(f"only {known.sum()} requests have a sample of the queue's length beside them")
     length, queue_share = waiting[known], queue_ms[known] / ttft_ms[known]
-    found: float | None = None
+    threshold: float | None = None
     pooled = np.zeros(len(length), dtype=np.bool_)
     lengths = np.unique(length)
-    for one in lengths[::-1].tolist():
-        pooled |= length == one
+    for shortest in lengths[::-1].tolist():
+        pooled |= length == shortest
         if pooled.sum() < LEAST_AT_LENGTH:
             continue
         if not np.median(queue_share[pooled]) > 0.5:
             break
-        found = one
+        threshold = shortest
         pooled[:] = False
     return Threshold(
-        waiting=found,
-        requests=0 if found is None else int((length >= found).sum()),
+        waiting=threshold,
+        requests=0 if threshold is None else int((length >= threshold).sum()),
         fewest=float(lengths[0]),
     )
 

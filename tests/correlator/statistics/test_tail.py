@@ -270,7 +270,7 @@ def test_a_threshold_that_is_not_known_is_a_reason(waiting: Floats | Missing, re
 
 def test_a_queue_that_is_not_told_apart_has_no_threshold():
     found = blamed(columns(queue_ms=np.full(100, np.nan), prefill_ms=exponential(1, 100)), np.zeros(100))
-    assert no_threshold("the queue is not told apart from the rest") == found.threshold
+    assert no_threshold("the queue is not known apart from the rest") == found.threshold
 
 
 @pytest.mark.parametrize(
