@@ -169,6 +169,7 @@ def http_url(name: str, url: str, *, user: bool = False) -> None:
     try:
         parts = urlsplit(url)
         secret = bool(parts.username or parts.password)
+        (parts.hostname or "").encode("idna")  # UnicodeError, a ValueError: a label that is empty or too long
         usable = parts.scheme in {"http", "https"} and parts.hostname is not None and (parts.port or 1) > 0
     except ValueError:
         usable = False

@@ -141,7 +141,9 @@ def test_an_unknown_workload_lists_the_names_and_the_nearest():
     assert all(name in message for name in workloads.NAMES)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://["])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://[", "http://a..b"]
+)
 def test_a_url_must_be_http_with_a_host(url: str):
     """For the target and for every metrics page alike."""
     assert f"--url {url}: must be an http:// or https:// URL" in refusal(RunOptions(url=(url,)))
