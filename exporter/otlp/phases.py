@@ -24,10 +24,10 @@ class Phase:
 def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
     """Give the phases of a request that are known; one may have taken no time.
 
-    - with the engine's stamps in our clock its phases end at its first token as those tell it; what is in the engine
+    - with the engine's stamps on our clock its phases end at its first token by those; what is in the engine
       and in neither queue nor prefill is put before both
     - without them the phases follow each other from the submission on, the network's two ways as one
-    - parts that the source does not tell apart are one phase with their names
+    - parts that the source does not separate are one phase with their names
     """
     source = parts.source[place]
     dispatch_ns, submit_ns = int(requests.dispatch_ns[place]), int(requests.submit_ns[place])
@@ -43,7 +43,7 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
 def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
     source, engine_ns = parts.source[place], int(parts.engine_first_token_ns[place])
     request_ms, response_ms = parts.request_network_ms[place], parts.response_network_ms[place]
-    stamped = engine_ns >= 0 and math.isfinite(request_ms)  # else its stamps are not believed
+    stamped = engine_ns >= 0 and math.isfinite(request_ms)  # else its stamps are inconsistent
     placed = "engine's stamps" if stamped else "in order"
     before = [("request network", request_ms)] if stamped else [("network", parts.network_ms[place])]
     yield from _laid(before, submit_ns, source, placed)
@@ -75,11 +75,11 @@ def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed
 
 
 def _merged_ms(parts: Parts, place: int) -> float:
-    """Return the part of `other` that is not told apart, NaN where all is."""
+    """Return what `other` includes for want of a source, NaN where there is nothing."""
     if not parts.merged[place]:
         return math.nan
-    told = (parts.engine_frontend_ms[place], parts.blank_output_ms[place])
-    return float(parts.other_ms[place] - sum(ms for ms in told if ms > 0))
+    known = (parts.engine_frontend_ms[place], parts.blank_output_ms[place])
+    return float(parts.other_ms[place] - sum(ms for ms in known if ms > 0))
 
 
 def _ns(ms: float) -> int:

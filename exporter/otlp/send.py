@@ -19,7 +19,7 @@ from rundir.access import Access
 from scraper.spans.forward import Rejected, Unavailable, Wire
 
 PATIENCE_S = 10.0  # how long one export is tried
-SAY_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ async def send(
     url: str,
     access: Access,
     *,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Sent:
-    """Send exports in turn, gzipped; `say` is called now and then with how many spans were taken.
+    """Send exports in turn, gzipped; `report` is called every few seconds with how many spans were taken.
 
     - a collector that is away, or asks for later (429, 502, 503, 504), is tried again for PATIENCE_S with growing
       pauses, or after the Retry-After that it states; one longer than that is not waited for
@@ -53,7 +53,7 @@ async def send(
     taken = rejected = 0
     why = ""
     loop = asyncio.get_running_loop()
-    said_s = loop.time()
+    reported_s = loop.time()
     async with Wire(url, access, zipped=True) as wire:
         for export in exports:
             count = sum(len(scope.spans) for resource in export.resource_spans for scope in resource.scope_spans)
@@ -63,9 +63,9 @@ async def send(
                 return Sent(taken=taken, rejected=rejected, given_up=True, reason=str(error))
             bad, reason = _rejected(reply)
             taken, rejected, why = taken + count - bad, rejected + bad, why or reason
-            if loop.time() - said_s >= SAY_EVERY_S:
-                said_s = loop.time()
-                say(f"{taken:,} spans sent")
+            if loop.time() - reported_s >= REPORT_EVERY_S:
+                reported_s = loop.time()
+                report(f"{taken:,} spans sent")
     return Sent(taken=taken, rejected=rejected, given_up=False, reason=why)
 
 

@@ -1,7 +1,7 @@
 """A run as OTLP spans: one of the client for each request, by OpenTelemetry's GenAI conventions, its phases below it.
 
 Each client's span bears the ids that were sent as traceparent, so the engine's own span, which the engine sends, nests
-under it. Attributes: docs/otlp.md. Where phases stand is `otlp_phases`' part, sending is `otlp_send`'s.
+under it. Attributes: docs/otlp.md. Where phases lie is left to `phases`, sending to `send`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Value = str | bool | int | float | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the spans tell of: all requests of a run and, in the same order, their parts.
+class SpanSource:
+    """What spans are made from: all requests of a run and, in the same order, their parts.
 
     protocol   a name in PROTOCOLS
     provider   the engine's name; "" takes the protocol's
@@ -54,34 +54,34 @@ class Told:
     parts: Parts
 
 
-def exports(told: Told, *, at_once: int = SPANS_AT_ONCE) -> Iterator[ExportTraceServiceRequest]:
+def exports(source: SpanSource, *, at_once: int = SPANS_AT_ONCE) -> Iterator[ExportTraceServiceRequest]:
     """Give a run's spans in exports of `at_once` spans at most; a request's are together."""
     batch: list[Span] = []
-    for place in range(len(told.requests)):
-        own = spans(told, place)
-        if batch and len(batch) + len(own) > at_once:
-            yield _export(told, batch)
+    for place in range(len(source.requests)):
+        new = spans(source, place)
+        if batch and len(batch) + len(new) > at_once:
+            yield _export(source, batch)
             batch = []
-        batch.extend(own)
+        batch.extend(new)
     if batch:
-        yield _export(told, batch)
+        yield _export(source, batch)
 
 
-def spans(told: Told, place: int) -> list[Span]:
+def spans(source: SpanSource, place: int) -> list[Span]:
     """Return the spans of the request at a place: the client's, then one for each phase that is known and took time."""
-    requests = told.requests
+    requests = source.requests
     index = int(requests.index[place])
-    own = bytes.fromhex(span_id(told.run_id, index))
+    client_id = bytes.fromhex(span_id(source.run_id, index))
     trace = bytes.fromhex(requests.trace_id[place])
     client = Span(
         trace_id=trace,
-        span_id=own,
+        span_id=client_id,
         flags=1,  # sampled, as it was sent
-        name=f"{_operation(told.protocol)} {told.model}".strip(),
+        name=f"{_operation(source.protocol)} {source.model}".strip(),
         kind=Span.SPAN_KIND_CLIENT,
         start_time_unix_nano=int(requests.dispatch_ns[place]),
         end_time_unix_nano=_end_ns(requests, place),
-        attributes=_attributes({**_conventional(told, place), **_ours(told, place)}),
+        attributes=_attributes({**_conventional(source, place), **_ours(source, place)}),
         events=[
             Span.Event(time_unix_nano=int(at_ns), name=name)
             for name in ("first_token", "last_token")
@@ -92,8 +92,8 @@ def spans(told: Told, place: int) -> list[Span]:
     below = [
         Span(
             trace_id=trace,
-            span_id=blake2b(f"{told.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
-            parent_span_id=own,
+            span_id=blake2b(f"{source.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
+            parent_span_id=client_id,
             flags=1,
             name=phase.name,
             kind=Span.SPAN_KIND_INTERNAL,
@@ -101,24 +101,26 @@ def spans(told: Told, place: int) -> list[Span]:
             end_time_unix_nano=phase.end_ns,
             attributes=_attributes({"sidelight.source": phase.source, "sidelight.placed": phase.placed}),
         )
-        for phase in phases(requests, told.parts, place)
+        for phase in phases(requests, source.parts, place)
         if phase.end_ns > phase.start_ns
     ]
     return [client, *below]
 
 
-def _conventional(told: Told, place: int) -> dict[str, Value]:
-    requests = told.requests
+def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
+    requests = source.requests
     url = urlsplit(requests.endpoint_url[place])
-    protocol = PROTOCOLS[told.protocol]
+    protocol = PROTOCOLS[source.protocol]
     chunk_ms = float(requests.first_output_ns[place] - requests.submit_ns[place]) / 1e6
     return {
-        "gen_ai.operation.name": _operation(told.protocol),
-        "gen_ai.provider.name": told.provider or protocol.provider,
-        "gen_ai.request.model": told.model,
+        "gen_ai.operation.name": _operation(source.protocol),
+        "gen_ai.provider.name": source.provider or protocol.provider,
+        "gen_ai.request.model": source.model,
         "gen_ai.request.max_tokens": _count(requests.max_tokens[place]),
         "gen_ai.request.stream": protocol.streams,
-        "gen_ai.conversation.id": f"{told.run_id}-{requests.session[place]}" if requests.session[place] >= 0 else None,
+        "gen_ai.conversation.id": f"{source.run_id}-{requests.session[place]}"
+        if requests.session[place] >= 0
+        else None,
         "gen_ai.response.id": requests.response_id[place],
         "gen_ai.response.finish_reasons": [reason] if (reason := requests.finish_reason[place]) else None,
         "gen_ai.response.time_to_first_chunk": chunk_ms / 1e3 if requests.first_output_ns[place] >= 0 else None,
@@ -127,14 +129,14 @@ def _conventional(told: Told, place: int) -> dict[str, Value]:
         "gen_ai.usage.cache_read.input_tokens": _count(requests.cached_tokens[place]),
         "server.address": url.hostname,
         "server.port": url.port or _PORTS.get(url.scheme),
-        # Over WebSocket and gRPC the status is one of our own making.
+        # Over WebSocket and gRPC there is no HTTP status; ours stands for one.
         "http.response.status_code": _status_code(requests, place) if protocol.transport == "http" else None,
         "error.type": _error_type(requests, place),
     }
 
 
-def _ours(told: Told, place: int) -> dict[str, Value]:
-    requests, parts = told.requests, told.parts
+def _ours(source: SpanSource, place: int) -> dict[str, Value]:
+    requests, parts = source.requests, source.parts
     late_ns = requests.dispatch_ns[place] - requests.scheduled_ns[place]
     return {
         **{f"sidelight.{name}": _number(getattr(parts, name)[place]) for name in _TIMES},
@@ -199,9 +201,9 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
 
 
-def _export(told: Told, batch: Sequence[Span]) -> ExportTraceServiceRequest:
-    about = {"service.name": "sidelight", "service.version": told.version, "sidelight.run_id": told.run_id}
-    scope = InstrumentationScope(name="sidelight", version=told.version)
+def _export(source: SpanSource, batch: Sequence[Span]) -> ExportTraceServiceRequest:
+    about = {"service.name": "sidelight", "service.version": source.version, "sidelight.run_id": source.run_id}
+    scope = InstrumentationScope(name="sidelight", version=source.version)
     of_scope = ScopeSpans(scope=scope, spans=batch)
     of_resource = ResourceSpans(resource=Resource(attributes=_attributes(about)), scope_spans=[of_scope])
     return ExportTraceServiceRequest(resource_spans=[of_resource])

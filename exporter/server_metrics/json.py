@@ -156,19 +156,19 @@ def _by_interval(endpoint: EndpointSeries, selection: ScrapeSelection) -> Scrape
 def _counter(
     endpoint: EndpointSeries, column: int, selection: ScrapeSelection, steps: ScrapeSelection
 ) -> Json | Missing:
-    found = counter(endpoint, column, selection)
-    if isinstance(found, Missing):
-        return found
-    if not math.isfinite(found.total):
+    increase = counter(endpoint, column, selection)
+    if isinstance(increase, Missing):
+        return increase
+    if not math.isfinite(increase.total):
         return Missing("the values are too large to add up")
-    rates = found.slices / selection.slice_s
-    stepped = found if steps is selection else counter(endpoint, column, steps)
-    stats: Json = {"total": found.total, "rate": found.total / selection.rate_s}
+    rates = increase.slices / selection.slice_s
+    stepped = increase if steps is selection else counter(endpoint, column, steps)
+    stats: Json = {"total": increase.total, "rate": increase.total / selection.rate_s}
     if not isinstance(stepped, Missing):
         stats |= _rates(stepped.slices, steps)
     slices = [
         frame | {"total": float(total), "rate": float(rate)}
-        for frame, total, rate in zip(_frames(selection), found.slices, rates, strict=True)
+        for frame, total, rate in zip(_frames(selection), increase.slices, rates, strict=True)
         if math.isfinite(total) and math.isfinite(rate)
     ]
     return {"stats": _finite(stats), "timeslices": slices}
@@ -186,15 +186,15 @@ def _rates(increases: Float64, steps: ScrapeSelection) -> Json:
     return stats | ({"rate_std": float(rates.std(ddof=1))} if len(rates) > 1 else {})
 
 
-def _gauge(found: GaugeSamples | Missing, selection: ScrapeSelection) -> Json | Missing:
-    if isinstance(found, Missing):
-        return found
-    values = found.values
+def _gauge(samples: GaugeSamples | Missing, selection: ScrapeSelection) -> Json | Missing:
+    if isinstance(samples, Missing):
+        return samples
+    values = samples.values
     numbers = statistics_of(values, PERCENTILES)
     stats = {"avg": numbers["mean"], **{name: numbers[name] for name in ("min", "max", "std", *PERCENTILES)}}
     if len(values) == 1:
         stats["std"] = 0.0  # the format's way to say that it never varied
-    where = slice_of(found.at_ns, selection.edges_ns)
+    where = slice_of(samples.at_ns, selection.edges_ns)
     slices = []
     for index, frame in enumerate(_frames(selection)):
         part = values[where == index]
@@ -204,44 +204,44 @@ def _gauge(found: GaugeSamples | Missing, selection: ScrapeSelection) -> Json | 
     return {"stats": _finite(stats), "timeslices": slices}
 
 
-def _histogram(found: HistogramIncrease, columns: HistogramColumns, selection: ScrapeSelection) -> Json:
-    if not found.count > 0:
+def _histogram(increase: HistogramIncrease, columns: HistogramColumns, selection: ScrapeSelection) -> Json:
+    if not increase.count > 0:
         return {"stats": {"count": 0}, "buckets": dict.fromkeys(columns.le, 0)}
     duration_s = selection.rate_s
-    stats: Json = {"count": _count(found.count)}
-    if math.isfinite(found.sum):
-        stats |= {"sum": found.sum, "avg": found.sum / found.count}
-    stats["count_rate"] = found.count / duration_s
-    if math.isfinite(found.sum):
-        stats["sum_rate"] = found.sum / duration_s
-    stats |= _percentile_estimates(found)
+    stats: Json = {"count": _count(increase.count)}
+    if math.isfinite(increase.sum):
+        stats |= {"sum": increase.sum, "avg": increase.sum / increase.count}
+    stats["count_rate"] = increase.count / duration_s
+    if math.isfinite(increase.sum):
+        stats["sum_rate"] = increase.sum / duration_s
+    stats |= _percentile_estimates(increase)
     result: Json = {"stats": _finite(stats), "buckets": None}
-    if isinstance(found.buckets, Buckets):
-        result["buckets"] = _cumulative(found.buckets.le, found.buckets.totals)
+    if isinstance(increase.buckets, Buckets):
+        result["buckets"] = _cumulative(increase.buckets.le, increase.buckets.totals)
     slices = []
     for index, frame in enumerate(_frames(selection)):
-        if math.isfinite(found.slice_counts[index]):
-            slices.append(frame | _histogram_slice(found, index))
+        if math.isfinite(increase.slice_counts[index]):
+            slices.append(frame | _histogram_slice(increase, index))
     return result | {"timeslices": slices}
 
 
-def _percentile_estimates(found: HistogramIncrease) -> Json:
+def _percentile_estimates(increase: HistogramIncrease) -> Json:
     """Return `p*_estimate` of a histogram, also where its bounds changed during the run; none without buckets."""
-    fits = fits_of(found)
+    fits = fits_of(increase)
     values = read_rows(fits, [slice(None)] * len(fits), _QS).tolist()
     pairs = zip(PERCENTILES, values, strict=True)
     return {f"{name}_estimate": value for name, value in pairs if math.isfinite(value)}
 
 
-def _histogram_slice(found: HistogramIncrease, index: int) -> Json:
-    count, total = float(found.slice_counts[index]), float(found.slice_sums[index])
+def _histogram_slice(increase: HistogramIncrease, index: int) -> Json:
+    count, total = float(increase.slice_counts[index]), float(increase.slice_sums[index])
     entry: Json = {"count": _count(count)}
     if math.isfinite(total):
         entry["sum"] = total
         if count > 0:
             entry["avg"] = total / count
     entry = _finite(entry)
-    buckets = found.buckets
+    buckets = increase.buckets
     entry["buckets"] = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
     return entry
 
@@ -254,7 +254,7 @@ def _cumulative(le: tuple[str, ...], totals: Float64) -> Json | None:
 
 
 def _finite(stats: Json) -> Json:
-    """Leave out what no number can hold: a sum beyond the largest, or what was made of one."""
+    """Leave out what is not finite: a sum beyond the largest number, or what was computed from one."""
     return {name: value for name, value in stats.items() if math.isfinite(value)}
 
 

@@ -58,7 +58,7 @@ def _lines(
             "endpoint_url": endpoint.url,
             "timestamp_ns": at_ns,
             "endpoint_latency_ns": at_ns - sent_ns,
-            "metrics": {name: told for name, samples in plan.items() if (told := list(_told(samples, values)))},
+            "metrics": {name: shown for name, samples in plan.items() if (shown := list(_entries(samples, values)))},
             "request_sent_ns": sent_ns,
         }
         phase = _phase(at_ns, phases)
@@ -72,7 +72,7 @@ def _phase(at_ns: int, phases: Sequence[tuple[str, int, int | None]]) -> str | N
     return None
 
 
-def _told(samples: Sequence[_Sample], values: Sequence[float]) -> Iterator[Json]:
+def _entries(samples: Sequence[_Sample], values: Sequence[float]) -> Iterator[Json]:
     """Give the entries of one metric that the page has."""
     for sample in samples:
         fields = {name: values[column] for name, column in sample.fields if math.isfinite(values[column])}
@@ -87,18 +87,18 @@ def _told(samples: Sequence[_Sample], values: Sequence[float]) -> Iterator[Json]
 
 def _plan(series: tuple[Series, ...], metrics: Mapping[tuple[str, str], Metric]) -> dict[str, list[_Sample]]:
     """Lay out once which column goes where, metrics in the order of the page."""
-    plan: dict[str, list[_Sample]] = {metrics[key(one)].name: [] for one in series}
+    plan: dict[str, list[_Sample]] = {metrics[key(item)].name: [] for item in series}
     summaries: dict[tuple[str, Labels], _Sample] = {}
-    for column, one in enumerate(series):
-        name = metrics[key(one)].name
-        if one.type == "summary":
-            labels = tuple(pair for pair in one.labels if pair[0] != "quantile")
+    for column, item in enumerate(series):
+        name = metrics[key(item)].name
+        if item.type == "summary":
+            labels = tuple(pair for pair in item.labels if pair[0] != "quantile")
             if (name, labels) not in summaries:
                 summaries[name, labels] = _Sample(labels, inner="quantiles")
                 plan[name].append(summaries[name, labels])
-            _place(summaries[name, labels], one, column)
-        elif one.type != "histogram":
-            plan[name].append(_Sample(one.labels, fields=[("value", column)]))
+            _place(summaries[name, labels], item, column)
+        elif item.type != "histogram":
+            plan[name].append(_Sample(item.labels, fields=[("value", column)]))
     for group in histograms(series):
         sample = _Sample(group.labels, inner="buckets", members=list(zip(group.le, group.buckets, strict=True)))
         sample.fields = [(name, column) for name, column in (("sum", group.sum), ("count", group.count)) if column >= 0]
@@ -106,8 +106,8 @@ def _plan(series: tuple[Series, ...], metrics: Mapping[tuple[str, str], Metric])
     return plan
 
 
-def _place(sample: _Sample, one: Series, column: int) -> None:
-    if one.name in (f"{one.family}_sum", f"{one.family}_count"):
-        sample.fields.append((one.name.removeprefix(f"{one.family}_"), column))
+def _place(sample: _Sample, item: Series, column: int) -> None:
+    if item.name in (f"{item.family}_sum", f"{item.family}_count"):
+        sample.fields.append((item.name.removeprefix(f"{item.family}_"), column))
     else:
-        sample.members.append((dict(one.labels).get("quantile", ""), column))
+        sample.members.append((dict(item.labels).get("quantile", ""), column))

@@ -60,7 +60,7 @@ class _Piece:
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is null
 def write(source: Source, path: Path) -> None:
-    """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has what it said."""
+    """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has its pages."""
     metrics = named(source.endpoints)
     usable = [
         (endpoint, selection)
@@ -137,9 +137,9 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
     for start in range(0, len(stamps), max(1, ROWS // width)):
         rows = slice(start, start + max(1, ROWS // width))
         if not group.buckets:
-            kept = shown[rows, 0]
-            numbers = {"sum": sums[rows][kept], "count": counts[rows][kept]}
-            yield _Run(texts=_texts(piece), at_ns=stamps[rows][kept], numbers=numbers)
+            present = shown[rows, 0]
+            numbers = {"sum": sums[rows][present], "count": counts[rows][present]}
+            yield _Run(texts=_texts(piece), at_ns=stamps[rows][present], numbers=numbers)
             continue
         row, bucket = np.nonzero(shown[rows, 1:])
         numbers = {
@@ -201,8 +201,8 @@ def _table(runs: Sequence[_Run], schema: pa.Schema) -> pa.Table:
 
 def _repeated(words: Sequence[str | None], lengths: Int64) -> pa.Array[Any]:
     codes: dict[str, int] = {}
-    found = np.array([-1 if word is None else codes.setdefault(word, len(codes)) for word in words], dtype=np.int32)
-    return _dictionary(np.repeat(found, lengths), list(codes))
+    indices = np.array([-1 if word is None else codes.setdefault(word, len(codes)) for word in words], dtype=np.int32)
+    return _dictionary(np.repeat(indices, lengths), list(codes))
 
 
 def _bucket_bounds(runs: Sequence[_Run]) -> pa.Array[Any]:
@@ -212,8 +212,8 @@ def _bucket_bounds(runs: Sequence[_Run]) -> pa.Array[Any]:
         if run.le_index is None:
             parts.append(np.full(len(run.at_ns), -1, dtype=np.int32))
         else:
-            own = np.array([codes.setdefault(le, len(codes)) for le in run.le], dtype=np.int32)
-            parts.append(own[run.le_index])
+            places = np.array([codes.setdefault(le, len(codes)) for le in run.le], dtype=np.int32)
+            parts.append(places[run.le_index])
     return _dictionary(np.concatenate(parts), list(codes))
 
 
@@ -228,8 +228,9 @@ def _about(
     rate_s: Mapping[str, float],
     references_ns: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return the file's metadata: AIPerf's keys as far as they apply, and our own. No export time: a file says the same
-    whenever it is written.
+    """Return the file's metadata: AIPerf's keys as far as they apply, and those of Sidelight.
+
+    No export time: the file is the same whenever it is written.
     """
     window, config = source.window, source.input_config
     metrics = {piece.metric.name: piece.metric.type for piece in pieces}
@@ -253,7 +254,7 @@ def _about(
         "metric_type_counts": dict(sorted(kinds.items())),
         "schema_note": "Label columns vary by endpoint/model. Use union_by_name=true for cross-file queries.",
     }
-    own = {"version": source.tool_version, "rate_seconds": rate_s, "reference_ns": references_ns}
+    sidelight = {"version": source.tool_version, "rate_seconds": rate_s, "reference_ns": references_ns}
     named_keys = {f"aiperf.{name}": value for name, value in known.items()}
-    named_keys |= {f"sidelight.{name}": value for name, value in own.items()}
+    named_keys |= {f"sidelight.{name}": value for name, value in sidelight.items()}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in named_keys.items()}

@@ -57,16 +57,16 @@ def named(endpoints: Sequence[EndpointSeries]) -> dict[tuple[str, str], Metric]:
     - Where endpoints disagree about a family's type, those met later are called `family:type`.
     - The first description that is not empty counts.
     """
-    told: dict[tuple[str, str], str] = {}
+    descriptions: dict[tuple[str, str], str] = {}
     for endpoint in endpoints:
-        for one in endpoint.series:
-            told[key(one)] = told.get(key(one)) or one.help
-    kept = {family for family, kind in told if _short(family, kind) == family}
+        for series in endpoint.series:
+            descriptions[key(series)] = descriptions.get(key(series)) or series.help
+    short_names = {family for family, kind in descriptions if _short(family, kind) == family}
     metrics: dict[tuple[str, str], Metric] = {}
     taken: set[str] = set()
-    for (family, kind), description in told.items():
+    for (family, kind), description in descriptions.items():
         short = _short(family, kind)
-        name = family if short in kept else short
+        name = family if short in short_names else short
         if name in taken:
             name = f"{name}:{kind}"
         taken.add(name)
@@ -75,9 +75,9 @@ def named(endpoints: Sequence[EndpointSeries]) -> dict[tuple[str, str], Metric]:
     return metrics
 
 
-def key(one: Series) -> tuple[str, str]:
-    """Return what a series' metric is known by in `named`: only histograms and summaries have a name over several."""
-    return one.family if one.type in ("histogram", "summary") else one.name, one.type
+def key(series: Series) -> tuple[str, str]:
+    """Return the key of a series' metric in `named`: histograms and summaries have one for several series."""
+    return series.family if series.type in ("histogram", "summary") else series.name, series.type
 
 
 def _short(family: str, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The unit of a metric, told from its description and its name: the table of AIPerf's export format, and what it lacks
+"""The unit of a metric, inferred from its description and its name: the table of AIPerf's export format, extended
 (microseconds, minutes, SGLang's ratios, what a counter's `_total` hides).
 """
 
@@ -83,7 +83,7 @@ def _any_of(words: Iterable[str]) -> str:
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
 
 
-_SAID = re.compile(
+_STATED = re.compile(
     rf"\bin ({_any_of(_WORDS)})\b( per second|/s)?|\((?:in )?({_any_of(_WORDS | _TAGS)})( per second|/s)?\)",
     re.IGNORECASE,
 )
@@ -100,7 +100,7 @@ _COUNTED = re.compile(
 
 
 def infer_unit(name: str, description: str) -> str | None:
-    """Return the unit of a metric by its name as exposed (with `_total`), None where nothing tells it.
+    """Return the unit of a metric by its name as exposed (with `_total`), None where neither gives it.
 
     In this order: a range that the description gives, unless the name has a unit of its own; a unit that it gives ("in
     milliseconds", "(GB/s)"); the longest suffix of the name, that of a counter without its `_total`; what the
@@ -111,9 +111,9 @@ def infer_unit(name: str, description: str) -> str | None:
         return "ratio"
     if by_name in _UNITLESS and _HUNDRED_PERCENT.search(description):
         return "percent"
-    said = _SAID.search(description)
-    if said:
-        word, rate = said.group(1) or said.group(3), said.group(2) or said.group(4)
+    stated = _STATED.search(description)
+    if stated:
+        word, rate = stated.group(1) or stated.group(3), stated.group(2) or stated.group(4)
         return (_WORDS | _TAGS)[word.lower()] + ("/s" if rate else "")
     counted = _COUNTED.search(description)
     if by_name in (None, "count") and counted:

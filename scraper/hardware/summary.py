@@ -109,15 +109,15 @@ def hardware_summary(
     uncounted = _uncounted(measured, {samples.source for samples in local} if not engine_here else set())
     devices = [_device(samples, used, window, why) for (samples, used), why in zip(measured, uncounted, strict=True)]
     counted = [pair for pair, why in zip(measured, uncounted, strict=True) if not why]
-    gone = {source: missing.reason for source, missing in absences(records).items()}
+    absent = {source: missing.reason for source, missing in absences(records).items()}
     if not remote:
-        gone["dcgm"] = f"no scraped page has {dcgm.POWER}"
+        absent["dcgm"] = f"no scraped page has {dcgm.POWER}"
     return Hardware(
         devices=devices,
         gpu=_total([pair for pair in counted if pair[0].kind == "gpu"], window, output_tokens, "GPU"),
         cpu=_total([pair for pair in counted if pair[0].kind in {"cpu", "dram"}], window, output_tokens, "CPU"),
         total=_total(counted, window, output_tokens, "device"),
-        absent=gone,
+        absent=absent,
     )
 
 
@@ -126,7 +126,7 @@ def _uncounted(measured: Sequence[Measured], elsewhere: set[str]) -> list[str]:
     packages = any(samples.kind == "cpu" and isinstance(used, Energy) for samples, used in measured)
     # Of two sources that see one GPU the first that knows its energy, else the first.
     readers: dict[str, DeviceSamples] = {}
-    for samples, _ in sorted(measured, key=lambda one: isinstance(one[1], Missing)):
+    for samples, _ in sorted(measured, key=lambda pair: isinstance(pair[1], Missing)):
         if samples.kind == "gpu" and samples.source not in elsewhere:
             readers.setdefault(samples.device, samples)
     reasons = []
@@ -159,9 +159,9 @@ def _device(samples: DeviceSamples, used: Energy | Missing, window: Window, unco
         ("max_temperature_c", samples.temperature_c, np.max, "it reports no temperature"),
         ("max_memory_used_bytes", samples.memory_used_bytes, np.max, "it reports no memory use"),
     ):
-        seen = inside(samples, column, window)
-        values[name] = float(statistic(seen)) if len(seen) else None
-        if not len(seen):
+        readings = inside(samples, column, window)
+        values[name] = float(statistic(readings)) if len(readings) else None
+        if not len(readings):
             missing[name] = "no reading in the window" if np.isfinite(column).any() else reason
     return Device(
         source=samples.source,
@@ -184,19 +184,19 @@ def _device(samples: DeviceSamples, used: Energy | Missing, window: Window, unco
 
 def _total(counted: Sequence[Measured], window: Window, output_tokens: float | None, what: str) -> DevicesTotal:
     """Add up devices: energies, mean powers; covered is what the least covered of them is."""
-    used = [(samples, found) for samples, found in counted if isinstance(found, Energy)]
-    without = {samples.name: found.reason for samples, found in counted if isinstance(found, Missing)}
+    used = [(samples, energy_used) for samples, energy_used in counted if isinstance(energy_used, Energy)]
+    without = {samples.name: missing.reason for samples, missing in counted if isinstance(missing, Missing)}
     if not used:
         reason = "; ".join(f"{name}: {why}" for name, why in without.items()) or f"no {what} was measured"
         missing = dict.fromkeys(UNKNOWN, reason)
         return DevicesTotal(devices=[], **dict.fromkeys(UNKNOWN), without=without or UNSET, missing=missing)
-    methods = {found.method for _, found in used}
-    power_w = sum(found.mean_power_w for _, found in used)
-    covered_s = min(found.covered_s for _, found in used)
+    methods = {energy_used.method for _, energy_used in used}
+    power_w = sum(energy_used.mean_power_w for _, energy_used in used)
+    covered_s = min(energy_used.covered_s for _, energy_used in used)
     ratio = _tokens_per_joule(output_tokens, window, power_w, covered_s, without)
     return DevicesTotal(
         devices=[samples.name for samples, _ in used],
-        energy_j=sum(found.energy_j for _, found in used),
+        energy_j=sum(energy_used.energy_j for _, energy_used in used),
         mean_power_w=power_w,
         **dict.fromkeys(RATIOS, None if isinstance(ratio, Missing) else ratio),
         method=methods.pop() if len(methods) == 1 else "mixed",

@@ -1,4 +1,4 @@
-"""What client and server tell together of a run: the times of each request, and where the wait went as a whole."""
+"""The correlation of a run: the times of each request, by client and server together, and where the wait went."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Correlated:
 
 
 def correlated(run: Run) -> Correlated:
-    """Find every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
+    """Return every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
     records = matched(run.requests, run.timings) if run.timings.clocks else None
     joined = join(run.requests, run.spans, records)
     attribution = attribute(run.requests, run.endpoints)
@@ -51,17 +51,17 @@ def correlated(run: Run) -> Correlated:
 
 
 def _gateway_ms(run: Run, joined: Joined) -> Floats:
-    """Return how much later than the engine a gateway had each request's first output; NaN where it does not tell.
+    """Return how much later than the engine a gateway had each request's first output; NaN where that is unknown.
 
-    What is below 0, or beyond what passed outside the engine, by over 10 ms is not believed.
+    What is below 0, or beyond what passed outside the engine, by over 10 ms is discarded.
     """
     requests = run.requests
-    told_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
-    gateway_ms = 1e3 * told_s - joined.ttft_ms
+    first_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
+    gateway_ms = 1e3 * first_s - joined.ttft_ms
     waited_ms = np.where(requests.first_output_ns >= 0, (requests.first_output_ns - requests.submit_ns) / 1e6, np.nan)
     outside_ms = waited_ms - joined.ttft_ms
-    believed = (gateway_ms > -SLACK_MS) & (gateway_ms < outside_ms + SLACK_MS)
-    return np.where(believed, gateway_ms, np.nan)
+    consistent = (gateway_ms > -SLACK_MS) & (gateway_ms < outside_ms + SLACK_MS)
+    return np.where(consistent, gateway_ms, np.nan)
 
 
 def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> Correlation:

@@ -122,7 +122,7 @@ async def test_a_collector_gets_every_span(wire: str):
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
     async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
-        assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), say=print)
+        assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), report=print)
     assert EXPORTS == given
     assert (3, 9, 0) == (receiver.counts().exports, receiver.counts().spans, receiver.counts().bad_spans)
 
@@ -130,14 +130,14 @@ async def test_a_collector_gets_every_span(wire: str):
 async def test_bodies_go_zipped_over_http():
     """They are a tenth of the size."""
     async with answering((200, {})) as (url, came):
-        assert ALL == await send(EXPORTS, url, Access(), say=print)
+        assert ALL == await send(EXPORTS, url, Access(), report=print)
     assert [("gzip", one.SerializeToString()) for one in EXPORTS] == [(how, gzip.decompress(one)) for how, one in came]
 
 
 async def test_what_a_collector_rejects_of_an_export_is_counted():
     """With its reason; the rest is taken. Credentials in the URL are sent as OTLP over gRPC has them."""
     async with service() as (url, found):
-        sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), say=print)
+        sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), report=print)
     assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == sent
     metadata = found.came[0][1]
     assert ("Basic bWU6c2VjcmV0", "a") == (metadata["authorization"], metadata["x-team"])
@@ -148,7 +148,7 @@ async def test_what_a_collector_rejects_of_an_export_is_counted():
 async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
     """The same export first; nothing is lost or sent twice to one that took it."""
     async with answering((status, {"Retry-After": "0"}), (status, {}), (200, {})) as (url, came):
-        assert ALL == await send(EXPORTS, url, Access(), say=print)
+        assert ALL == await send(EXPORTS, url, Access(), report=print)
     bodies = [ExportTraceServiceRequest.FromString(gzip.decompress(body)) for _, body in came]
     assert [EXPORTS[0], EXPORTS[0], *EXPORTS] == bodies
 
@@ -157,7 +157,7 @@ async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
 async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
     """By the codes that OTLP names."""
     async with service(later=2) as (url, found):
-        sent = await send(EXPORTS[:1], url, Access(), say=print)
+        sent = await send(EXPORTS[:1], url, Access(), report=print)
     assert (2, 1) == (sent.taken, sent.rejected)
     assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in found.came]
 
@@ -165,7 +165,7 @@ async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
 async def test_a_wait_beyond_our_patience_is_not_begun():
     """Whoever says `in an hour` is not waited for at all."""
     async with answering((503, {"Retry-After": "3600"})) as (url, came):
-        sent = await send(EXPORTS, url, Access(), say=print)
+        sent = await send(EXPORTS, url, Access(), report=print)
     assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503"), 1) == (sent, len(came))
 
 
@@ -173,19 +173,19 @@ async def test_a_wait_beyond_our_patience_is_not_begun():
 async def test_a_collector_that_refuses_is_not_asked_again(status: int):
     """Nor is it given what comes after; what it took before counts."""
     async with answering((200, {}), (status, {})) as (url, came):
-        sent = await send(EXPORTS, url, Access(), say=print)
+        sent = await send(EXPORTS, url, Access(), report=print)
     assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (sent, len(came))
 
 
 async def test_a_refusal_is_told_in_the_collectors_words():
     """Whether they are plain, or as OTLP has them; a page is not shown."""
     async with answering((401, {}), text="no org id\n") as (url, _):
-        assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), say=print)).reason
+        assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), report=print)).reason
     async with answering((404, {"Content-Type": "text/html"}), text="<html>") as (url, _):
-        assert "HTTP 404" == (await send(EXPORTS, url, Access(), say=print)).reason
+        assert "HTTP 404" == (await send(EXPORTS, url, Access(), report=print)).reason
     spec = ReceiverSpec(grpc="", http="127.0.0.1:0", limit_bytes=50)
     async with Receiver(spec, log=None, say=print) as receiver:
-        sent = await send(EXPORTS, f"http://127.0.0.1:{receiver.http_port}", Access(), say=print)
+        sent = await send(EXPORTS, f"http://127.0.0.1:{receiver.http_port}", Access(), report=print)
     assert "HTTP 413: more than 50 bytes" == sent.reason
 
 
@@ -197,15 +197,15 @@ async def test_a_collector_that_is_not_there_is_given_up(wire: str, monkeypatch:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
         url = f"{wire}://127.0.0.1:{reserved.getsockname()[1]}"
-        sent = await send(EXPORTS, url, Access(), say=print)
+        sent = await send(EXPORTS, url, Access(), report=print)
     assert (0, True) == (sent.taken, sent.given_up)
     assert "Connection refused" in sent.reason
 
 
-async def test_progress_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch):
+async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch):
     """How many spans were taken so far."""
-    monkeypatch.setattr("exporter.otlp.send.SAY_EVERY_S", 0.0)
+    monkeypatch.setattr("exporter.otlp.send.REPORT_EVERY_S", 0.0)
     said: list[str] = []
     async with answering((200, {})) as (url, _):
-        await send(EXPORTS, url, Access(), say=said.append)
+        await send(EXPORTS, url, Access(), report=said.append)
     assert ["3 spans sent", "6 spans sent", "9 spans sent"] == said

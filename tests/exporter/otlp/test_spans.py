@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from correlator.breakdown import Parts
-from exporter.otlp.spans import TEXT_CHARS, Told, exports, spans
+from exporter.otlp.spans import TEXT_CHARS, SpanSource, exports, spans
 from loadgen.records import span_id, trace_id, traceparent
 from scraper.spans.received import fault
 
@@ -63,7 +63,7 @@ BLANK = ("blank output", 170, 175, "client", "client's stamps")
 
 
 def parts_of(*rows: dict[str, Any]) -> Parts:
-    """Parts told by what is known of each request; a row without a source has none."""
+    """Parts by what is known of each request; a row without a source has none."""
     columns: dict[str, Any] = {}
     for column in fields(Parts):
         default, kind = {"Floats": (np.nan, np.float64), "Ints": (-1, np.int64)}.get(
@@ -73,10 +73,10 @@ def parts_of(*rows: dict[str, Any]) -> Parts:
     return Parts(**columns)
 
 
-def told(*rows: tuple[dict[str, Any], dict[str, Any]], protocol: str = "chat", provider: str = "") -> Told:
+def source_of(*rows: tuple[dict[str, Any], dict[str, Any]], protocol: str = "chat", provider: str = "") -> SpanSource:
     """A run's requests and their parts."""
     ids = [{"trace_id": trace_id(RUN, index), **row} for index, (row, _) in enumerate(rows)]
-    return Told(
+    return SpanSource(
         run_id=RUN,
         version="1.2.3",
         model="m",
@@ -115,7 +115,7 @@ def laid(found: list[Span]) -> list[tuple[str, float, float, str, str]]:
 
 def test_the_clients_span_bears_the_ids_that_were_sent():
     """So that the engine's span, whose parent is what traceparent said, nests under it; the phases are its children."""
-    client, *below = spans(told((REQUEST, TRACED)), 0)
+    client, *below = spans(source_of((REQUEST, TRACED)), 0)
     _, sent_trace, sent_span, flags = traceparent(RUN, 0).split("-")
     assert (sent_trace, sent_span, int(flags)) == (client.trace_id.hex(), client.span_id.hex(), client.flags)
     assert b"" == client.parent_span_id
@@ -125,7 +125,7 @@ def test_the_clients_span_bears_the_ids_that_were_sent():
 
 def test_the_clients_span_follows_the_conventions():
     """Its name, kind, times, and every attribute that is known; usage is the server's count."""
-    client = spans(told((REQUEST, TRACED), provider="vllm"), 0)[0]
+    client = spans(source_of((REQUEST, TRACED), provider="vllm"), 0)[0]
     assert ("chat m", Span.SPAN_KIND_CLIENT) == (client.name, client.kind)
     assert (100 * MS, 300 * MS) == (client.start_time_unix_nano, client.end_time_unix_nano)
     assert Status.STATUS_CODE_UNSET == client.status.code
@@ -177,8 +177,8 @@ def test_the_clients_span_follows_the_conventions():
     ],
 )
 def test_the_operation_is_what_was_asked_for(protocol: str, name: str, provider: str):
-    """Messages are a chat, a prompt is a completion; who answers is the protocol's, where no engine was told."""
-    client = spans(told((REQUEST, {}), protocol=protocol), 0)[0]
+    """Messages are a chat, a prompt is a completion; who answers is the protocol's, where no engine is known."""
+    client = spans(source_of((REQUEST, {}), protocol=protocol), 0)[0]
     assert (name, provider) == (client.name, plain(client.attributes)["gen_ai.provider.name"])
 
 
@@ -193,7 +193,7 @@ def test_joined_phases_are_where_the_engine_says():
         ("response network", 168, 170, "trace", "engine's stamps"),
         ("decode", 168, 288, "trace", "engine's stamps"),
         BLANK,
-    ] == laid(spans(told((REQUEST, TRACED)), 0))
+    ] == laid(spans(source_of((REQUEST, TRACED)), 0))
 
 
 def test_phases_without_stamps_follow_each_other():
@@ -204,7 +204,9 @@ def test_phases_without_stamps_follow_each_other():
         "arrival_ns": -1,
         "engine_first_token_ns": -1,
     }
-    found = spans(told((REQUEST, {**TRACED, **unknown, "source": "histogram", "error_ms": 1.5, "quality": "tight"})), 0)
+    found = spans(
+        source_of((REQUEST, {**TRACED, **unknown, "source": "histogram", "error_ms": 1.5, "quality": "tight"})), 0
+    )
     assert [
         ("send", 100, 110, "client", "client's stamps"),
         ("network", 110, 114, "histogram", "in order"),
@@ -214,9 +216,9 @@ def test_phases_without_stamps_follow_each_other():
         ("decode", 170, 290, "histogram", "in order"),
         BLANK,
     ] == laid(found)
-    told_of = plain(found[0].attributes)
+    attributes = plain(found[0].attributes)
     assert ("histogram", "tight", 1.5) == tuple(
-        told_of[f"sidelight.{name}"] for name in ("source", "quality", "error_ms")
+        attributes[f"sidelight.{name}"] for name in ("source", "quality", "error_ms")
     )
 
 
@@ -234,12 +236,14 @@ def test_parts_that_are_not_told_apart_are_one_phase_with_their_names(source: st
         ("prefill", 140, 170, source, "in order"),
         *([("decode", 170, 290, source, "in order")] if source == "trace" else []),
         BLANK,
-    ] == laid(spans(told((REQUEST, {**TRACED, **unsaid, "source": source, "merged": merged, "other_ms": 15.0})), 0))
+    ] == laid(
+        spans(source_of((REQUEST, {**TRACED, **unsaid, "source": source, "merged": merged, "other_ms": 15.0})), 0)
+    )
 
 
 def test_what_is_unknown_has_neither_phase_nor_attribute():
     """Without a source only the client's own stamps are left, and the reason."""
-    client, *below = spans(told((REQUEST, {"reason": "no spans came"})), 0)
+    client, *below = spans(source_of((REQUEST, {"reason": "no spans came"})), 0)
     assert ["send", "blank output"] == [span.name for span in below]
     known = plain(client.attributes)
     assert "no spans came" == known["sidelight.reason"]
@@ -248,7 +252,7 @@ def test_what_is_unknown_has_neither_phase_nor_attribute():
 
 def test_a_phase_that_took_no_time_has_no_span():
     """The client's span says 0 of it."""
-    client, *below = spans(told((REQUEST, {**TRACED, "queue_ms": 0.0, "engine_frontend_ms": 26.0})), 0)
+    client, *below = spans(source_of((REQUEST, {**TRACED, "queue_ms": 0.0, "engine_frontend_ms": 26.0})), 0)
     assert "queue" not in [span.name for span in below]
     assert 0.0 == plain(client.attributes)["sidelight.queue_ms"]
 
@@ -266,7 +270,7 @@ def test_a_reply_in_one_piece_shows_what_the_engine_told():
         ("queue", 118, 138, "trace", "engine's stamps"),
         ("prefill", 138, 168, "trace", "engine's stamps"),
         ("decode", 168, 288, "trace", "engine's stamps"),
-    ] == laid(spans(told((request, whole)), 0))
+    ] == laid(spans(source_of((request, whole)), 0))
 
 
 UNSENT = {"connected": -1, "submit": -1, "first": -1, "last": -1, "http_status": 0}
@@ -298,7 +302,7 @@ UNSENT = {"connected": -1, "submit": -1, "first": -1, "last": -1, "http_status":
 def test_a_request_that_failed_says_so(row: dict[str, Any], kind: str, message: str, end_ms: int):
     """Its type is HTTP's status, else the kind of our error; one that never ended ends where it was last seen."""
     request = {**REQUEST, **{name: -1 for name in ("first_output_ns", "first_token_ns") if "submit" in row}, **row}
-    found = spans(told((request, {})), 0)
+    found = spans(source_of((request, {})), 0)
     assert (Status.STATUS_CODE_ERROR, message) == (found[0].status.code, found[0].status.message)
     assert kind == plain(found[0].attributes)["error.type"]
     assert end_ms * MS == found[0].end_time_unix_nano
@@ -307,7 +311,7 @@ def test_a_request_that_failed_says_so(row: dict[str, Any], kind: str, message: 
 
 def test_an_export_has_512_spans_at_most_and_keeps_a_request_together():
     """With the resource that they are of; all of a run's requests are in it, once."""
-    run = told(*[(REQUEST, TRACED)] * 100)
+    run = source_of(*[(REQUEST, TRACED)] * 100)
     found = list(exports(run))
     of_scope = [export.resource_spans[0].scope_spans[0] for export in found]
     assert [9 * 56, 9 * 44] == [len(scope.spans) for scope in of_scope]
@@ -323,13 +327,13 @@ def test_an_export_has_512_spans_at_most_and_keeps_a_request_together():
 
 def test_a_run_without_requests_exports_nothing():
     """Not even an empty export."""
-    assert [] == list(exports(told()))
+    assert [] == list(exports(source_of()))
 
 
 def test_the_same_run_exports_the_same_bytes():
     """A collector that is sent a run twice has it once."""
     first, again = (
-        [one.SerializeToString(deterministic=True) for one in exports(told((REQUEST, TRACED)))] for _ in range(2)
+        [one.SerializeToString(deterministic=True) for one in exports(source_of((REQUEST, TRACED)))] for _ in range(2)
     )
     assert first == again
 
@@ -362,7 +366,7 @@ def test_phases_fill_ttft_and_break_no_rule(ms: list[float], is_stamped: bool, i
         unsaid = {"network_ms": np.nan, "engine_frontend_ms": np.nan, "merged": "network and engine frontend"}
         parts |= {**unsaid, "other_ms": way_in + way_out + admission + blank}
     request = {**REQUEST, "first_output_ns": output_ns, "first_token_ns": token_ns, "last": -1, "end": 1e6}
-    found = spans(told((request, parts)), 0)
+    found = spans(source_of((request, parts)), 0)
     assert [] == [span.name for span in found if fault(span, span.end_time_unix_nano)]
     at_ns = 110 * MS
     for span in found[2:]:
