@@ -23,7 +23,7 @@ from loadgen.protocols.reading.stream import Seen, reading
 from loadgen.records import PlannedRequest
 from loadgen.transports.transport import Exchange
 
-_SLICE_EVENTS = 32
+_SLICE_EVENTS = 24
 
 
 async def next_turn(
@@ -51,8 +51,9 @@ async def next_turn(
 
 async def reply_text(protocol: Protocol, head: bytes, wire: bytes, read_ends: Iterable[int]) -> str | None:
     """All visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
-    seen = Seen()
+    seen, read = Seen(), 0
     for _ in reading(seen, protocol.form, 200, head, wire, read_ends):
-        if seen.number % _SLICE_EVENTS == 0:
+        if seen.number - read >= _SLICE_EVENTS:
+            read = seen.number
             await asyncio.sleep(0)
     return seen.text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 import msgspec
 
@@ -21,7 +22,6 @@ from loadgen.protocols.request import Asked, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"
-_EXO_MARK = b": generation_stats "
 _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 
@@ -162,8 +162,13 @@ def _take_event(seen: Seen, event: SseEvent) -> None:
         _read(seen, event)
 
 
+@lru_cache(maxsize=1)  # asked once a run, of the same body
+def _has_exo_mark(data: bytes) -> bool:
+    return b": generation_stats " in data
+
+
 def _split(data: bytes, at: int) -> Iterator[SseEvent]:
-    stats = _EXO_COMMENT.search(data) if _EXO_MARK in data else None
+    stats = _EXO_COMMENT.search(data) if _has_exo_mark(data) else None
     return events(data, at) if stats is None else _with_stats(data, stats)
 
 
@@ -179,13 +184,10 @@ def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
 def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
     """Read at once the events that follow with nothing new but the text of their only choice."""
     frame = frame_of(data, event)
-    # exo's statistics are told once, before the first event behind them.
-    if (
-        frame is None
-        or _EXO_MARK in data
-        or (plain := _plain(frame.probe)) is None
-        or (run := run_of(data, frame)) is None
-    ):
+    # exo's statistics count once, before the first event behind them.
+    if frame is None or _has_exo_mark(data):
+        return -1
+    if (plain := _plain(frame.probe)) is None or (run := run_of(data, frame)) is None:
         return -1
     response_id, choice = plain
     seen.response_id = seen.response_id or response_id

@@ -24,6 +24,8 @@ _STRING = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+')
 _STRINGS = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f]|\n)*+')
 _FIELD, _BLANK = b"data: ", b"\n\n"
 _KEY_BYTES = 16
+# A run is no longer than a session's next turn may hold up the event loop, and looks no further ahead than that takes.
+_MOST_EVENTS, _TEXT_BYTES = 24, 256
 PROBE = "probe"
 
 _decode = msgspec.json.Decoder(list[str]).decode
@@ -70,11 +72,12 @@ def frame_of(stream: bytes, event: SseEvent) -> Frame | None:
 
 
 def run_of(stream: bytes, frame: Frame) -> Run | None:
-    """Return the events that follow in a frame; None where their texts cannot be read."""
+    """Return the next events in a frame, 25 at most; None where their texts cannot be read."""
     first, key = frame.at + len(frame.before), frame.before[-_KEY_BYTES:]
     rest = frame.after + frame.before.removesuffix(key)
     # By a few bytes of the frame, which costs half as much as by all of them; the others are compared in one go.
-    *between, last = stream[first:].split(key)
+    ahead = stream[first : first + _MOST_EVENTS * (len(rest) + len(key) + _TEXT_BYTES)]
+    *between, last = ahead.split(key, _MOST_EVENTS)
     pieces = [piece[: -len(rest)] for piece in between]
     if rest.join([*pieces, b""]) != b"".join(between) or b"\n" in b"".join(pieces):
         # Something else stood between two events, or one was broken off.

@@ -28,7 +28,6 @@ _parse_head = lru_cache(maxsize=64)(parse_head)
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
-_MOST_RUNS = 16
 NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 
@@ -202,7 +201,7 @@ def reading(
 
 
 def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
-    source, runs = form.split(data, 0), 0
+    source = form.split(data, 0)
     while (event := next(source, None)) is not None:
         if event.data.strip() == _DONE:
             seen.done_end = event.end
@@ -211,9 +210,8 @@ def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
         if seen.done_end >= 0:
             break
         yield
-        # A run looks at all that is left: a stream of short runs only must not pay for that again and again.
-        if form.run is not None and runs < _MOST_RUNS and (at := form.run(seen, data, event)) >= 0:
-            source, runs = form.split(data, at), runs + 1
+        if form.run is not None and (at := form.run(seen, data, event)) >= 0:
+            source = form.split(data, at)
             yield
     # A JSON line that is not whole yet is no other kind of reply.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
