@@ -53,11 +53,11 @@ def kill_a_worker(process: subprocess.Popen[str], path: Path) -> None:
 CASES = {
     "sigterm": Case(url="http://{}/good/sigterm", options=LONG, deed=partial(interrupt, number=signal.SIGTERM)),
     "sighup": Case(url="http://{}/good/sighup", options=LONG, deed=partial(interrupt, number=signal.SIGHUP)),
-    "deadline": Case(url="http://{}/endless/deadline", options=(*LONG, "--deadline", "12")),
+    "deadline": Case(url="http://{}/endless/deadline", options=(*LONG, "--deadline", "20")),
     "early": Case(url="http://{}/mute/early", options=(*LONG, "--deadline", "2")),
     "limited": Case(url="http://{}/limited/limited"),
     "page": Case(url="http://{}/page/page"),
-    "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "0.5")),
+    "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "2")),
     "drain": Case(url="http://{}/endless/drain", options=(*QUICK, "--drain-timeout", "0.5")),
     "worker": Case(url="http://{}/good/worker", options=(*LONG, "--workers", "2"), deed=kill_a_worker),
     "name": Case(url="http://no-such-host.invalid:8000"),
@@ -80,7 +80,8 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             until(lambda: finished(path) or process.poll() is not None, "an answer")
             server.kill()
 
-        dead = Case(url=target, options=("--rate", "25", "--duration", "2", "--warmup", "0"), deed=die)
+        # Far more than can have been answered by then, however late this process sees the first answer.
+        dead = Case(url=target, options=("--concurrency", "4", "--requests", "4000", "--warmup", "0"), deed=die)
         with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as found:
             yield found
 
@@ -101,8 +102,8 @@ def test_a_deadline_stops_the_run(runs: Callable[[str], Ended]):
     """As if the user had stopped it, and it says that it was the deadline; streams are kept as far as they came."""
     run = runs("deadline")
     assert (130, "interrupted") == (run.code, run.manifest["status"])
-    assert "! the deadline of 12 s was reached; requests in flight are cancelled" in run.out
-    assert "! the deadline of 12 s was reached; requests in flight are cancelled\n" == run.err
+    assert "! the deadline of 20 s was reached; requests in flight are cancelled" in run.out
+    assert "! the deadline of 20 s was reached; requests in flight are cancelled\n" == run.err
     rows = kept(run, ok=0, failed=0)
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
     assert any(row["first_token_ns"] for row in rows)

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-BOUND_S = 120.0
+BOUND_S = 300.0
