@@ -56,7 +56,7 @@ def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: 
         return f"the server answered HTTP {http_status}"
     if status in ("cancelled", "failed", "in_flight"):
         fate = {"cancelled": "was cancelled", "failed": "failed", "in_flight": "did not end"}[status]
-        return f"it {fate}, and engines tell only of requests that they finished"
+        return f"it {fate}, and engines report only requests that they finished"
     if not any("span" in reason or "share" in reason for reason in why):
         why = ["no span of it came" if any_spans else "no spans came", *why]
     return "; ".join(dict.fromkeys(why))

@@ -176,7 +176,7 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("e2e", "End-to-end time of each request by part; of one source, all parts add up to it.", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
-    what = "What a part of each request's time consists of, where that is told apart: engine_frontend is in other."
+    what = "What a part of each request's time consists of, where it is known: engine_frontend is in other."
     yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
     for name, what, label, numbers in (
         ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),

@@ -98,7 +98,7 @@ class PartCounts:
     """Requests broken down since the start, one by one: `counts` counts them.
 
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
-    what parts consist of, where that is told apart, keyed likewise. `requests` counts by source, `quality` by how good
+    what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
     a breakdown is, `missing` by why a TTFT was not broken down.
     """
 

@@ -190,7 +190,7 @@ def _first_tokens(delivery: Delivery) -> Text:
 def _objectives(slo: SloResult) -> Iterator[Text]:
     """Give for each objective whether it was met, and by what value."""
     for objective in slo.objectives:
-        verdict = {True: "met", False: "MISSED", None: "cannot be told"}[objective.met]
+        verdict = {True: "met", False: "MISSED", None: "unknown"}[objective.met]
         value = f"{ms(objective.value_ms)} ms" if objective.value_ms is not None else objective.missing or "-"
         yield Text(f"objective {objective.text}: {verdict}, {value}", style="green" if objective.met else "bold red")
 

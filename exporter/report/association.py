@@ -40,7 +40,7 @@ def variance_rows(correlation: Correlation) -> Iterator[str]:
 
 
 def association_rows(correlation: Correlation) -> Iterator[str]:
-    """Yield lines of associations: one for each that is told apart from chance, one for those of a measure that are
+    """Yield lines of associations: one for each that differs from chance, one for those of a measure that do
     not, and one for each reason why others are not known.
     """
     others: dict[tuple[str, str], list[str]] = {}
@@ -50,7 +50,7 @@ def association_rows(correlation: Correlation) -> Iterator[str]:
             others.setdefault((client, f"not known, {association.missing}"), []).append(server)
         elif _by_chance(association):
             rho = association.rho_lag0
-            why = f"not told apart from chance{_guess(association.blocks)}"
+            why = f"not distinguishable from chance{_guess(association.blocks)}"
             others.setdefault((client, why), []).append(server if rho is None else f"{server} ({rho:.2f})")
         else:
             yield _line(association)

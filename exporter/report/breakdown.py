@@ -102,7 +102,7 @@ def basis(correlation: Correlation) -> Iterator[str]:
     yield f"Over {requests} requests{failed}: {', '.join(_covered(correlation))}."
     yield from _not_joined(correlation)
     for merged, count in breakdown.merged.items():
-        yield f"other holds {merged} of {count} requests: not told apart."
+        yield f"other includes {merged} for {count} requests: no source separates them."
     if correlation.clock.pairs:
         yield from _clocks(correlation.clock)
     yield from _measured(correlation.estimate_accuracy)
@@ -142,11 +142,11 @@ def _clocks(clock: Clock) -> Iterator[str]:
     if offsets_ms:
         yield (
             f"The clocks of {len(offsets_ms)} engines are from {_beside(min(offsets_ms))} to "
-            f"{_beside(max(offsets_ms))}, give or take {ms(clock.error_ms)} ms at most; this is allowed for."
+            f"{_beside(max(offsets_ms))}, with an error of {ms(clock.error_ms)} ms at most; this is corrected."
         )
     unknown = [f"{name}: {engine.reason}" for name, engine in clock.engines.items() if engine.offset_ms is None]
     for text in unknown[:MOST_CLOCKS]:
-        yield f"The clock of an engine cannot be set beside ours: {text}."
+        yield f"The clock of an engine cannot be compared with ours: {text}."
     if len(unknown) > MOST_CLOCKS:
         yield f"Nor can those of {len(unknown) - MOST_CLOCKS} more."
 
@@ -154,10 +154,10 @@ def _clocks(clock: Clock) -> Iterator[str]:
 def _clock(clock: EngineClock) -> str:
     offset_ms, error_ms = clock.offset_ms, clock.error_ms
     if offset_ms is None or error_ms is None:
-        return f"The engine's clock cannot be set beside ours: {clock.reason}."
+        return f"The engine's clock cannot be compared with ours: {clock.reason}."
     if abs(offset_ms) <= error_ms:
         return f"The engine's clock agrees with ours within {ms(abs(offset_ms) + error_ms)} ms."
-    return f"The engine's clock is {_beside(offset_ms)}, give or take {ms(error_ms)} ms; this is allowed for."
+    return f"The engine's clock is {_beside(offset_ms)}, with an error of {ms(error_ms)} ms; this is corrected."
 
 
 def _beside(offset_ms: float) -> str:

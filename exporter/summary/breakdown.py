@@ -222,11 +222,11 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float:
 def _why_unknown(of: Explained, part: Part) -> str:
     """Return why a part is known in none of the requests that have a breakdown."""
     if part.name == "gateway":
-        return "no span of a gateway tells its first output; it is in network_ms"
+        return "no gateway span has its first output; included in network_ms"
     if part.within == "network":
         reasons = dict.fromkeys(clock.reason for clock in of.clocks.values() if clock.reason)
         return ": ".join(("in network_ms", *(["; ".join(reasons)] if reasons else [])))
-    return "not told apart: in other_ms"
+    return "no source separates it: included in other_ms"
 
 
 def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:

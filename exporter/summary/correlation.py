@@ -297,14 +297,14 @@ def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
         return of.means.missing or UNTIMED
     if not (timed & of.ok).any():
         return (
-            f"none of the {timed.sum()} requests that had a first token succeeded, and engines tell only of requests "
+            f"none of the {timed.sum()} requests that had a first token succeeded, and engines report only requests "
             "that they finished"
         )
     if of.means.missing:
         return of.means.missing
     return (
         f"{_commonest(of.attribution.reason[timed])}; and the engine finished {of.means.server_requests} "
-        f"requests where {of.ok.sum()} of yours succeeded, so that its means are not theirs"
+        f"requests where {of.ok.sum()} of ours succeeded, so its means are not theirs"
     )
 
 

@@ -98,7 +98,7 @@ def sentence(blame: Blame | Missing) -> str:
     if 2 * tail.explained < tail.requests:
         return (
             f"What the {label} TTFT is made of is not known: {tail.explained} of the {tail.requests} requests there "
-            "tell their parts."
+            "have a breakdown."
         )
     error = tail.error_ms / tail.mean_ms if tail.error_ms is not None and tail.mean_ms else None
     trust = _trust(tail.explained, tail.requests, tail.estimated, tail.expected, error)
@@ -120,7 +120,7 @@ def name_of_rest(merged: Mapping[str, int], requests: int) -> str:
     """Name `other`: what stands merged in it, where it does so for more than a tenth of the requests."""
     if 10 * sum(merged.values()) <= requests:
         return REST
-    return f"what is not told apart ({'; '.join(merged)})"
+    return f"what no source separates ({'; '.join(merged)})"
 
 
 def percent(ratio: float) -> str:

@@ -101,7 +101,7 @@ def test_all_three_sources_tell_the_same(main: Recording):
         ("unknown_model", "none", "the server answered HTTP 404"),
         ("bad_param", "none", "the server answered HTTP 400"),
         ("too_long", "none", "the server answered HTTP 400"),
-        ("cancel_decode", "none", "it was cancelled, and engines tell only of requests that they finished"),
+        ("cancel_decode", "none", "it was cancelled, and engines report only requests that they finished"),
         ("preempt", "trace", ""),
     ],
 )
@@ -251,8 +251,8 @@ def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
 @pytest.mark.parametrize(
     ("fate", "reason"),
     [
-        ({"status": "in_flight"}, "it did not end, and engines tell only of requests that they finished"),
-        ({"status": "failed"}, "it failed, and engines tell only of requests that they finished"),
+        ({"status": "in_flight"}, "it did not end, and engines report only requests that they finished"),
+        ({"status": "failed"}, "it failed, and engines report only requests that they finished"),
         ({"status": "failed", "http_status": 500}, "the server answered HTTP 500"),
         ({}, "no spans came; its reply tells neither queue nor prefill"),
     ],

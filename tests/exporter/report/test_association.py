@@ -109,7 +109,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
         (blamed(tail(share=REST)), "p99 TTFT is the engine outside queue and prefill: 70 % of it."),
         (
             blamed(tail(share=REST), merged={"network and engine frontend": 1000}),
-            "p99 TTFT is what is not told apart (network and engine frontend): 70 % of it.",
+            "p99 TTFT is what no source separates (network and engine frontend): 70 % of it.",
         ),
         (
             blamed(tail(share=REST), merged={"network and engine frontend": 100}),
@@ -127,7 +127,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
         ),
         (
             blamed(tail(explained=4)),
-            "What the p99 TTFT is made of is not known: 4 of the 10 requests there tell their parts.",
+            "What the p99 TTFT is made of is not known: 4 of the 10 requests there have a breakdown.",
         ),
         (Missing("no server was scraped"), "What makes slow requests slow is not known: no server was scraped."),
     ],
@@ -219,7 +219,7 @@ def test_what_is_not_told_apart_from_chance_shares_a_line():
         structs.replace(FOUND, server="b", ci95_lag0=None),
         structs.replace(FOUND, server="c", rho_lag0=None, ci95_lag0=None),
     ]
-    assert ["ttft_ms and a (0.88), b (0.88), c: not told apart from chance"] == lines(*found)
+    assert ["ttft_ms and a (0.88), b (0.88), c: not distinguishable from chance"] == lines(*found)
 
 
 def test_what_is_not_known_for_one_reason_shares_a_line():

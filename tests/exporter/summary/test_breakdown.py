@@ -126,8 +126,8 @@ def test_sources_are_put_together_request_by_request():
             "scrapes (20 shared), 5 not known (it was cancelled)."
         ),
         "Estimated, not joined: 20 (no span of it came).",
-        f"other holds {MERGED} of 25 requests: not told apart.",
-        "The engine's clock is 30.0 ms ahead of ours, give or take 0.50 ms; this is allowed for.",
+        f"other includes {MERGED} for 25 requests: no source separates them.",
+        "The engine's clock is 30.0 ms ahead of ours, with an error of 0.50 ms; this is corrected.",
     ] == list(basis(shown))
 
 
@@ -172,7 +172,7 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     )
     counts = f"Means of 100 requests by the client's count and 100 by the engine's; not by request: {why}."
     assert [counts] == list(basis(shown))
-    assert f"{why}; and the engine finished 150 requests where 100 of yours succeeded" in (
+    assert f"{why}; and the engine finished 150 requests where 100 of ours succeeded" in (
         correlation(shared).missing or ""
     )
 
@@ -189,7 +189,7 @@ def test_end_to_end_has_its_parts_too():
     ("offset_ms", "error_ms", "said"),
     [
         (0.1, 0.3, "The engine's clock agrees with ours within 0.40 ms."),
-        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, give or take 0.30 ms; this is allowed for."),
+        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, with an error of 0.30 ms; this is corrected."),
     ],
 )
 def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
@@ -200,7 +200,7 @@ def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, s
 def test_a_clock_that_contradicts_itself_is_stated():
     """Whoever reads the report need not look in the summary for why there is no way in."""
     offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
-    said = "The engine's clock cannot be set beside ours: several engines' clocks differ."
+    said = "The engine's clock cannot be compared with ours: several engines' clocks differ."
     assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
 
 
@@ -221,14 +221,15 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
         },
     } == to_builtins(shown.clock)
     said = (
-        "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, give or take 2.00 ms at most"
+        "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, with an error of 2.00 ms "
+        "at most"
     )
-    assert [f"{said}; this is allowed for."] == [line for line in basis(shown) if "clock" in line]
+    assert [f"{said}; this is corrected."] == [line for line in basis(shown) if "clock" in line]
     unknown = replace(summaries.NO_CLOCK, pairs=7, reason="one side only")
     mixed_up = known | {f"http://{name}": unknown for name in "wxyz"}
     lines = list(basis(summaries.correlated(replace(summaries.findings(), clocks=mixed_up))))
-    cannot = [f"The clock of an engine cannot be set beside ours: http://{name}: one side only." for name in "wxy"]
-    assert [f"{said}; this is allowed for.", *cannot, "Nor can those of 1 more."] == lines[-5:]
+    cannot = [f"The clock of an engine cannot be compared with ours: http://{name}: one side only." for name in "wxy"]
+    assert [f"{said}; this is corrected.", *cannot, "Nor can those of 1 more."] == lines[-5:]
 
 
 def test_of_several_engines_one_contradicts_itself():
@@ -263,8 +264,7 @@ def test_where_none_succeeded_the_reason_is_that():
     """They had first tokens, so that it is not for want of these."""
     nothing = summaries.findings(summaries.parts("none", reason="it failed"), whole=summaries.means(missing="no cell"))
     why = (
-        "none of the 100 requests that had a first token succeeded, and engines tell only of "
-        "requests that they finished"
+        "none of the 100 requests that had a first token succeeded, and engines report only requests that they finished"
     )
     assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_))).missing
 
