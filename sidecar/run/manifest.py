@@ -38,10 +38,10 @@ async def recorded(
     about: Mapping[str, Any],
     **decided: object,
 ) -> AsyncIterator[tuple[str, Path]]:
-    """Make a run directory and give the run's id and the directory; write its manifest now, and again at the end, with
-    how and when that was: `complete`, `interrupted` or `crashed` with a reason.
+    """Create a run directory and give the run's id and the directory; write its manifest now, and again at the end
+    with the time and the status: `complete`, `interrupted`, or `crashed` with a reason.
 
-    `about` is what was found out about the target, `decided` are options that were not given. Raises as `run.create`.
+    `about` describes the target, `decided` are options that were not given. Raises as `run.create`.
     """
     run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
     path = create(out or Path("runs") / run_id)
@@ -54,19 +54,7 @@ async def recorded(
         "config": {**as_recorded(options), "out": str(path), **decided},
         "started_at": iso_ms(now_ns),
         "started_ns": now_ns,
-        "clock": {
-            "source": "CLOCK_MONOTONIC, anchored once to CLOCK_REALTIME",
-            "offset_ns": clock.offset_ns,
-            "anchor_error_ns": clock.error_ns,
-            "resolution_ns": max(1, round(time.get_clock_info("monotonic").resolution * 1e9)),
-        },
-        "host": {
-            "name": socket.gethostname(),
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "packages": {name: version(name) for name in PACKAGES},
-        },
+        **_machine(clock),
         **about,
     }
 
@@ -92,3 +80,22 @@ async def recorded(
             close("crashed", reason=str(failed))
         raise failed from error
     close("interrupted" if stop.is_set() else "complete")
+
+
+def _machine(clock: Clock) -> dict[str, Any]:
+    """Return what the manifest states of the clock and of the host."""
+    return {
+        "clock": {
+            "source": "CLOCK_MONOTONIC, anchored once to CLOCK_REALTIME",
+            "offset_ns": clock.offset_ns,
+            "anchor_error_ns": clock.error_ns,
+            "resolution_ns": max(1, round(time.get_clock_info("monotonic").resolution * 1e9)),
+        },
+        "host": {
+            "name": socket.gethostname(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "packages": {name: version(name) for name in PACKAGES},
+        },
+    }
