@@ -16,7 +16,7 @@ from recordings import Case, log_of
 from loadgen.requests.table import RequestLog
 from scraper.series.log import rows
 from scraper.series.table import build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
 from simulator.engine.scheduler import Engine
 from simulator.settings import EngineSettings, SpeedProfile

@@ -42,7 +42,7 @@ from exporter.server_metrics.json import document
 from exporter.server_metrics.source import Source
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from scraper.window.statistics import gauge_stats
 from scraper.window.window import Window
 from sidecar.run import open_run

@@ -17,7 +17,7 @@ from parse import pages
 
 from scraper.series.log import Encoder, LogReader
 from scraper.series.table import EndpointSeries, build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 
 def main() -> None:

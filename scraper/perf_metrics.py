@@ -24,7 +24,7 @@ import numpy as np
 from rundir.columns import Floats, Ints, Texts
 from rundir.frames import FrameLog, read_frames
 from rundir.stats import Missing
-from scraper.targets.fetch import Scrape, clock_of
+from scraper.targets.scrape import Scrape, clock_of
 
 NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record tells of each alone"

@@ -33,8 +33,9 @@ from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.spec import SETTLE_S, CannotListen, forward_parts, host_and_port
-from scraper.targets.fetch import Limits, clock_of, open_session
+from scraper.targets.fetch import Limits, open_session
 from scraper.targets.pool import ScrapePool
+from scraper.targets.scrape import clock_of
 from scraper.targets.target import ScrapeConfig
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from scraper import engines
 from scraper.engines import CanonicalSource, Catalogue
 from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.perf_metrics import SteadyClock, record_of, timings
-from scraper.targets.fetch import Limits, Scrape, clock_of, discover, open_session, scrape
+from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.scrape import Scrape, clock_of
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages

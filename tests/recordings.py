@@ -24,7 +24,7 @@ from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
 from scraper.spans.log import packed
 from scraper.spans.requests import EngineSpans, engine_spans
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))

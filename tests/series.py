@@ -10,7 +10,7 @@ from typing import Any
 
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 SECOND = 10**9
 URL = "http://127.0.0.1:8000/metrics"

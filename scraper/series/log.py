@@ -19,7 +19,7 @@ import numpy as np
 from rundir.columns import Floats
 from rundir.frames import FrameLog, Rotation, read_frames
 from scraper.exposition import MalformedPage, PageReader, Series
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 _COMPRESSION_LEVEL = 1
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory

@@ -17,6 +17,7 @@ import msgspec
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
 from rundir.stats import Missing
 from scraper.exposition import MalformedPage, PageReader
+from scraper.targets.scrape import Scrape, clock_of
 
 ACCEPT = (
     "text/plain;version=0.0.4, text/plain;version=1.0.0;q=0.9, "
@@ -25,31 +26,12 @@ ACCEPT = (
 LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
 NOBODY = Access()
-_TIMINGS, _CLOCK = "/perf_metrics", "/steady_clock_offset"
 _JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
 _PROTOBUF = "application/vnd.google.protobuf"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LONGEST_REASON = 200
 _GZIP = 16 + zlib.MAX_WBITS
 _WEB_PAGE = (b"<!doctype html", b"<html")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrape:
-    """One scrape: stamps are int64 ns Unix, `body` is the page after decompression, empty where `error` is not.
-
-    `tick_ns` is the multiple of the scrape interval that it belongs to, shared by all targets of a worker. `url` is
-    masked; `status` is that of HTTP, 0 where there was no reply.
-    """
-
-    url: str
-    tick_ns: int
-    request_ns: int
-    response_ns: int
-    status: int = 0
-    content_type: str = ""
-    body: bytes = b""
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,18 +171,6 @@ def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool
 
 def _not_200(status: int) -> str:
     return f"HTTP {status}" if status != 200 else ""
-
-
-def clock_of(url: str) -> str:
-    """Return where the clock stands that a `/perf_metrics` of TensorRT-LLM is stamped by; empty for any other page."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    prefix, found, rest = parts.path.rpartition(_TIMINGS)
-    if not found or rest.strip("/"):
-        return ""
-    return urlunsplit(parts._replace(path=prefix + _CLOCK, query="", fragment=""))
 
 
 def _headers(url: str, access: Access) -> dict[str, str]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rundir.access import bare
-from scraper.targets.fetch import clock_of, scrape
+from scraper.targets.fetch import scrape
+from scraper.targets.scrape import clock_of
 from scraper.targets.target import Log, Say, ScrapeConfig, Target
 
 _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s

@@ -16,7 +16,8 @@ from typing import Protocol
 import aiohttp
 
 from rundir.access import Access, bare, masked
-from scraper.targets.fetch import Limits, Scrape, scrape
+from scraper.targets.fetch import Limits, scrape
+from scraper.targets.scrape import Scrape
 
 MOST_WAIT_NS = 30_000_000_000
 MOST_WAIT_TICKS = 10

@@ -29,7 +29,8 @@ from loadgen.protocols.request import Target
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.stats import Missing
 from scraper.engines import metrics_paths
-from scraper.targets.fetch import Limits, clock_of, discover
+from scraper.targets.fetch import Limits, discover
+from scraper.targets.scrape import clock_of
 from sidecar.errors import ConfigurationError, TargetUnreachable
 from sidecar.options.access import metrics_access, require_headers
 from sidecar.options.checks import extra_of, named

@@ -13,7 +13,8 @@ import pytest
 from served import Serve, answer
 
 from rundir.access import Access
-from scraper.targets.fetch import LIMITS, Limits, Scrape, _headers, open_session, scrape
+from scraper.targets.fetch import LIMITS, Limits, _headers, open_session, scrape
+from scraper.targets.scrape import Scrape
 
 MIB = 1024 * 1024
 PAGE = b"# TYPE x gauge\nx 1\n"

@@ -15,7 +15,7 @@ from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, cata
 from scraper.exposition import Page, parse
 from scraper.series.log import rows
 from scraper.series.table import build, histograms
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 DIRECTORY = Path(str(resources.files("scraper.engines")))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from scraper.exposition import MalformedPage, Page, PageReader, parse
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 Sample = tuple[str, tuple[tuple[str, str], ...], str, str]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rundir.stats import Missing
 from scraper import perf_metrics
 from scraper.perf_metrics import ReplyRecord, SteadyClock, TimingLog, clock_reading, read_log, record_of, timings
-from scraper.targets.fetch import Scrape, clock_of
+from scraper.targets.scrape import Scrape, clock_of
 
 URL = "http://engine.test:8000/perf_metrics"
 CLOCK = "http://engine.test:8000/steady_clock_offset"

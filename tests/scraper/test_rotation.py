@@ -10,7 +10,7 @@ import pytest
 from rundir.frames import FrameLog, Rotation, following, read_frames
 from scraper.series.log import LogReader, Row, ScrapeLog
 from scraper.spans.log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 SMALL = Rotation(most_bytes=400, most_s=1e9)
 

@@ -16,7 +16,7 @@ from served import Handler, Serve
 from waiting import BOUND_S
 
 from scraper.series.table import build, histograms
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from scraper.targets.target import offset_ns
 from scraper.window.increase import counter, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes

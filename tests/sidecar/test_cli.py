@@ -185,6 +185,13 @@ def test_schemas_are_printed(sidelight: Sidelight, of: list[str], title: str):
     assert (0, "", title) == (printed.code, printed.err, json.loads(printed.out)["title"])
 
 
+def test_a_report_does_not_wait_for_a_client():
+    """What was scraped is read back without an HTTP client, which takes a sixth of a second to load."""
+    loaded = "import sys, sidecar.report.derive; print(sorted({'aiohttp', 'grpc'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert "[]\n" == shown.stdout
+
+
 def test_help_does_not_wait_for_numpy():
     """Nor for other imports that only a run or a report needs: they cost a multiple of what --help takes."""
     loaded = (

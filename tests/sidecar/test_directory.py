@@ -24,7 +24,7 @@ from rundir.frames import FrameLog
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from sidecar.directory import (
     Event,
     Phase,

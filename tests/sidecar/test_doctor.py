@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from rundir.clock import anchor
 from scraper.exposition import parse
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from sidecar import doctor
 from sidecar.options.load import DoctorOptions
 from simulator.server import running

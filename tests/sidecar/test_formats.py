@@ -10,7 +10,7 @@ import pytest
 from processes import Ended
 
 from scraper.series.log import ScrapeLog
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
 from sidecar.report.derive import derive
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scraper.exposition import parse
 from scraper.series.log import Encoder, FailureRecord, Row, ScrapeLog, read_log, rows
 from scraper.series.table import SeriesTable, build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 S = 10**9
 PAGES = st.lists(

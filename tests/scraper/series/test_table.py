@@ -9,7 +9,7 @@ import pytest
 
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build, histograms
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 
 
 def record(at_s: float, page: str, *, url: str = "u", error: str = "", content_type: str = "text/plain") -> Scrape:

@@ -17,7 +17,8 @@ from served import Serve
 
 from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
 from scraper.engines import metrics_paths
-from scraper.targets.fetch import Limits, Scrape, discover, open_session, scrape
+from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.scrape import Scrape
 
 PAGE = b"x 1\n"
 

@@ -16,7 +16,8 @@ from rundir.stats import Missing
 from scraper.engines import canonical, metrics_paths
 from scraper.series.log import ScrapeLog, rows
 from scraper.series.table import build
-from scraper.targets.fetch import Limits, Scrape, discover, open_session, scrape
+from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.scrape import Scrape
 
 PAGE = "# TYPE x gauge\nx 1\n"
 JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"

@@ -12,8 +12,9 @@ from served import Serve
 from waiting import BOUND_S
 
 from rundir.access import Access
-from scraper.targets.fetch import Limits, Scrape, open_session
+from scraper.targets.fetch import Limits, open_session
 from scraper.targets.pool import ScrapePool
+from scraper.targets.scrape import Scrape
 from scraper.targets.target import Say, ScrapeConfig
 
 PAGE = "# TYPE up gauge\nup 1\n"

@@ -15,7 +15,7 @@ from series import QUEUE, WAITING, counter, gauge, histogram
 from scraper.engines import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 

@@ -7,7 +7,7 @@ from series import END, PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
 from exporter.prometheus.snapshot import Cumulative, EngineCounts
 from scraper.series.log import rows
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from sidecar.live.engine import EngineView
 
 

@@ -13,7 +13,7 @@ from exporter.report.breakdown import answer
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
-from scraper.targets.fetch import Scrape
+from scraper.targets.scrape import Scrape
 from sidecar.directory import Event, Run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import summarise, window_of
