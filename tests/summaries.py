@@ -15,7 +15,7 @@ from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.association import Association
-from correlator.statistics.tail import blame
+from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import Correlation, Findings, correlation
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
@@ -137,7 +137,7 @@ def findings(
         spans=None,
         records=None,
         associations=[ASSOCIATION],
-        tail=blame(columns, submit_ns, Missing("no gauge")),
+        tail=tail_shares(columns, submit_ns, Missing("no gauge")),
     )
 
 

@@ -1,4 +1,4 @@
-"""What makes the TTFT vary, and what makes its tail: which part of the wait is to blame.
+"""What makes the TTFT vary, and what makes its tail: which part of the wait.
 
 A part's share of the variance is cov(part, T) / var(T): the parts add up to T, so the shares add up to 1. One below 0
 belongs to a part that shrinks as T grows. Intervals come from blocks of requests in the order of submission.
@@ -71,7 +71,7 @@ class Threshold(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class TailShares:
     """Shares by part (`PARTS`), None for one that is merged: the gateway into the network, the others into `other`.
 
     - `variance_share` and `mean_share` (of the mean) each add up to 1; `ci95` are intervals of the former, None with
@@ -98,7 +98,7 @@ class Blame:
     threshold: Threshold
 
 
-def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | Missing:
+def tail_shares(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> TailShares | Missing:
     """Say which part the TTFT [n], its variance and its tail are made of; `waiting` [n] requests at each submission.
 
     `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
@@ -118,7 +118,7 @@ def blame(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Blame | M
     names = list(columns)
     table = np.column_stack([columns[name] for name in names])
     shares, blocks, intervals = _variance_shares(table, ttft_ms)
-    return Blame(
+    return TailShares(
         requests=len(rows),
         with_ttft=int(with_ttft.sum()),
         blocks=blocks,

@@ -20,7 +20,7 @@ from correlator.exact.clock_offset import ClockOffset
 from correlator.exact.matching import Matched
 from correlator.statistics.accuracy import PartError, agreement
 from correlator.statistics.association import Association
-from correlator.statistics.tail import Blame
+from correlator.statistics.tail import TailShares
 from exporter.summary.breakdown import (
     UNTIMED,
     Amount,
@@ -237,7 +237,7 @@ class Findings(Explained):
     spans: ReceivedSpans | None
     records: Matched | None
     associations: Sequence[Association]
-    tail: Blame | Missing
+    tail: TailShares | Missing
 
 
 def correlation(of: Findings) -> Correlation:

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, UnsetType
 
 from correlator.estimate.table import QUALITIES
-from correlator.statistics.tail import PARTS, TAILS, Blame, ByPart, IntervalByPart, Tail, Threshold
+from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import Missing
 
@@ -56,44 +56,46 @@ class TailAttribution(Struct, frozen=True, kw_only=True):
     sentence: Annotated[str, Meta(min_length=1), doc("The answer in a sentence.")]
 
 
-def tail_attribution(blame: Blame | Missing) -> TailAttribution:
+def tail_attribution(attribution: TailShares | Missing) -> TailAttribution:
     """Return the object with its sentence; where nothing is known, only that and `missing`."""
-    if isinstance(blame, Missing):
-        return TailAttribution(missing=blame.reason, sentence=sentence(blame))
+    if isinstance(attribution, Missing):
+        return TailAttribution(missing=attribution.reason, sentence=sentence(attribution))
     return TailAttribution(
-        requests=blame.requests,
-        with_ttft=blame.with_ttft,
-        blocks=blame.blocks,
-        variance_share=blame.variance_share,
-        ci95=blame.ci95,
-        mean_share=blame.mean_share,
-        merged=blame.merged,
-        quality=blame.quality,
-        mean_ms=blame.mean_ms,
-        std_ms=blame.std_ms,
-        p50_ms=blame.p50_ms,
-        tail=blame.tails,
-        threshold=blame.threshold,
-        sentence=sentence(blame),
+        requests=attribution.requests,
+        with_ttft=attribution.with_ttft,
+        blocks=attribution.blocks,
+        variance_share=attribution.variance_share,
+        ci95=attribution.ci95,
+        mean_share=attribution.mean_share,
+        merged=attribution.merged,
+        quality=attribution.quality,
+        mean_ms=attribution.mean_ms,
+        std_ms=attribution.std_ms,
+        p50_ms=attribution.p50_ms,
+        tail=attribution.tails,
+        threshold=attribution.threshold,
+        sentence=sentence(attribution),
     )
 
 
-def sentence(blame: Blame | Missing) -> str:
+def sentence(attribution: TailShares | Missing) -> str:
     """Say in one sentence what the slow requests' TTFT is; what is estimated, merged or not known is called so.
 
     Slow are those at and above p99, of fewer than 100 requests p95. Where that is within 1.25 times the median, the
     sentence is of the mean.
     """
-    if isinstance(blame, Missing):
-        return f"What makes slow requests slow is not known: {blame.reason}."
-    label = "p99" if blame.with_ttft >= LEAST_FOR_P99 else "p95"
-    tail = blame.tails[label]
-    rest = name_of_rest(blame.merged, blame.requests)
-    if 0 < tail.from_ms <= HARDLY_RATIO * blame.p50_ms:
-        ratio = f"{label} is {tail.from_ms / blame.p50_ms:.2f} times p50"
-        name, share = ranked(blame.mean_share)[0]
-        estimated = blame.requests - blame.quality.get("exact", 0)
-        trust = _trust(blame.requests, blame.with_ttft, estimated, blame.quality.get("prior", 0), None)
+    if isinstance(attribution, Missing):
+        return f"What makes slow requests slow is not known: {attribution.reason}."
+    label = "p99" if attribution.with_ttft >= LEAST_FOR_P99 else "p95"
+    tail = attribution.tails[label]
+    rest = name_of_rest(attribution.merged, attribution.requests)
+    if 0 < tail.from_ms <= HARDLY_RATIO * attribution.p50_ms:
+        ratio = f"{label} is {tail.from_ms / attribution.p50_ms:.2f} times p50"
+        name, share = ranked(attribution.mean_share)[0]
+        estimated = attribution.requests - attribution.quality.get("exact", 0)
+        trust = _trust(
+            attribution.requests, attribution.with_ttft, estimated, attribution.quality.get("prior", 0), None
+        )
         return f"TTFT hardly varies ({ratio}); {NAMES.get(name, rest)} is {percent(share)} of it{trust}."
     if 2 * tail.explained < tail.requests:
         return (
@@ -104,7 +106,7 @@ def sentence(blame: Blame | Missing) -> str:
     trust = _trust(tail.explained, tail.requests, tail.estimated, tail.expected, error)
     (name, share), *others = ranked(tail.share)
     if share > 0.5:
-        start = _start(blame.threshold) if name == "queue" else ""
+        start = _start(attribution.threshold) if name == "queue" else ""
         return f"{label} TTFT is {NAMES.get(name, rest)}: {percent(share)} of it{start}{trust}."
     largest = [f"{NAMES.get(part, rest)} is {percent(ratio)}" for part, ratio in [(name, share), *others[:1]]]
     return f"No part is most of the {label} TTFT: {', '.join(largest)}{trust}."

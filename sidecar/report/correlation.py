@@ -19,7 +19,7 @@ from correlator.exact.matching import Matched, matched
 from correlator.exact.table import SLACK_MS, Joined
 from correlator.statistics.association import associations
 from correlator.statistics.server_load import waiting_at
-from correlator.statistics.tail import blame
+from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Findings, ReceivedSpans, correlation
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -83,7 +83,7 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
         spans=_spans(run),
         records=found.records,
         associations=associations(measured, {"ttft_ms": parts.ttft_ms}, run.endpoints),
-        tail=blame(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
+        tail=tail_shares(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
     )
     return correlation(findings)
 

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from correlator.breakdown import Parts
 from correlator.statistics.bootstrap import block_count, block_length
-from correlator.statistics.tail import PARTS, Blame, Threshold, blame
+from correlator.statistics.tail import PARTS, TailShares, Threshold, tail_shares
 from rundir.stats import Missing
 
 
@@ -52,9 +52,9 @@ def columns(**told: Any) -> Parts:
     return Parts(**made)
 
 
-def blamed(parts: Parts, waiting: Floats | Missing = UNSEEN) -> Blame:
-    found = blame(parts, np.arange(len(parts.ttft_ms)), waiting)
-    assert isinstance(found, Blame)
+def blamed(parts: Parts, waiting: Floats | Missing = UNSEEN) -> TailShares:
+    found = tail_shares(parts, np.arange(len(parts.ttft_ms)), waiting)
+    assert isinstance(found, TailShares)
     return found
 
 
@@ -72,7 +72,7 @@ def test_shares_add_up_to_the_whole(table: Floats, untold_ratio: float):
     network, gateway, queue, prefill = table.T.copy()
     gateway[: int(untold_ratio * len(gateway))] = np.nan
     network[: int(untold_ratio * len(gateway))] = np.nan
-    found = blame(
+    found = tail_shares(
         columns(network_ms=network, gateway_ms=gateway, queue_ms=queue, prefill_ms=prefill),
         np.arange(len(table)),
         UNSEEN,
@@ -106,8 +106,8 @@ def test_the_order_of_the_rows_does_not_matter():
     """Blocks are of requests that were submitted one after the other."""
     parts = {"queue_ms": np.cumsum(exponential(1, 200)), "prefill_ms": exponential(2, 200)}
     mixed = np.random.default_rng(3).permutation(200)
-    sorted_found = blame(columns(**parts), np.arange(200), UNSEEN)
-    mixed_found = blame(columns(**{name: one[mixed] for name, one in parts.items()}), mixed, UNSEEN)
+    sorted_found = tail_shares(columns(**parts), np.arange(200), UNSEEN)
+    mixed_found = tail_shares(columns(**{name: one[mixed] for name, one in parts.items()}), mixed, UNSEEN)
 
     assert sorted_found == mixed_found
 
@@ -285,4 +285,4 @@ def test_a_queue_that_is_not_told_apart_has_no_threshold():
     ],
 )
 def test_no_blame_is_a_reason(parts: Parts, reason: str):
-    assert Missing(reason) == blame(parts, np.arange(len(parts.ttft_ms)), UNSEEN)
+    assert Missing(reason) == tail_shares(parts, np.arange(len(parts.ttft_ms)), UNSEEN)

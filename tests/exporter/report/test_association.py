@@ -11,7 +11,7 @@ import summaries
 from msgspec import convert, structs, to_builtins
 
 from correlator.statistics.association import Association
-from correlator.statistics.tail import PARTS, Blame, Tail, Threshold
+from correlator.statistics.tail import PARTS, Tail, TailShares, Threshold
 from exporter.report.association import association_rows, variance_rows
 from exporter.summary.correlation import Correlation
 from exporter.summary.tail import TailAttribution, sentence, tail_attribution
@@ -54,9 +54,9 @@ def tail(*, from_ms: float = 5000.0, **change: Any) -> Tail:
     return structs.replace(made, **change)
 
 
-def blamed(p99: Tail, **change: Any) -> Blame:
+def blamed(p99: Tail, **change: Any) -> TailShares:
     """1,000 requests whose TTFT varies by the queue, which dominates from 4 waiting requests on."""
-    made = Blame(
+    made = TailShares(
         requests=1000,
         with_ttft=1000,
         blocks=40,
@@ -132,7 +132,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
         (Missing("no server was scraped"), "What makes slow requests slow is not known: no server was scraped."),
     ],
 )
-def test_the_sentence(found: Blame | Missing, expected: str):
+def test_the_sentence(found: TailShares | Missing, expected: str):
     """What is most of the slow requests' TTFT, from which queue on; what is estimated, merged or unknown is said."""
     assert expected == sentence(found)
 

@@ -1,4 +1,4 @@
-"""What is to blame for the TTFT of a real vLLM: from scrapes alone as from its own spans."""
+"""Which part makes the TTFT of a real vLLM vary: from scrapes alone as from its own spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from correlator.exact.clock_offset import clock_offsets
 from correlator.exact.join import join
 from correlator.statistics.association import Association, associations
 from correlator.statistics.server_load import waiting_at
-from correlator.statistics.tail import Blame, blame
+from correlator.statistics.tail import TailShares, tail_shares
 from exporter.summary.tail import sentence
 from scraper.spans.requests import engine_spans
 
@@ -26,31 +26,31 @@ def main() -> Any:
     return recordings.recording("main")
 
 
-def blamed(run: Any) -> Blame:
+def blamed(run: Any) -> TailShares:
     joined = join(run.requests, run.spans)
     parts = break_down(
         run.requests, joined, attribute(run.requests, run.endpoints), clock_offsets(run.requests, joined)
     )
-    found = blame(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))
-    assert isinstance(found, Blame)
+    found = tail_shares(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))
+    assert isinstance(found, TailShares)
     return found
 
 
 @pytest.fixture(scope="module")
-def told(main: Any) -> Blame:
+def told(main: Any) -> TailShares:
     """With the engine's spans."""
     return blamed(main)
 
 
 @pytest.fixture(scope="module")
-def withheld(main: Any) -> Blame:
+def withheld(main: Any) -> TailShares:
     """Without spans and without timings in replies."""
     unknown = np.full(len(main.requests.submit_ns), np.nan)
     told_by_reply = {f"server_{part}_ms": unknown for part in ("queue", "prefill", "decode", "ttft", "e2e")}
     return blamed(replace(main, requests=replace(main.requests, **told_by_reply), spans=engine_spans([])))
 
 
-def test_the_queue_varies_the_ttft(told: Blame, withheld: Blame):
+def test_the_queue_varies_the_ttft(told: TailShares, withheld: TailShares):
     """The queue's share of var(TTFT) is 0.994, and within 0.05 of it without the spans."""
     assert told.variance_share["queue"] == pytest.approx(0.994, abs=0.0005)
     assert withheld.variance_share["queue"] == pytest.approx(0.994, abs=0.05)
@@ -59,14 +59,14 @@ def test_the_queue_varies_the_ttft(told: Blame, withheld: Blame):
     assert 0 < withheld.quality["exact"] < 200
 
 
-def test_few_blocks_are_told_as_few(told: Blame):
+def test_few_blocks_are_told_as_few(told: TailShares):
     """Three phases of load are not many independent samples."""
     interval = told.ci95["queue"]
     assert interval[0] < 0.994 < interval[1]
     assert 5 == told.blocks
 
 
-def test_the_sentence_is_the_same_without_spans_but_for_its_flag(told: Blame, withheld: Blame):
+def test_the_sentence_is_the_same_without_spans_but_for_its_flag(told: TailShares, withheld: TailShares):
     said = "p99 TTFT is queueing: 97 % of it, starting when waiting > 1 (the slowest 4 requests"
     assert f"{said})." == sentence(told)
     assert sentence(withheld).startswith(f"{said}, estimated, ")
