@@ -52,31 +52,40 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--engine", default=server.engine, help=f"whose page and streams to imitate: {', '.join(ENGINES)}")
+    add(
+        "--engine",
+        default=server.engine,
+        help=f"engine whose metrics page and streams are imitated: {', '.join(ENGINES)}",
+    )
     add("--host", default=server.host, help="address to listen on")
-    add("--port", type=int, default=server.port, help="port to listen on; 0 takes any")
-    add("--grpc-port", type=int, default=None, help="port for KServe v2 over gRPC; 0 takes any; none without")
-    add("--per-request-metrics", action="store_true", help="say a request's own times in its usage, as vLLM can")
+    add("--port", type=int, default=server.port, help="port to listen on; 0 picks a free one")
+    add(
+        "--grpc-port",
+        type=int,
+        default=None,
+        help="port for KServe v2 over gRPC; 0 picks a free one; without it, no gRPC",
+    )
+    add("--per-request-metrics", action="store_true", help="report the times of a request in its usage, as vLLM can")
     add(
         "--perf-metrics",
         type=int,
         default=server.perf_metrics_max_requests,
-        help="records of requests that /perf_metrics of trtllm keeps until it is read; 0: none",
+        help="most request records that /perf_metrics of trtllm holds until it is read; 0: none",
     )
     add(
         "--otlp-endpoint",
         default="",
-        help="http://HOST:PORT of a collector for the spans of requests, by gRPC; none without",
+        help="send the spans of requests to the collector at http://HOST:PORT, over gRPC",
     )
-    add("--model", default=server.model, help="the model's name")
-    add("--seed", type=int, default=limits.seed, help="of the texts, their lengths and the jitter of steps")
-    add("--truth", type=Path, default=None, help="file to append every request's true times to, as JSON lines")
-    add("--speed-profile", default="demo", help=f"how long a step takes: {', '.join(PROFILES)}")
-    add("--max-num-seqs", type=int, default=limits.max_num_seqs, help="sequences that run at once")
+    add("--model", default=server.model, help="model name")
+    add("--seed", type=int, default=limits.seed, help="seed of the texts, their lengths and the jitter of steps")
+    add("--truth", type=Path, default=None, help="append the true times of every request to this file (JSON lines)")
+    add("--speed-profile", default="demo", help=f"duration of a step: {', '.join(PROFILES)}")
+    add("--max-num-seqs", type=int, default=limits.max_num_seqs, help="most sequences that run at the same time")
     add("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens, help="token budget of a step")
-    add("--max-model-len", type=int, default=limits.max_model_len, help="prompt and output tokens of a request")
+    add("--max-model-len", type=int, default=limits.max_model_len, help="most prompt and output tokens of a request")
     add("--kv-blocks", type=int, default=limits.kv_blocks, help=f"KV cache, in blocks of {limits.block_size} tokens")
-    add("--no-tokenize", action="store_true", help="leave /tokenize and /detokenize out")
+    add("--no-tokenize", action="store_true", help="do not serve /tokenize and /detokenize")
     add("--exit-on-eof", action="store_true", help="stop when standard input ends")
     return parser
 

@@ -29,8 +29,8 @@ class AccessOptions:
         Path | None,
         option(
             METRICS_ACCESS,
-            "Trust only certificates signed by this authority (PEM). Default: for pages on the host of --url as for "
-            "--url itself (--ca, --insecure), otherwise the system's authorities.",
+            "Trust only certificates signed by this authority (PEM). Default: the system's authorities; `run` and "
+            "`doctor` apply --ca, --cert, --key and --insecure to pages on the host of --url.",
         ),
     ] = None
     metrics_cert: Annotated[Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may include the key).")] = (

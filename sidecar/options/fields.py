@@ -77,7 +77,7 @@ Metrics = Annotated[
     repeatable(
         SCRAPING,
         "Prometheus URL (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's /perf_metrics is read "
-        "in addition: it holds the times of each request, and a record that was read once is gone for other readers.",
+        "in addition: it holds the times of each request, and each record can be read only once, by one reader.",
     ),
     MASKED_URLS,
 ]

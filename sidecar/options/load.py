@@ -204,7 +204,7 @@ class RunOptions(ContactOptions, SpanOptions):
     ] = "synthetic-uniform"
     dataset: Annotated[
         Path | None,
-        option(WORKLOAD, "Data set of workload conversation (ShareGPT) or code-completion (The Stack)."),
+        option(WORKLOAD, "Data set for --workload conversation (ShareGPT) or code-completion (The Stack)."),
     ] = None
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)],

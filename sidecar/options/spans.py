@@ -34,7 +34,7 @@ OtlpHeader = Annotated[
 OtlpCa = Annotated[
     Path | None,
     option(
-        SPANS, "Trust these collectors only if this authority (PEM) signed them. Default: the system's authorities."
+        SPANS, "Collectors: trust only certificates signed by this authority (PEM). Default: the system's authorities."
     ),
 ]
 
