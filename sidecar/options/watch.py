@@ -113,7 +113,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
 
 def _require_pages(urls: Sequence[str]) -> None:
     """Refuse pages whose records each reading removes for all other readers."""
-    from scraper.targets.scrape import clock_of
+    from scraper.targets.scrape import clock_of  # noqa: PLC0415  aiohttp takes a tenth of a second to import
 
     for url in filter(clock_of, urls):
         raise ConfigurationError(
