@@ -1,4 +1,4 @@
-"""Serve the live page over HTTP: /metrics for Prometheus, /healthz and /readyz for whoever runs containers."""
+"""Serve the live page over HTTP: /metrics for Prometheus, /healthz and /readyz for container orchestration."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[],
     application.router.add_get("/healthz", _healthy)
 
     async def ready(_: web.Request) -> web.Response:
-        lacking = unready()
-        return web.Response(text=f"{lacking or 'ready'}\n", status=503 if lacking else 200)
+        not_ready = unready()
+        return web.Response(text=f"{not_ready or 'ready'}\n", status=503 if not_ready else 200)
 
     application.router.add_get("/readyz", ready)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)

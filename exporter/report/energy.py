@@ -18,7 +18,7 @@ def energy_section(hardware: Hardware) -> Iterator[RenderableType]:
     """Yield the section; one line where nothing was measured."""
     if not hardware.devices:
         sources = ", ".join(hardware.absent)
-        yield Text(f"Power was not measured: none of {sources} is here (summary.json says why).", style="dim")
+        yield Text(f"Power was not measured: none of {sources} is available (summary.json says why).", style="dim")
         return
     yield _table(hardware.devices, hardware)
     yield Text(_tokens(hardware), style="bold")

@@ -31,12 +31,12 @@ Option = Literal["direct", "C", "A", "none"]
 STATEMENTS: dict[Option, str] = {
     "direct": "over 90 % of the chunks hold one token, so gaps between chunks are inter-token latencies",
     "C": "chunks hold several tokens; the server's own decode times stand beside the time between chunks (option C)",
-    "A": "the time between chunks is reported: chunks hold several tokens, or it cannot be told (option A)",
+    "A": "the time between chunks is reported: chunks hold several tokens, or that is not known (option A)",
     "none": "no reply that ended ok came in chunks",
 }
 
 # What every number of the client means by content; docs/protocols.md has the fields of each protocol.
-CONTENT_RULE = "text, reasoning and calls of tools are content; the first token is the first of them that is not blank"
+CONTENT_RULE = "text, reasoning and tool calls count as content; the first token is the first that is not blank"
 
 
 class FirstTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +212,7 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
             most=single.most / single.chunks if single.chunks else None,
         ),
         same_read_ratio=float((gaps == 0).mean()) if len(gaps) else None,
-        tokens_per_chunk=describe(per_chunk, "no reply in chunks told its usage"),
+        tokens_per_chunk=describe(per_chunk, "no reply in chunks reports its usage"),
         characters_per_chunk=describe(counts(log.chunk_chars), "no reply came in chunks"),
-        server_itl_ms=describe(server_itl_ms(log), "the server told no decode times"),
+        server_itl_ms=describe(server_itl_ms(log), "the server reports no decode times"),
     )

@@ -320,7 +320,7 @@ def output_tokens_within(log: RequestLog, start_ns: int, end_ns: int) -> int | M
 
 
 def _why_none(ok: RequestLog) -> str:
-    return "no successful reply told it" if len(ok) else "no request succeeded"
+    return "no successful reply has it" if len(ok) else "no request succeeded"
 
 
 def _counts(log: RequestLog) -> RequestCounts:
@@ -349,7 +349,7 @@ def _throughput(
 
 def _sum(tokens: Ints) -> int | Missing:
     uncounted = int((tokens < 0).sum())
-    return Missing(reason=f"{uncounted} of {len(tokens)} replies told no usage") if uncounted else int(tokens.sum())
+    return Missing(reason=f"{uncounted} of {len(tokens)} replies report no usage") if uncounted else int(tokens.sum())
 
 
 def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | None) -> int | Missing:
@@ -358,7 +358,7 @@ def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | Non
         return Missing(reason="no service level objective was given")
     good = goodput(slo, ok, metrics)
     if within.any() and good.unknown[within].all():
-        return Missing(reason=f"no reply told what {slo.text} bounds")
+        return Missing(reason=f"no reply has what {slo.text} bounds")
     return int((within & good.met).sum())
 
 

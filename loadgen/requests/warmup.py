@@ -1,6 +1,6 @@
 """Warm-up by the draft (warmup-requirements, warmup-verification, cold-start); all pure.
 
-How a warm-up is run belongs to whoever runs it: send `more_requests` until it says none, drain, probe until `stable`.
+How a warm-up is run is the caller's business: send `more_requests` until it says none, drain, probe until `stable`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from sidecar.report.warnings import warnings
 from sidecar.run import manifest as manifests
 
 SUMMARY = "summary.json"
-UNTESTED = "none of the draft's tests, a plain measurement"
+UNTESTED = "no test of the draft was run; this is a plain measurement"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def warnings(
 
 def _ending(run: Run) -> Iterator[str]:
     if run.status == "crashed":
-        reason = run.manifest.get("reason", "nobody wrote an end to its manifest")
+        reason = run.manifest.get("reason", "its manifest has no end")
         yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
     elif run.status == "interrupted":
         yield "this run was interrupted; numbers cover what was recorded up to then"
@@ -103,8 +103,8 @@ def _comparability(client: ClientSummary, correlation: Correlation) -> Iterator[
     if correlation.server_requests and correlation.client_requests and not correlation.comparable:
         yield (
             f"the engine finished {correlation.server_requests} requests here and the client "
-            f"{client.requests.ok}: somebody else used it too, or scrapes are missing, and the engine's numbers "
-            "speak of all of them"
+            f"{client.requests.ok}: other traffic used it too, or scrapes are missing; the engine's numbers "
+            "cover all of it"
         )
 
 
@@ -113,7 +113,7 @@ def _estimates(run: Run) -> Iterator[str]:
     estimated = int((run.requests.output_tokens_source[measured] == "estimate").sum())
     if estimated:
         yield (
-            f"{estimated} of {int(measured.sum())} replies told no usage: their output tokens are estimated from the "
+            f"{estimated} of {int(measured.sum())} replies report no usage: their output tokens are estimated from the "
             "length of the text (a quarter of its characters)"
         )
 

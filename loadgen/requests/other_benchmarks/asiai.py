@@ -169,12 +169,12 @@ def asiai(ok: RequestLog, *, power_watts: float | Missing) -> Asiai:
     mean = float(speeds.mean()) if len(speeds) else float("nan")
     cv_percent = 100 * spread / mean if mean > 0 and not isinstance(spread, Missing) else float("nan")
     watts = float("nan") if isinstance(power_watts, Missing) else power_watts
-    why_slow = "no reply generated for 10 ms or more and told its tokens"
+    why_slow = "no reply generated for 10 ms or more with a known token count"
     return Asiai(
         tok_per_sec=describe(columns.tok_per_sec, why_slow),
-        ttft_ms=describe(columns.ttft_ms, "no reply told when its first token came"),
+        ttft_ms=describe(columns.ttft_ms, "no reply came in chunks"),
         total_duration_ms=describe(columns.total_duration_ms, "no request succeeded"),
-        tokens_generated=describe(columns.tokens_generated, "no reply told its tokens"),
+        tokens_generated=describe(columns.tokens_generated, "no reply has a token count"),
         generation_duration_ms=describe(columns.generation_duration_ms, "no reply came in chunks"),
         power_watts=finite(watts),
         tok_per_sec_per_watt=finite(mean / watts) if watts > 0 else None,

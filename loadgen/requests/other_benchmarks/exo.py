@@ -100,8 +100,8 @@ def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> Exo:
     prefill, prefill_source = prefill_tps(log)
     generation, generation_source = generation_tps(log)
     return Exo(
-        prefill_tps=describe(prefill[ok], "no reply told its prompt's tokens and time"),
-        generation_tps=describe(generation[ok], "no reply told two tokens and the time between them"),
+        prefill_tps=describe(prefill[ok], "no reply has its prompt's token count and a prefill time"),
+        generation_tps=describe(generation[ok], "no reply has two tokens and the time between them"),
         sources=ExoSources(
             prefill_tps=_count_sources(prefill_source[ok]), generation_tps=_count_sources(generation_source[ok])
         ),

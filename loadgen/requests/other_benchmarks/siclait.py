@@ -67,10 +67,10 @@ def siclait(ok: RequestLog) -> Siclait:
     return Siclait(
         ttft_ms=_statistics(ttft_ms, "no reply came in chunks"),
         request_latency_ms=_statistics(latency_ms, "no reply came in chunks"),
-        itl_ms=_statistics(itl_ms, "no reply in chunks told two tokens or more"),
-        request_output_tps=_statistics(tps, "no reply in chunks told its usage"),
-        input_tokens=_statistics(inputs, "neither the plan nor a reply told it"),
-        output_tokens=_statistics(tokens, "no reply told its usage"),
+        itl_ms=_statistics(itl_ms, "no reply in chunks reports two tokens or more"),
+        request_output_tps=_statistics(tps, "no reply in chunks reports its usage"),
+        input_tokens=_statistics(inputs, "neither the plan nor a reply states it"),
+        output_tokens=_statistics(tokens, "no reply reports its usage"),
         duration_s=duration_s or None,
         output_tps=output_tps,
         requests_per_s=requests_per_s,
@@ -84,7 +84,7 @@ def _rates(tokens: Floats, duration_s: float) -> tuple[float | None, float | Non
         return None, None, dict.fromkeys(("output_tps", "requests_per_s"), "no reply came in chunks")
     requests_per_s = len(tokens) / duration_s
     if uncounted := int(np.isnan(tokens).sum()):
-        return None, requests_per_s, {"output_tps": f"{uncounted} of {len(tokens)} replies told no usage"}
+        return None, requests_per_s, {"output_tps": f"{uncounted} of {len(tokens)} replies report no usage"}
     return float(tokens.sum()) / duration_s, requests_per_s, {}
 
 

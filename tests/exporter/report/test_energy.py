@@ -49,7 +49,7 @@ def test_each_device_has_a_row_and_tokens_have_a_price():
 def test_where_nothing_was_measured_one_line_says_so():
     """No table of dashes; the reasons, which can be long, stand in the summary."""
     text = printed(hardware_summary([ABSENT], window=WINDOW, output_tokens=1500))
-    assert text.startswith("Power was not measured: none of rapl, dcgm is here")
+    assert text.startswith("Power was not measured: none of rapl, dcgm is available")
 
 
 def test_what_is_not_known_of_a_device_stands_beside_it():

@@ -79,7 +79,7 @@ def test_what_counts_as_content_is_told():
     rows = [_reply([1, 1], first_kind=kind) for kind in ("content", "reasoning", "reasoning", "tool", "")]
     got = _delivery(request_log(*rows))
     assert {"content": 1, "reasoning": 2, "tool": 1} == to_builtins(got.first_tokens)
-    assert "reasoning and calls of tools are content" in str(got.content_rule)
+    assert "reasoning and tool calls count as content" in str(got.content_rule)
 
 
 def test_what_one_read_brought_is_told():

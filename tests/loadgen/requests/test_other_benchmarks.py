@@ -42,7 +42,7 @@ def test_siclaits_eight():
 def test_siclait_without_usage_tells_no_token_rates():
     """Half a sum would be a wrong one."""
     got = shown(siclait.siclait(request_log(THREE, THREE | {"output": -1})))
-    assert (None, "1 of 2 replies told no usage") == (got["output_tps"], got["missing"]["output_tps"])
+    assert (None, "1 of 2 replies report no usage") == (got["output_tps"], got["missing"]["output_tps"])
     assert 1 == got["itl_ms"]["count"]
 
 

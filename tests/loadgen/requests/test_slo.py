@@ -124,7 +124,7 @@ def test_an_objective_without_a_sample_is_neither_met_nor_missed():
 def test_goodput_that_no_reply_can_tell_is_missing():
     """Without any usage, no request can meet or miss a bound on TPOT; a zero would be a claim."""
     got = client_summary(request_log(THREE | {"output": -1}), slo=slo.parse_slo("tpot<1s")).throughput
-    assert (None, "no reply told what tpot<1s bounds") == (
+    assert (None, "no reply has what tpot<1s bounds") == (
         got.goodput_requests_per_s, got.missing["goodput_requests_per_s"],
     )  # fmt: skip
 

@@ -130,7 +130,7 @@ def test_without_usage_there_is_no_token_throughput():
     """Half a sum would be a wrong one."""
     got = metrics.client_summary(_log(THREE, THREE | {"output": -1})).throughput
     assert got.output_tokens_per_s is None
-    assert got.missing["output_tokens_per_s"] == "1 of 2 replies told no usage"
+    assert got.missing["output_tokens_per_s"] == "1 of 2 replies report no usage"
     assert got.input_tokens_per_s is not None
 
 

@@ -101,8 +101,8 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
         (
             {"correlation.comparable": False, "correlation.server_requests": 80},
             (
-                "the engine finished 80 requests here and the client 50: somebody else used it too, or scrapes are "
-                "missing, and the engine's numbers speak of all of them"
+                "the engine finished 80 requests here and the client 50: other traffic used it too, or scrapes are "
+                "missing; the engine's numbers cover all of it"
             ),
         ),
         (
