@@ -36,6 +36,23 @@ ENDED = {
 }
 
 
+def _one_of(*groups: tuple[str, ...]) -> dict[str, Any]:
+    """Return the rule that an object has all of one group of fields, or of another."""
+    return {"anyOf": [{"required": list(group)} for group in groups]}
+
+
+# By type, which of the fields that may be absent come together; where they do not, a reason stands in their place.
+RULES: dict[str, dict[str, Any]] = {
+    "Server": {"if": {"properties": {"engine": {"type": "null"}}}, "then": {"required": ["reason"]}},
+    "Endpoint": _one_of(("reason",), ("reference", "last", "per_interval_slices")),
+    "HistogramSlice": _one_of(("count",), ("missing",)),
+    "GaugeSlice": _one_of(("mean", "min", "max"), ("missing",)),
+    "CounterSlice": _one_of(("total", "rate_per_s"), ("missing",)),
+    "SampleStatistics": {"anyOf": [{"required": ["count"]}, {"maxProperties": 0}]},
+    "CounterStatistics": {"anyOf": [{"required": ["total", "rate_per_s"]}, {"maxProperties": 0}]},
+}
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """What wrote the summary."""
 
@@ -133,9 +150,9 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema of `summary.json`, with a description and, of each number, a unit."""
     generated = msgspec.json.schema(Summary)
     definitions = generated.pop("$defs")
-    for definition in definitions.values():
+    for name, definition in definitions.items():
         if "properties" in definition:
-            definition.update(additionalProperties=False, **_reasons(definition["properties"]))
+            definition.update(additionalProperties=False, **_reasons(definition["properties"]), **RULES.get(name, {}))
     whole = definitions.pop("Summary")
     return {"$schema": DIALECT, **whole, "title": "Sidelight summary", **ENDED, "$defs": definitions}
 

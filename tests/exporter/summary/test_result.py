@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,30 @@ def test_a_recorded_summary_is_read_back_without_a_loss(name: str):
 
 def test_runs_are_there():
     assert len(SUMMARIES) >= 5
+
+
+@pytest.mark.parametrize(
+    ("path", "absent"),
+    [
+        ("server.endpoints.0", "reference"),
+        ("server.requests_finished.stats", "total"),
+        ("server.requests_finished.timeslices.0", "rate_per_s"),
+        ("server.requests_waiting.timeslices.0", "mean"),
+        ("server.queue_time.timeslices.0", "count"),
+    ],
+)
+def test_what_is_absent_has_a_reason(path: str, absent: str):
+    """A number that goes leaves one behind."""
+    summary = deepcopy(SUMMARIES["vllm_spans"])
+    place: Any = summary
+    for key in path.split("."):
+        place = place[int(key) if key.isdigit() else key]
+    del place[absent]
+    assert not Draft202012Validator(schema()).is_valid(summary)
+
+
+def test_an_unknown_engine_has_a_reason():
+    """Null alone does not fit."""
+    summary = deepcopy(SUMMARIES["vllm_spans"])
+    summary["server"]["engine"] = None
+    assert not Draft202012Validator(schema()).is_valid(summary)
