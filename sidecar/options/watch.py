@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
 from rundir.access import masked
+from scraper.targets.scrape import clock_of
 from sidecar.errors import ConfigurationError
 from sidecar.options import config
 from sidecar.options.access import check_access
@@ -113,8 +114,6 @@ def check_watch(options: WatchOptions) -> WatchOptions:
 
 def _require_pages(urls: Sequence[str]) -> None:
     """Refuse pages whose records each reading removes for all other readers."""
-    from scraper.targets.scrape import clock_of  # noqa: PLC0415  aiohttp takes a tenth of a second to import
-
     for url in filter(clock_of, urls):
         raise ConfigurationError(
             f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading removes the records for "
