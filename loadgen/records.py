@@ -53,7 +53,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     head        the raw response head of HTTP, in the first part written after it arrived, else empty
     reads_ns    stamps, one a read of the socket, or a message of WebSocket and gRPC; read_ends: length of this part's
                 body after each; body: its bytes as they came, chunk framing included; all three as `packing` says, see
-                packing.unpack. A message of no bytes is the end of a gRPC call with status OK
+                table.unpack. A message of no bytes is the end of a gRPC call with status OK
     end_ns      -1 unless last
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, server (gRPC)
     """

@@ -1,4 +1,4 @@
-"""How a part of a request lies on disk: a few bytes a read.
+"""How a part of a request lies on disk: a few bytes a read. Read back by `table.unpack`; a worker does without numpy.
 
 packing 0  stamps and read ends as int64 little-endian, the body through zlib
 packing 1  the first stamp as int64, then uint32 differences; no read ends: read lengths (uint32) stand before the body,
@@ -10,12 +10,10 @@ from __future__ import annotations
 import zlib
 from array import array
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from operator import sub
 
-from loadgen.records import RequestPart
-
-_PLAIN, _COMPACT = 0, 1
+PLAIN, COMPACT = 0, 1
 # Level 1 in a 16 KiB window and 48 KiB of state. zlib's default state of 256 KiB is fetched from the kernel and given
 # back with each call, which cost nine times as much as compressing forty events does.
 _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 1, 14, 6
@@ -31,48 +29,21 @@ class Packed:
     packing: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """What a part tells of its reads: stamps, the body's length after each (both int64), and the body."""
-
-    reads_ns: array[int]
-    read_ends: array[int]
-    body: bytes
-
-
 def pack(reads_ns: array[int], read_ends: array[int], body: bytes | bytearray) -> Packed:
     """Pack what was read; compactly unless a stamp lies before its predecessor or more than 4 s behind it."""
     if not reads_ns:
-        return Packed(reads_ns=b"", read_ends=b"", body=b"", packing=_COMPACT)
+        return Packed(reads_ns=b"", read_ends=b"", body=b"", packing=COMPACT)
     try:
         steps = array("I", map(sub, islice(reads_ns, 1, None), reads_ns))
         lengths = array("I", map(sub, islice(read_ends, 1, None), read_ends))
         lengths.insert(0, read_ends[0])
     except OverflowError:
-        return Packed(reads_ns=reads_ns.tobytes(), read_ends=read_ends.tobytes(), body=_squeeze(body), packing=_PLAIN)
+        return Packed(reads_ns=reads_ns.tobytes(), read_ends=read_ends.tobytes(), body=_squeeze(body), packing=PLAIN)
     return Packed(
         reads_ns=reads_ns[:1].tobytes() + steps.tobytes(),
         read_ends=b"",
         body=_squeeze(lengths.tobytes(), body),
-        packing=_COMPACT,
-    )
-
-
-def unpack(part: RequestPart) -> Reads:
-    """The reads of a part. Raises ValueError when it is packed in a way that is not known here."""
-    body = zlib.decompress(part.body) if part.body else b""
-    if part.packing == _PLAIN:
-        return Reads(reads_ns=array("q", part.reads_ns), read_ends=array("q", part.read_ends), body=body)
-    if part.packing != _COMPACT:
-        raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
-    first = array("q", part.reads_ns[:8])
-    steps = array("I", part.reads_ns[8:])
-    count = len(first) + len(steps)
-    lengths = array("I", body[: 4 * count])
-    return Reads(
-        reads_ns=array("q", accumulate(steps, initial=first[0]) if first else ()),
-        read_ends=array("q", accumulate(lengths)),
-        body=body[4 * count :],
+        packing=COMPACT,
     )
 
 

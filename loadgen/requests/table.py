@@ -5,6 +5,7 @@ Here replies are parsed, once, after they were stamped: while a run goes, or lon
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +20,7 @@ from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
-from loadgen.requests.packing import unpack
+from loadgen.requests.packing import COMPACT, PLAIN
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
 
 CHARACTERS_A_TOKEN = 4
@@ -210,23 +211,51 @@ def _rows(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Proto
     known = [part for seq, part in enumerate(ordered) if part.seq == seq]
     if not known:
         return
-    body = bytearray()
-    reads_ns, read_ends = [], []
-    for part in known:
-        reads = unpack(part)
-        read_ends.append(np.frombuffer(reads.read_ends, np.int64) + len(body))
-        reads_ns.append(np.frombuffer(reads.reads_ns, np.int64))
-        body += reads.body
-    stamps, ends = np.concatenate(reads_ns), np.concatenate(read_ends)
+    reads = unpack(known[0]) if len(known) == 1 else _joined([unpack(part) for part in known])
     status = max(part.status for part in known)
     head = next((part.head for part in known if part.head), b"")
     yield _Row(
         planned=planned,
         last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
         status_code=status,
-        first_read_ns=int(stamps[0]) if len(stamps) else -1,
-        received_bytes=len(body),
-        reply=protocol.read_reply(status, head, bytes(body), stamps, ends),
+        first_read_ns=int(reads.stamps_ns[0]) if len(reads.stamps_ns) else -1,
+        received_bytes=len(reads.body),
+        reply=protocol.read_reply(status, head, reads.body, reads.stamps_ns, reads.ends),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What came of a reply: when each read returned, the body's length after each (both int64), and the body."""
+
+    stamps_ns: Ints
+    ends: Ints
+    body: bytes
+
+
+def unpack(part: RequestPart) -> Reads:
+    """Return the reads of a part. Raises ValueError when it is packed in a way that is not known here."""
+    body = zlib.decompress(part.body) if part.body else b""
+    if part.packing == PLAIN:
+        ends = np.frombuffer(part.read_ends, np.int64)
+        return Reads(stamps_ns=np.frombuffer(part.reads_ns, np.int64), ends=ends, body=body)
+    if part.packing != COMPACT:
+        raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
+    count = (len(part.reads_ns) - 4) // 4 if part.reads_ns else 0
+    stamps_ns = np.empty(count, np.int64)
+    if count:
+        stamps_ns[:1] = np.frombuffer(part.reads_ns, np.int64, 1)
+        stamps_ns[1:] = np.frombuffer(part.reads_ns, np.uint32)[2:]
+    lengths = np.frombuffer(body, np.uint32, count)
+    return Reads(stamps_ns=stamps_ns.cumsum(), ends=lengths.cumsum(dtype=np.int64), body=body[4 * count :])
+
+
+def _joined(parts: Sequence[Reads]) -> Reads:
+    begins = accumulate((len(part.body) for part in parts), initial=0)
+    return Reads(
+        stamps_ns=np.concatenate([part.stamps_ns for part in parts]),
+        ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=False)]),
+        body=b"".join([part.body for part in parts]),
     )
 
 

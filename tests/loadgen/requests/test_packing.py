@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen import records
 from loadgen.requests import packing
+from loadgen.requests.table import unpack
 
 PART = records.RequestPart(index=3)
 
@@ -30,8 +31,8 @@ def _ends(parts: list[bytes]) -> list[int]:
 def test_unpacking_gives_what_was_packed(reads: list[tuple[int, bytes]]):
     """Any stamps, in any order and as far apart as may be, with any lengths; none at all as well."""
     stamps, parts = [stamp for stamp, _ in reads], [part for _, part in reads]
-    got = packing.unpack(_packed(stamps, _ends(parts), b"".join(parts)))
-    assert (stamps, _ends(parts), b"".join(parts)) == (list(got.reads_ns), list(got.read_ends), got.body)
+    got = unpack(_packed(stamps, _ends(parts), b"".join(parts)))
+    assert (stamps, _ends(parts), b"".join(parts)) == (list(got.stamps_ns), list(got.ends), got.body)
 
 
 def test_a_paced_stream_takes_few_bytes():
@@ -45,11 +46,11 @@ def test_a_paced_stream_takes_few_bytes():
 def test_a_log_of_before_is_still_read():
     """Where nothing is said of packing, stamps and ends are plain int64."""
     part = msgspec.structs.replace(PART, reads_ns=array("q", [5, 6]).tobytes(), read_ends=array("q", [0, 0]).tobytes())
-    got = packing.unpack(part)
-    assert ([5, 6], [0, 0], b"") == (list(got.reads_ns), list(got.read_ends), got.body)
+    got = unpack(part)
+    assert ([5, 6], [0, 0], b"") == (list(got.stamps_ns), list(got.ends), got.body)
 
 
 def test_a_packing_of_the_future_is_refused():
     """Rather than misread."""
     with pytest.raises(ValueError, match="packed in way 7"):
-        packing.unpack(msgspec.structs.replace(PART, packing=7))
+        unpack(msgspec.structs.replace(PART, packing=7))
