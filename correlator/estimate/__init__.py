@@ -65,11 +65,11 @@ def _attributed(requests: RequestColumns, rows: Indices, engines: list[Observed]
     origin_ns = int(submit_ns[submit_ns >= 0].min(initial=np.iinfo(np.int64).max))
     waits = read_waits(requests, rows, origin_ns)
     timed = np.isfinite(waits.wait_s)
-    ends = [one.ends for one in engines]
+    ends = [engine.ends for engine in engines]
     parts = aligned(ends) if len(ends) > 1 else ends
     if parts is None:
         return nothing(len(rows), APART)
-    intervals, members = _place_ends(waits, parts, origin_ns, max(one.stamp_error_s for one in engines))
+    intervals, members = _place_ends(waits, parts, origin_ns, max(engine.stamp_error_s for engine in engines))
     # A request without a first token counts in the sums like an unmatched one: it has no wait to divide.
     silent = np.bincount(members.interval[(members.interval >= 0) & ~timed], minlength=len(intervals))
     members = replace(
@@ -81,7 +81,7 @@ def _attributed(requests: RequestColumns, rows: Indices, engines: list[Observed]
     timed_waits = select(waits, timed)
     members = mark_impossible(timed_waits, intervals, members)
     network = _network(timed_waits, engines, intervals, origin_ns)
-    never_waiting = all(one.never_waiting for one in engines)
+    never_waiting = all(engine.never_waiting for engine in engines)
     estimates = estimate_parts(
         timed_waits, intervals, members, network, origin_ns=origin_ns, never_waiting=never_waiting
     )
@@ -128,9 +128,9 @@ def _totals(intervals: Intervals, names: Sequence[str], origin_ns: int) -> Inter
 
 def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin_ns: int) -> Network:
     """Measure the network by the engine's own TTFT where there is one engine that has it."""
-    kept = ~intervals.lost
-    queue_s, prefill_s = intervals.sums["queue"][kept].sum(), intervals.sums["prefill"][kept].sum()
-    served_s = float(queue_s + prefill_s) / max(int(intervals.count[kept].sum()), 1)
+    counted_ends = ~intervals.lost
+    queue_s, prefill_s = intervals.sums["queue"][counted_ends].sum(), intervals.sums["prefill"][counted_ends].sum()
+    served_s = float(queue_s + prefill_s) / max(int(intervals.count[counted_ends].sum()), 1)
     firsts = engines[0].firsts
     if len(engines) > 1 or firsts is None:
         return assume_network(waits, max(float(np.mean(waits.wait_s)) - served_s, 0.0) if len(waits.wait_s) else 0.0)
@@ -159,8 +159,8 @@ def _table(
     rows = np.flatnonzero(timed)
     interval = estimates.interval
     inside = interval >= 0
-    own = np.bincount(interval[inside], minlength=len(intervals))
-    count = np.where(inside, own[interval], 0)
+    members_of = np.bincount(interval[inside], minlength=len(intervals))
+    count = np.where(inside, members_of[interval], 0)
     alone = inside & (members.unmatched[interval] == 0) & ~members.inconsistent[interval]
     clear = members.verified[interval] | (members.clear_s > CLEAR_JITTERS * members.jitter_s)
     exact = alone & (count == 1) & proven[interval] & clear

@@ -79,9 +79,9 @@ def mark_impossible(waits: Waits, intervals: Intervals, members: Members) -> Mem
     """Mark intervals without other traffic as inconsistent where queue and prefill exceed what their members waited."""
     inside = members.interval >= 0
     waited = np.bincount(members.interval[inside], waits.wait_s[inside], minlength=len(intervals))
-    own = np.bincount(members.interval[inside], minlength=len(intervals))
+    count = np.bincount(members.interval[inside], minlength=len(intervals))
     served = intervals.sums["queue"] + intervals.sums["prefill"]
-    impossible = (members.unmatched == 0) & (own > 0) & (served > waited + own * members.jitter_s)
+    impossible = (members.unmatched == 0) & (count > 0) & (served > waited + count * members.jitter_s)
     return replace(members, inconsistent=members.inconsistent | impossible, verified=members.verified & ~impossible)
 
 

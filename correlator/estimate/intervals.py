@@ -96,14 +96,14 @@ def merge(intervals: Intervals, groups: Indices) -> Intervals:
     """Join the neighbouring intervals of one number in groups[C], which ascends by steps of 1 from 0."""
     first = np.searchsorted(groups, np.arange(groups[-1] + 1))
     last = np.append(first[1:], len(groups)) - 1
-    whole = _folded([intervals], lambda one: np.add.reduceat(one[0], first))
+    whole = _folded([intervals], lambda column: np.add.reduceat(column[0], first))
     lost = np.asarray(np.logical_or.reduceat(intervals.lost, first))
     return replace(whole, start_ns=intervals.start_ns[first], end_ns=intervals.end_ns[last], lost=lost)
 
 
 def pick(intervals: Intervals, rows: Indices) -> Intervals:
     """Return some of the intervals."""
-    return _folded([intervals], lambda one: one[0][rows])
+    return _folded([intervals], lambda column: column[0][rows])
 
 
 def joined(parts: Sequence[Intervals]) -> Intervals:
@@ -114,25 +114,27 @@ def joined(parts: Sequence[Intervals]) -> Intervals:
 def pooled(parts: Sequence[Intervals]) -> Intervals:
     """Add up endpoints with equally many intervals, scraped at about the same times; stamps are the means."""
     start_ns, end_ns = (
-        np.mean([getattr(one, name) for one in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
+        np.mean([getattr(part, name) for part in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
     )
     whole = _folded(parts, partial(np.sum, axis=0))
-    return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([one.lost for one in parts], axis=0))
+    return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([part.lost for part in parts], axis=0))
 
 
 def _folded(parts: Sequence[Intervals], fold: Callable[[list[Any]], Any]) -> Intervals:
     """Make one of several, column by column; sums and buckets that some part lacks are left out."""
-    columns = {name: fold([getattr(one, name) for one in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
+    columns = {name: fold([getattr(part, name) for part in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
     first = parts[0]
     return Intervals(
         **columns,
         sums={
-            name: fold([one.sums[name] for one in parts]) for name in first.sums if all(name in p.sums for p in parts)
+            name: fold([part.sums[name] for part in parts])
+            for name in first.sums
+            if all(name in part.sums for part in parts)
         },
         buckets={
-            name: Buckets(bounds=buckets.bounds, counts=fold([one.buckets[name].counts for one in parts]))
+            name: Buckets(bounds=buckets.bounds, counts=fold([part.buckets[name].counts for part in parts]))
             for name, buckets in first.buckets.items()
-            if all(name in one.buckets and np.array_equal(one.buckets[name].bounds, buckets.bounds) for one in parts)
+            if all(name in part.buckets and np.array_equal(part.buckets[name].bounds, buckets.bounds) for part in parts)
         },
     )
 
@@ -178,7 +180,7 @@ def _why_unusable(source: CanonicalSource) -> str:
             f"{source.metric} is observed not when a request ends, but at its {moment}: over a window it speaks of "
             "other requests than those that ended"
         )
-    absent = [part for part in ("count", "sum") if any(getattr(one, part) < 0 for one in source.histograms)]
+    absent = [part for part in ("count", "sum") if any(getattr(columns, part) < 0 for columns in source.histograms)]
     return f"{source.metric} has no _{absent[0]}" if absent else ""
 
 
@@ -209,23 +211,23 @@ def _histograms(source: CanonicalSource | Missing) -> tuple[HistogramColumns, ..
 
 
 def _count(label_sets: Sequence[RisingHistogram]) -> Floats:
-    return np.asarray(np.sum([one.count for one in label_sets], axis=0))
+    return np.asarray(np.sum([histogram.count for histogram in label_sets], axis=0))
 
 
 def _sum(label_sets: Sequence[RisingHistogram]) -> Floats:
-    return np.asarray(np.sum([one.sum for one in label_sets], axis=0))
+    return np.asarray(np.sum([histogram.sum for histogram in label_sets], axis=0))
 
 
 def _resets(histograms: Sequence[RisingHistogram]) -> Bools:
-    return np.asarray(np.logical_or.reduce([one.resets for one in histograms]))
+    return np.asarray(np.logical_or.reduce([histogram.resets for histogram in histograms]))
 
 
 def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[HistogramColumns]]:
     tokens: dict[str, list[HistogramColumns]] = {}
     known = catalogue(engine)
     for name, wanted in known.end_tokens.items():
-        groups = [one for one in histograms(endpoint.series) if known.normalised(one.family) == wanted]
-        if groups and all(one.sum >= 0 and one.count >= 0 for one in groups):
+        groups = [columns for columns in histograms(endpoint.series) if known.normalised(columns.family) == wanted]
+        if groups and all(columns.sum >= 0 and columns.count >= 0 for columns in groups):
             tokens[name] = groups
     return tokens
 
@@ -234,9 +236,9 @@ def _buckets(
     groups: Sequence[HistogramColumns], label_sets: Sequence[RisingHistogram], rows: Indices
 ) -> Buckets | None:
     bounds = groups[0].bounds
-    if not bounds or bounds[-1] != np.inf or any(one.bounds != bounds for one in groups):
+    if not bounds or bounds[-1] != np.inf or any(columns.bounds != bounds for columns in groups):
         return None
-    cumulative = np.sum([one.buckets for one in label_sets], axis=0)
+    cumulative = np.sum([columns.buckets for columns in label_sets], axis=0)
     counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
     # Bounds that changed during the run leave counts below zero.
     return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))

@@ -51,15 +51,15 @@ def server_percentiles(
     `table` is what `attribute` made of the same scrapes. Missing: no server whose histograms are observed at the end of
     a request, or nothing was observed. A histogram without buckets leaves the client's spans, whatever they cover.
     """
-    engines = [one for one in map(observe, scrapes) if isinstance(one, Observed)]
-    counted = sum(int(one.ends.count[~one.ends.lost].sum()) for one in engines)
+    engines = [engine for engine in map(observe, scrapes) if isinstance(engine, Observed)]
+    counted = sum(int(engine.ends.count[~engine.ends.lost].sum()) for engine in engines)
     if not counted:
         return Missing("no server observed the end of a request, and the times of it, between two scrapes")
     wanted = np.atleast_1d(np.asarray(qs, dtype=np.float64))
     values_s, sd_s = (getattr(table, f"{part}{name}") for name in ("_s", "_sd_s"))
     seen = (table.interval >= 0) & np.isfinite(values_s)
     covered = float(seen.sum()) / counted
-    buckets = _read_buckets([one.ends for one in engines], part, wanted)
+    buckets = _read_buckets([engine.ends for engine in engines], part, wanted)
     if buckets is not None and covered < LEAST_COVERED:
         return ServerPercentiles(
             values_s=buckets.values,
@@ -83,10 +83,13 @@ def server_percentiles(
 
 def _read_buckets(parts: Sequence[Intervals], part: str, qs: Floats) -> Estimates | None:
     """Read the quantiles off the histograms alone, None where some engine shows no buckets."""
-    if any(part not in one.buckets for one in parts):
+    if any(part not in ends.buckets for ends in parts):
         return None
-    columns = [(one.buckets[part], one.sums[part], ~one.lost) for one in parts]
-    return quantiles.read([quantiles.fit(one.bounds, one.counts[rows], sums[rows]) for one, sums, rows in columns], qs)
+    fits = []
+    for ends in parts:
+        buckets, rows = ends.buckets[part], ~ends.lost
+        fits.append(quantiles.fit(buckets.bounds, buckets.counts[rows], ends.sums[part][rows]))
+    return quantiles.read(fits, qs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +124,8 @@ def server_means(
     servers were scraped count. `no_server` is why nothing was scraped, where the caller knows.
     """
     observed = [observe(endpoint) for endpoint in scrapes]
-    engines = [one.ends for one in observed if isinstance(one, Observed)]
-    reasons = "; ".join(dict.fromkeys(one.reason for one in observed if isinstance(one, Missing)))
+    engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
+    reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
     inside = (ended_ns >= window.start_ns) & (ended_ns <= window.end_ns)
     count, queue_s, prefill_s = 0, 0.0, 0.0
     for ends in engines:

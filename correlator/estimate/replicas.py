@@ -27,20 +27,20 @@ def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
 
     Near is half of the usual distance. None where fewer than two edges are common.
     """
-    edges = [np.append(one.start_ns[:1], one.end_ns) for one in parts]
+    edges = [np.append(part.start_ns[:1], part.end_ns) for part in parts]
     reach_ns = float(np.median(np.diff(edges[0]))) / 2
     nearest = [_nearest(edges[0], other) for other in edges]
     near = [np.abs(other[place] - edges[0]) <= reach_ns for other, place in zip(edges, nearest, strict=True)]
-    kept = np.all(near, axis=0)
+    common = np.all(near, axis=0)
     for place in nearest:
         # An edge of another engine serves once.
-        kept &= np.append(True, np.diff(place) > 0)
-    if kept.sum() < 2:
+        common &= np.append(True, np.diff(place) > 0)
+    if common.sum() < 2:
         return None
     cut = []
-    for one, place in zip(parts, nearest, strict=True):
-        rows = np.arange(place[kept][0], place[kept][-1])
-        cut.append(merge(pick(one, rows), np.searchsorted(place[kept], rows, side="right") - 1))
+    for part, place in zip(parts, nearest, strict=True):
+        rows = np.arange(place[common][0], place[common][-1])
+        cut.append(merge(pick(part, rows), np.searchsorted(place[common], rows, side="right") - 1))
     return cut
 
 
@@ -121,7 +121,7 @@ def _divisions(tokens: list[tuple[int, ...]], counts: list[int], wanted: list[li
 def _gathered(whole: Intervals, parts: Sequence[Intervals], origin: Sequence[tuple[int, int]]) -> Intervals:
     """Return the intervals that `origin` names, in its order."""
     sources = [whole, *parts]
-    starts = np.cumsum([0, *(len(one) for one in sources)])
+    starts = np.cumsum([0, *(len(source) for source in sources)])
     rows = np.array([starts[part + 1] + row for part, row in origin], dtype=np.intp)
     return pick(joined(sources), rows)
 

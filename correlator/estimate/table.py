@@ -45,7 +45,7 @@ class Attribution:
 
 def nothing(size: int, reason: str) -> Attribution:
     """Return a table without estimates, the same reason for each request."""
-    unknown = {one.name: np.full(size, np.nan) for one in fields(Attribution) if one.name.endswith("_s")}
+    unknown = {column.name: np.full(size, np.nan) for column in fields(Attribution) if column.name.endswith("_s")}
     return Attribution(
         **unknown,
         quality=np.full(size, "none", dtype=np.object_),
@@ -57,6 +57,6 @@ def nothing(size: int, reason: str) -> Attribution:
 def put(table: Attribution, rows: Indices, part: Attribution) -> None:
     """Write the rows of a part into a table; its intervals are numbered on from those of the table."""
     after = int(table.interval.max(initial=-1)) + 1
-    for one in fields(Attribution):
-        getattr(table, one.name)[rows] = getattr(part, one.name)
+    for column in fields(Attribution):
+        getattr(table, column.name)[rows] = getattr(part, column.name)
     table.interval[rows] = np.where(part.interval >= 0, part.interval + after, -1)

@@ -72,7 +72,7 @@ _COMMON = ("chunk_s", "flights_s")
 
 def select(waits: Waits, rows: Indices | Bools) -> Waits:
     """Return some of the requests; the chunks and flights of all stay."""
-    columns = {one.name: getattr(waits, one.name) for one in fields(Waits)}
+    columns = {column.name: getattr(waits, column.name) for column in fields(Waits)}
     return Waits(**{name: value if name in _COMMON else value[rows] for name, value in columns.items()})
 
 

@@ -92,17 +92,17 @@ def associations(
         name: np.where(column >= 0, column, np.nan)[order]
         for name, column in (("input_tokens", requests.input_tokens), ("output_tokens", requests.output_tokens))
     }
-    found: list[Association] = []
+    results: list[Association] = []
     for client, values in measures.items():
         # How long a reply becomes is not known at its first token, and cannot have delayed it.
         controls = {name: column for name, column in tokens.items() if client != "ttft_ms" or name == "input_tokens"}
         known = _associated(client, values[order], lagged, controls)
         for server, load in loads.items():
             if isinstance(load, Missing):
-                found.append(Association(client=client, server=server, missing=load.reason))
+                results.append(Association(client=client, server=server, missing=load.reason))
             else:
-                found.append(replace(known[server], combined=load.combined))
-    return found
+                results.append(replace(known[server], combined=load.combined))
+    return results
 
 
 def ranks(values: Floats) -> Floats:
@@ -129,15 +129,15 @@ def _associated(
     block = block_length(measured[np.isfinite(measured)])
     rhos = {key: _rho(table) for key, table in tables.items()}
     intervals = _intervals(tables, rhos, block)
-    found = {}
+    by_server = {}
     for name, lag in best.items():
         pairs = _ranked(measured, zero[name])
         count = int(np.isfinite(pairs[:, 0]).sum())
         known = Association(client=client, server=name, pairs=count)
         if lag is None:
-            found[name] = replace(known, missing=_why_not(measured, zero[name]))
+            by_server[name] = replace(known, missing=_why_not(measured, zero[name]))
             continue
-        found[name] = replace(
+        by_server[name] = replace(
             known,
             lag_s=LAGS_S[lag],
             rho=rhos[name, "best"],
@@ -149,7 +149,7 @@ def _associated(
             given=given[name],
             blocks=block_count(count, block),
         )
-    return found
+    return by_server
 
 
 def _best(measured: Floats, values: Floats) -> int | None:
@@ -170,10 +170,10 @@ def _why_not(measured: Floats, values: Floats) -> str:
 def _ranked(x: Floats, y: Floats) -> Floats:
     """Return both sides' ranks [n, 2] among the pairs, NaN where there is none."""
     usable = np.isfinite(x) & np.isfinite(y)
-    found = np.full((len(x), 2), np.nan)
+    both = np.full((len(x), 2), np.nan)
     if usable.any():
-        found[usable, 0], found[usable, 1] = ranks(x[usable]), ranks(y[usable])
-    return found
+        both[usable, 0], both[usable, 1] = ranks(x[usable]), ranks(y[usable])
+    return both
 
 
 def _left_over(x: Floats, y: Floats, others: Mapping[str, Floats]) -> tuple[Floats, tuple[str, ...]]:
@@ -220,11 +220,11 @@ def _intervals(
     if not tables:
         return {}
     sums = resampled_sums(np.concatenate([_moments(table) for table in tables.values()], axis=1), block)
-    found: dict[tuple[str, str], tuple[float, float] | None] = {}
+    intervals: dict[tuple[str, str], tuple[float, float] | None] = {}
     for at, (key, table) in enumerate(tables.items()):
         rho = rhos[key]
         if rho is None:
-            found[key] = None
+            intervals[key] = None
             continue
         size, a, b, aa, bb, ab = sums[:, 6 * at : 6 * at + 6].T
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
@@ -233,15 +233,17 @@ def _intervals(
         blocks = block_count(int(np.isfinite(table[:, 0]).sum()), block)
         interval = interval95(math.atanh(max(-LARGEST_RHO, min(LARGEST_RHO, rho))), z, blocks)
         # A perfect correlation is perfect in every resample.
-        found[key] = None if interval is None else (min(math.tanh(interval[0]), rho), max(math.tanh(interval[1]), rho))
-    return found
+        intervals[key] = (
+            None if interval is None else (min(math.tanh(interval[0]), rho), max(math.tanh(interval[1]), rho))
+        )
+    return intervals
 
 
 def _moments(table: Floats) -> Floats:
     """Return of each pair [n, 6] the count, both sides about their means, their squares, their product; else 0."""
     usable = np.isfinite(table[:, 0])
-    found = np.zeros((len(table), 6))
+    moments = np.zeros((len(table), 6))
     if usable.any():
         a, b = (table[usable] - table[usable].mean(axis=0)).T
-        found[usable] = np.column_stack((np.ones(len(a)), a, b, a * a, b * b, a * b))
-    return found
+        moments[usable] = np.column_stack((np.ones(len(a)), a, b, a * a, b * b, a * b))
+    return moments
