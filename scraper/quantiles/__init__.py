@@ -18,7 +18,7 @@ from rundir.columns import Bools, Floats, Indices
 from scraper.quantiles.bounds import bucket_edges, order_bounds
 from scraper.quantiles.fit import Fit, fit_rows
 from scraper.quantiles.intervals import clean
-from scraper.quantiles.points import StandIns, stand_ins, union
+from scraper.quantiles.points import RepresentativePoints, representative_points, union
 from scraper.quantiles.points import read as read_ranks
 
 __all__ = ["Estimates", "Fit", "estimate", "fit", "read", "read_rows"]
@@ -84,8 +84,8 @@ def read(fits: Sequence[Fit], qs: ArrayLike) -> Estimates:
         valid = (wanted >= 0) & (wanted <= 1)
         held = [one for one in fits if len(one.counts)]
         if held and valid.any():
-            stand_in = union([stand_ins(one) for one in held])
-            result[:, valid] = _with_bars(held, stand_in, wanted[valid])
+            points = union([representative_points(one) for one in held])
+            result[:, valid] = _with_bars(held, points, wanted[valid])
     values, low, high, lowest, highest = result
     return Estimates(values=values, low=low, high=high, lowest=lowest, highest=highest)
 
@@ -103,31 +103,31 @@ def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], 
         chosen = [(one, part) for one, part in chosen if len(part)]
         if not chosen or not valid.any():
             return result
-        stand_in = union([stand_ins(one, part) for one, part in chosen])
+        points = union([representative_points(one, part) for one, part in chosen])
         held = np.concatenate([one.counts[part].sum(axis=0) for one, part in chosen])
         lower = np.concatenate([one.lower * one.unit for one, _ in chosen])
         upper = np.concatenate([one.upper * one.unit for one, _ in chosen])
         position = _position(float(held.sum()), wanted[valid])
         found, _ = bucket_edges(lower, upper, held, np.floor(position))
         _, limit = bucket_edges(lower, upper, held, np.ceil(position))
-        result[valid] = np.clip(read_ranks(stand_in, position + 0.5), found, limit)
+        result[valid] = np.clip(read_ranks(points, position + 0.5), found, limit)
     return result
 
 
-def _with_bars(fits: Sequence[Fit], stand_in: StandIns, qs: Floats) -> Floats:
+def _with_bars(fits: Sequence[Fit], points: RepresentativePoints, qs: Floats) -> Floats:
     """Return values, low, high, lowest, highest: [5, Q]."""
-    total = float(stand_in.weight.sum())
+    total = float(points.weight.sum())
     position = _position(total, qs)
     before, after = np.floor(position), np.ceil(position)
     ranks, place = np.unique(np.concatenate((before, after)), return_inverse=True)
     least, greatest = order_bounds(fits, ranks)
     lowest, highest = (_between(bound[place], position - before) for bound in (least, greatest))
-    values = np.clip(read_ranks(stand_in, position + 0.5), lowest, highest)
-    met = np.minimum(np.searchsorted(np.cumsum(stand_in.weight), position + 0.5), len(stand_in.weight) - 1)
-    reach = 0.1 * stand_in.rest[met] + 0.5 * np.sqrt(stand_in.rest[met])
-    error = NORMAL_95 * stand_in.error[met]
-    low = np.clip(_mirrored(stand_in, total, position + 0.5 - reach) - error, lowest, highest)
-    high = np.clip(_mirrored(stand_in, total, position + 0.5 + reach) + error, lowest, highest)
+    values = np.clip(read_ranks(points, position + 0.5), lowest, highest)
+    met = np.minimum(np.searchsorted(np.cumsum(points.weight), position + 0.5), len(points.weight) - 1)
+    reach = 0.1 * points.rest[met] + 0.5 * np.sqrt(points.rest[met])
+    error = NORMAL_95 * points.error[met]
+    low = np.clip(_mirrored(points, total, position + 0.5 - reach) - error, lowest, highest)
+    high = np.clip(_mirrored(points, total, position + 0.5 + reach) + error, lowest, highest)
     digits = 1e-5 * np.abs(values)
     return np.stack((values, np.fmin(low, values) - digits, np.fmax(high, values) + digits, lowest, highest))
 
@@ -138,11 +138,11 @@ def _between(bounds: Floats, share: Floats) -> Floats:
     return np.where(share == 0, before, np.where(np.isinf(before), before, before + share * (after - before)))
 
 
-def _mirrored(stand_in: StandIns, total: float, ranks: Floats) -> Floats:
+def _mirrored(points: RepresentativePoints, total: float, ranks: Floats) -> Floats:
     """Read at ranks beyond the ends, too: what lies beyond is as far from the end as its mirror image inside."""
     first, last = 0.5, max(total - 0.5, 0.5)
     end = np.clip(ranks, first, last)
-    return 2 * read_ranks(stand_in, end) - read_ranks(stand_in, np.clip(2 * end - ranks, first, last))
+    return 2 * read_ranks(points, end) - read_ranks(points, np.clip(2 * end - ranks, first, last))
 
 
 def _position(total: float, qs: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""Stand-ins for the observations of a fitted histogram, and the quantiles read off them.
+"""Representative points for the observations of a fitted histogram, and the quantiles read off them.
 
-A stand-in is a value with a weight. What a single observation's row gives away is pinned; the rest of a bucket is
-represented by a shape with the fitted mean and variance.
+A point is a value with a weight. Where a row has a single observation its value is known, and the point is pinned there;
+the rest of a bucket is represented by a distribution with the fitted mean and variance.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ LARGEST = float(np.finfo(np.float64).max) / 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StandIns:
-    """Values that stand for observations, all arrays [P]: weight; rest: unpinned observations of its bucket; error:
-    standard deviation of where it is.
+class RepresentativePoints:
+    """Values that represent observations, all arrays [P].
+
+    weight    the number of observations that a point represents
+    rest      the observations of its bucket that are not pinned
+    error     the standard deviation of its value's error
     """
 
     value: Floats
@@ -64,8 +67,8 @@ def cells(most: int) -> tuple[Floats, Floats]:
     return middles, sizes
 
 
-def stand_ins(fit: Fit, rows: slice | Indices = slice(None)) -> StandIns:
-    """Represent the observations of the fitted rows that are chosen."""
+def representative_points(fit: Fit, rows: slice | Indices = slice(None)) -> RepresentativePoints:
+    """Return points for the observations of the given rows."""
     counts, segment, shares = fit.counts[rows], fit.segment[rows], fit.shares[rows]
     row, bucket, pinned, error = _pinned(fit, counts, segment, shares, ~np.isnan(fit.sums[rows]))
     weight, total = np.zeros((2, *fit.mean.shape))
@@ -79,7 +82,7 @@ def stand_ins(fit: Fit, rows: slice | Indices = slice(None)) -> StandIns:
     rest = weight.ravel()
     at = np.concatenate((np.ravel_multi_index(place, weight.shape), where))
     spread = np.sqrt(np.maximum(fit.error, 0.0)).ravel()
-    return StandIns(
+    return RepresentativePoints(
         value=np.clip(np.concatenate((pinned, value)) * fit.unit, -LARGEST, LARGEST),
         weight=np.concatenate((np.ones(len(pinned)), size)),
         rest=rest[at],
@@ -87,20 +90,20 @@ def stand_ins(fit: Fit, rows: slice | Indices = slice(None)) -> StandIns:
     )
 
 
-def read(stand_in: StandIns, ranks: Floats) -> Floats:
-    """Interpolate sorted stand-ins at ranks (0 to the sum of all weights): [K] -> [K]; NaN if there is none."""
-    if not len(stand_in.value):
+def read(points: RepresentativePoints, ranks: Floats) -> Floats:
+    """Interpolate sorted points at ranks (0 to the sum of all weights): [K] -> [K]; NaN if there is none."""
+    if not len(points.value):
         return np.full(ranks.shape, np.nan)
-    # Each stands at the rank of what comes before and half of itself.
-    places = np.cumsum(stand_in.weight) - stand_in.weight / 2
-    return np.asarray(np.interp(ranks, places, stand_in.value), dtype=np.float64)
+    # The rank of a point: the weights before it and half of its own.
+    places = np.cumsum(points.weight) - points.weight / 2
+    return np.asarray(np.interp(ranks, places, points.value), dtype=np.float64)
 
 
-def union(parts: Sequence[StandIns]) -> StandIns:
-    """Put stand-ins together, sorted by value; those without a value (NaN) come last."""
+def union(parts: Sequence[RepresentativePoints]) -> RepresentativePoints:
+    """Put points together, sorted by value; those without a value (NaN) come last."""
     order = np.argsort(np.concatenate([part.value for part in parts]), kind="stable")
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in StandIns.__slots__}
-    return StandIns(**{name: column[order] for name, column in columns.items()})
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in RepresentativePoints.__slots__}
+    return RepresentativePoints(**{name: column[order] for name, column in columns.items()})
 
 
 def _pinned(
