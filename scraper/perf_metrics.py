@@ -1,6 +1,6 @@
 """TensorRT-LLM's `/perf_metrics`: the engine's own times of each request that ended, without any id that a reply has.
 
-Its stamps are seconds of the engine's steady clock, which `/steady_clock_offset` beside it tells: its two stamps of an
+Its stamps are seconds of the engine's steady clock, which `/steady_clock_offset` beside it shows: its two stamps of an
 exchange, with ours around them, bound how far that clock is from ours (as in NTP). Whose request a record is, the
 correlator finds by time.
 
@@ -27,12 +27,12 @@ from rundir.stats import Missing
 from scraper.targets.scrape import Scrape, clock_of
 
 NO_CLOCK = "its clock was never read"
-SHARED = "two engines shared the request (disaggregated serving), and a record tells of each alone"
+SHARED = "two engines shared the request (disaggregated serving), and a record has the times of each alone"
 MALFORMED = "not of the form of TensorRT-LLM's"
 DISORDER = "stamps out of order, or not set"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error)
 _COMPRESSION_LEVEL = 1
-_MOST_S = 9e9  # beyond it there is no int64 of ns
+_MOST_S = 9e9  # beyond it int64 cannot hold ns
 _COLUMNS = dict.fromkeys(("arrival_ns", "first_token_ns", "last_token_ns", "error_ns"), "int64") | dict.fromkeys(
     ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s"), "float64"
 )
@@ -134,11 +134,11 @@ class SteadyClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Columns of n requests that an engine told of, whoever sent them, in the order they were read.
+    """Columns of n requests that an engine reported, from any client, in the order they were read.
 
     url                                  of the page, masked
     arrival_ns, first_token_ns, last_token_ns  int64 ns Unix by our clock, each off by up to error_ns; arrival is that
-                                         at the HTTP server where told, else at the engine behind it
+                                         at the HTTP server where stated, else at the engine behind it
     queue_s, prefill_s, decode_s         float64 s by the engine's clock: from its arrival to its first scheduling, to
                                          the first token, to the last. ttft_s and e2e_s begin at arrival_ns
     refused                              how many more records could not be used, by why
@@ -167,7 +167,7 @@ class Timings:
 def timings(records: Iterable[ReplyRecord]) -> Timings:
     """Read what a log of timings holds.
 
-    - a page whose clock was never told, or not sensibly: its records are refused, since nothing joins them
+    - a page whose clock is not known: its records are refused, since nothing joins them to requests
     - a record of disaggregated serving, or one that was never scheduled or has no token: refused
     """
     replies = list(records)
@@ -188,11 +188,11 @@ def timings(records: Iterable[ReplyRecord]) -> Timings:
             continue
         clock = clocks[clock_of(one.url)]
         for item in items:
-            found = clock if isinstance(clock, Missing) else _row(item, clock)
-            if isinstance(found, Missing):
-                refused[found.reason] += 1
+            row = clock if isinstance(clock, Missing) else _row(item, clock)
+            if isinstance(row, Missing):
+                refused[row.reason] += 1
             else:
-                rows.append(found)
+                rows.append(row)
                 urls.append(one.url)
     table = np.array(rows, dtype=np.object_).reshape(len(rows), len(_COLUMNS)).T
     return Timings(
@@ -210,19 +210,19 @@ def none() -> Timings:
 
 
 def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
-    """Return what one reply of `/steady_clock_offset` tells, the error being half of what the way there and back took.
+    """Return the clock by one reply of `/steady_clock_offset`; its error is half of the round trip.
 
     Missing: no reply, not of its form, or an exchange that took longer by their clock than by ours.
     """
     if reply.error:
         return Missing(reply.error)
     try:
-        told = _exchange.decode(reply.body())
+        stamps = _exchange.decode(reply.body())
     except _UNREADABLE:
         return Missing(MALFORMED)
-    if not all(math.isfinite(one) and abs(one) < _MOST_S for one in (told.receive_ts, told.transmit_ts)):
+    if not all(math.isfinite(one) and abs(one) < _MOST_S for one in (stamps.receive_ts, stamps.transmit_ts)):
         return Missing(MALFORMED)
-    receive_ns, transmit_ns = _ns(told.receive_ts), _ns(told.transmit_ts)
+    receive_ns, transmit_ns = _ns(stamps.receive_ts), _ns(stamps.transmit_ts)
     on_way_ns = reply.response_ns - reply.request_ns - (transmit_ns - receive_ns)
     if transmit_ns < receive_ns or on_way_ns < 0:
         return Missing("its stamps are further apart than the reply took")
@@ -231,16 +231,16 @@ def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
 
 
 def _clock(readings: list[ReplyRecord]) -> SteadyClock | Missing:
-    """Return what the reading of the shortest way tells, its error widened to where it agrees with the others: between
-    the beginning and the end of a run clocks drift.
+    """Return the clock by the reading with the shortest round trip; its error is widened until all readings agree:
+    between the beginning and the end of a run clocks drift.
     """
-    found = [clock_reading(one) for one in readings]
-    told = [one for one in found if isinstance(one, SteadyClock)]
-    if not told:
-        reasons = dict.fromkeys(one.reason for one in found if isinstance(one, Missing))
+    offsets = [clock_reading(one) for one in readings]
+    clocks = [one for one in offsets if isinstance(one, SteadyClock)]
+    if not clocks:
+        reasons = dict.fromkeys(one.reason for one in offsets if isinstance(one, Missing))
         return Missing(f"its clock is not known (/steady_clock_offset): {'; '.join(reasons)}" if reasons else NO_CLOCK)
-    best = min(told, key=lambda one: one.error_ns)
-    apart_ns = max(abs(one.offset_ns - best.offset_ns) - one.error_ns for one in told)
+    best = min(clocks, key=lambda one: one.error_ns)
+    apart_ns = max(abs(one.offset_ns - best.offset_ns) - one.error_ns for one in clocks)
     return SteadyClock(offset_ns=best.offset_ns, error_ns=max(best.error_ns, apart_ns))
 
 
@@ -254,25 +254,25 @@ def _row(raw: msgspec.Raw, clock: SteadyClock) -> tuple[float, ...] | Missing:
         return Missing(SHARED)
     if item.perf_metrics is None:
         return Missing(MALFORMED)
-    told = item.perf_metrics.timing_metrics
-    # What the server noted after the engine did is no arrival.
-    server_s = told.arrival_time if told.server_arrival_time is None else told.server_arrival_time
-    arrival_s = server_s if 0 < server_s < told.arrival_time else told.arrival_time
-    stamps = (arrival_s, told.arrival_time, told.first_scheduled_time, told.first_token_time, told.last_token_time)
+    times = item.perf_metrics.timing_metrics
+    # A stamp of the server later than the engine's is not an arrival.
+    server_s = times.arrival_time if times.server_arrival_time is None else times.server_arrival_time
+    arrival_s = server_s if 0 < server_s < times.arrival_time else times.arrival_time
+    stamps = (arrival_s, times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time)
     if not arrival_s > 0 or not all(before <= after for before, after in pairwise(stamps)):
         return Missing(DISORDER)
-    if not told.last_token_time < _MOST_S:
+    if not times.last_token_time < _MOST_S:
         return Missing(MALFORMED)
     return (
         _ns(arrival_s) + clock.offset_ns,
-        _ns(told.first_token_time) + clock.offset_ns,
-        _ns(told.last_token_time) + clock.offset_ns,
+        _ns(times.first_token_time) + clock.offset_ns,
+        _ns(times.last_token_time) + clock.offset_ns,
         clock.error_ns,
-        told.first_scheduled_time - told.arrival_time,
-        told.first_token_time - told.first_scheduled_time,
-        told.last_token_time - told.first_token_time,
-        told.first_token_time - arrival_s,
-        told.last_token_time - arrival_s,
+        times.first_scheduled_time - times.arrival_time,
+        times.first_token_time - times.first_scheduled_time,
+        times.last_token_time - times.first_token_time,
+        times.first_token_time - arrival_s,
+        times.last_token_time - arrival_s,
     )
 
 

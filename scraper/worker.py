@@ -48,7 +48,7 @@ _decode_command = msgspec.json.Decoder(Command).decode
 
 
 async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
-    """Scrape every target until told to exit. Raises an ExceptionGroup of OSError when the log cannot be written,
+    """Scrape every target until `exit` is read. Raises an ExceptionGroup of OSError when the log cannot be written,
     of CannotListen or of UnusableFile (a certificate).
     """
     with ExitStack() as logs:

@@ -85,7 +85,7 @@ def detect(series: Iterable[Series]) -> Engine | None:
 
 
 def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSource | Missing]:
-    """Say for each of `QUANTITIES` which columns of a page (or matrix) provide it, or why none does."""
+    """Return for each of `QUANTITIES` which columns of a page (or matrix) provide it, or why none does."""
     known = catalogue(engine)
     page = PageNames(series, known)
     return {name: _source(known.quantities[name], page) for name in QUANTITIES}

@@ -1,4 +1,4 @@
-"""One page (or matrix) seen through an engine's entries: which of its columns each entry names."""
+"""Which columns of a page (or matrix) each entry of an engine's catalogue names."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def _typed(series: tuple[Series, ...]) -> tuple[Series, ...]:
 
     vLLM's `/metrics/` says `vllm:x` in the one and `vllm_x` in the other.
     """
-    found = {
+    families = {
         one.name.removesuffix("_bucket")
         for one in series
         if one.type == "unknown" and one.name.endswith("_bucket") and any(label == "le" for label, _ in one.labels)
     }
-    if not found:
+    if not families:
         return series
-    parts = {family + part: family for family in found for part in ("_bucket", "_sum", "_count")}
+    parts = {family + part: family for family in families for part in ("_bucket", "_sum", "_count")}
     return tuple(
         Series(name=one.name, labels=one.labels, family=parts[one.name], type="histogram", help=one.help)
         if one.type == "unknown" and one.name in parts

@@ -174,7 +174,7 @@ def engine_names() -> tuple[str, ...]:
 def metrics_paths() -> tuple[str, ...]:
     """Return the paths of the engines' metrics pages in the order in which an unknown server is asked for them.
 
-    The longest first: `/metrics` of trtllm-serve hands out its iterations once, to whoever reads it first.
+    The longest first: `/metrics` of trtllm-serve hands out its iterations once, to its first reader.
     """
     paths = {path for name in engine_names() for path in catalogue(name).pages}
     return tuple(sorted(paths, key=lambda path: (-len(path), path)))

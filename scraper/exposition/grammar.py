@@ -48,13 +48,13 @@ class Declarations:
 
 
 def declarations(comments: Iterable[str]) -> Declarations:
-    """Read the lines that begin with `#`; what declares nothing is read over.
+    """Read the lines that begin with `#`; other comments are passed over.
 
     `aliases` lead from names in letters, digits and underscores to declared ones that have others: prometheus-client
     writes OpenMetrics samples as `vllm_x` below `# TYPE vllm:x`.
     Raises `ValueError` with the reason and the line for a HELP or TYPE line that cannot be read.
     """
-    found = Declarations()
+    declared = Declarations()
     for comment in comments:
         if not _DECLARING_RE.match(comment):
             continue
@@ -64,15 +64,15 @@ def declarations(comments: Iterable[str]) -> Declarations:
         what, name, text = match.groups(default="")
         name, text = unquote(name), text.strip(" \t")
         if what == "HELP":
-            found.helps[name] = _unescape(text)
+            declared.helps[name] = _unescape(text)
         elif not text:
             raise ValueError("a TYPE line without a type", comment)
         else:
-            found.types[name] = text if text in _TYPES else "unknown"
+            declared.types[name] = text if text in _TYPES else "unknown"
             plain = _NOT_PLAIN_RE.sub("_", name)
             if plain != name:
-                found.aliases[plain] = name
-    return found
+                declared.aliases[plain] = name
+    return declared
 
 
 def family_of(name: str, declared: Declarations) -> tuple[str, str, str]:
@@ -119,7 +119,7 @@ def is_name(text: str) -> bool:
 def split_sample(line: str) -> tuple[str, str, int, str]:
     """Split a sample line into its name, its labels with their braces, where its number begins, and the number's text.
 
-    The name is empty where it stands among the labels, as in text 1.0.0. Raises `ValueError` where it is no sample.
+    The name is empty where it stands among the labels, as in text 1.0.0. Raises `ValueError` where it is not a sample.
     """
     head = _HEAD_RE.match(line)
     name, labels = head.groups(default="") if head else ("", "")
@@ -143,7 +143,7 @@ def number_of(tail: str) -> float:
 
 
 def number(text: str) -> float:
-    """Read a number; what only Python reads (`1_000`, other scripts' digits) is none. Raises `ValueError`."""
+    """Read a number; what only Python reads (`1_000`, digits of other scripts) is refused. Raises `ValueError`."""
     if "_" in text or not text.isascii():
         raise ValueError(UNREADABLE)
     try:
@@ -169,9 +169,9 @@ def plain_labels(text: str, shapes: dict[str, tuple[str, ...] | None]) -> Labels
         names = shapes[shape] = _label_names(parts[::2])
     if names is None:
         return None
-    found = list(zip(names, parts[1::2], strict=True))
-    found.sort()
-    return tuple(found)
+    labels = list(zip(names, parts[1::2], strict=True))
+    labels.sort()
+    return tuple(labels)
 
 
 def _label_names(between: list[str]) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""A page of metrics as read: its series, its values, or why it was refused; and how large it may be."""
+"""A parsed page of metrics: its series and values, or why it was refused; and the limits of its size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT_LAYOUTS = 4  # a target's pages alternate between few; each further one is 
 
 
 class Series(msgspec.Struct, frozen=True, gc=False):
-    """One line's identity: everything on a page but its value.
+    """The identity of one line: everything on a page but its value.
 
     `name` is the sample's name as exposed (`x_bucket`, `x_total`); `labels` are sorted by name; `family` is the name
     without `_bucket`, `_sum`, `_count` for histograms and summaries, else the name; `type` is what the page declares,
@@ -49,7 +49,7 @@ class MalformedPage(ValueError):
 
 
 def without_le(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the labels that tell one histogram from another of its family."""
+    """Return the labels that distinguish the histograms of a family."""
     return tuple(label for label in labels if label[0] != "le")
 
 

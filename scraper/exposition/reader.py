@@ -1,8 +1,8 @@
 """The pages of one target, read one after another: a page whose layout is known costs only its numbers.
 
 A layout is a page's lines but for the numbers. It is recognised by comparing them, never assumed: a line that equals
-its counterpart on the last page of a layout is done with; of one that differs, what stands before the number must be
-the same. Any other difference is left to the full parse and opens a new layout.
+its counterpart on the last page of a layout keeps its number; one that differs must have the same text before the
+number. Any other difference leads to a full parse and a new layout.
 """
 
 from __future__ import annotations
@@ -125,5 +125,5 @@ def _unquote(text: str) -> str:
     try:
         return msgspec.json.decode(text, type=str)
     except msgspec.DecodeError:
-        reason = "a page in quotes that is no JSON string, or cut off"
+        reason = "a page in quotes that is not a JSON string, or cut off"
         raise MalformedPage(reason, line=text.count("\n") + 1, byte=len(text.encode())) from None

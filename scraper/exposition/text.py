@@ -41,9 +41,9 @@ class Lines:
 def parse(text: bytes | str, *, openmetrics: bool = False) -> Page:
     """Parse one page into its series and values, or refuse it whole.
 
-    Timestamps and exemplars are read over. A declaration counts wherever on the page it stands, so interleaved
-    families are whole. A page that a cut could not have left behind is accepted; refused with `MalformedPage` are
-    - a last line without its newline, and a line that is no sample;
+    Timestamps and exemplars are ignored. A declaration counts wherever on the page it is, so families may be
+    interleaved. Refused with `MalformedPage`, because a truncated page could look like it, are
+    - a last line without its newline, and a line that is not a sample;
     - a histogram at the end of the page without its `+Inf` bucket, `_count` or `_sum`;
     - with `openmetrics`, a page without `# EOF`; always, text after `# EOF`;
     - what is not UTF-8;
@@ -105,7 +105,7 @@ class _Known:
         """Read a line whose name or labels are new: its name, the key of its labels, its head and its number.
 
         `name`, `text` (the labels) and `tail` are what the last space and the first brace divide the line into,
-        mostly right. None where the line is blank or an indented comment. Raises `ValueError` where it is no sample.
+        mostly right. None where the line is blank or an indented comment. Raises `ValueError` where it is not a sample.
         """
         valid = grammar.is_name(name)
         labels = self.labels.get(text) if valid else None
@@ -119,7 +119,7 @@ class _Known:
             outer, text, at, number = grammar.split_sample(line)
             name, labels = grammar.any_labels(text, outer) if text else (outer, ())
             head = line[:at]
-            text = text if outer else f" {head}"  # a text that holds the name as well is no other metric's
+            text = text if outer else f" {head}"  # a text that holds the name as well belongs to this metric alone
         self.labels[text] = labels
         if name not in self.families:
             family, kind, about = grammar.family_of(name, self.declared)
@@ -149,11 +149,11 @@ def _samples(lines: list[str], known: _Known) -> tuple[list[Series], list[str], 
         name, text = (head[:-1], "") if brace < 0 else (head[:brace], head[brace:-1])
         try:
             if name not in families or text not in labels_of:
-                found = known.learn(line, name, text, tail)
-                if found is None:
+                parsed = known.learn(line, name, text, tail)
+                if parsed is None:
                     heads.append("")
                     continue
-                name, text, head, tail = found
+                name, text, head, tail = parsed
             family, kind, about, bucket = families[name]
             if bucket and text not in with_le:
                 known.check_le(text)

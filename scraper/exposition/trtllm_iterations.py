@@ -31,7 +31,7 @@ def page(body: bytes) -> Page:
     - Reused and missed blocks are counters, everything else gauges; text, lists and null are left out.
     - An empty list (nothing was done since the last reading) is a page without series.
 
-    Raises MalformedPage for what is no JSON list of objects.
+    Raises MalformedPage for anything but a JSON list of objects.
     """
     try:
         records = msgspec.json.decode(body)

@@ -1,6 +1,6 @@
 """NVIDIA GPUs through a scraped DCGM exporter: the same columns as from any other source.
 
-The exporter asks the driver every 30 s unless told otherwise, however often it is scraped. Where it exposes the energy
+The exporter asks the driver every 30 s by default, however often it is scraped. Where it exposes the energy
 counter, which never rests, only the scrapes at which that moved are samples: the others repeat an old one.
 Source: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-ids.html
 """
@@ -50,8 +50,8 @@ def device_samples(series: Sequence[Series], at_ns: Ints, values: Floats) -> tup
 
 def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: Ints, values: Floats) -> DeviceSamples:
     quantity = {metric: _known(metric, columns.get(metric, ()), values) for metric in SCALES}
-    kept = _moved(quantity[ENERGY])
-    at = at_ns[kept]
+    sampled = _moved(quantity[ENERGY])
+    at = at_ns[sampled]
     spacing_s = np.diff(at) / 1e9
     return DeviceSamples(
         source=SOURCE,
@@ -61,25 +61,25 @@ def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: In
         interval_s=float(np.median(spacing_s)) if len(spacing_s) else 0.0,
         at_ns=at,
         energy_range_j=np.nan,
-        **dict(zip(MEASURED, (quantity[metric][kept] for metric in SCALES), strict=True)),
+        **dict(zip(MEASURED, (quantity[metric][sampled] for metric in SCALES), strict=True)),
         thermal_pressure=("",) * len(at),
     )
 
 
 def _known(metric: str, columns: Sequence[int], values: Floats) -> Floats:
     """Return a quantity [T] from the first of its columns that has a number at each scrape."""
-    found = np.full(len(values), np.nan)
+    quantity = np.full(len(values), np.nan)
     for column in columns:
         exposed = values[:, column]
-        usable = np.isnan(found) & np.isfinite(exposed) & (exposed < BLANKS.get(metric, np.inf))
-        found[usable] = exposed[usable] * SCALES[metric]
-    return found
+        usable = np.isnan(quantity) & np.isfinite(exposed) & (exposed < BLANKS.get(metric, np.inf))
+        quantity[usable] = exposed[usable] * SCALES[metric]
+    return quantity
 
 
 def _moved(energy_j: Floats) -> Ints:
-    """Return the rows at which the counter moved; every row where there is no counter, or one that stands still.
+    """Return the rows at which the counter moved; every row without a counter, or with one that stands still.
 
-    How old the first page's value was is unknown, so it is no sample.
+    How old the first page's value was is unknown, so it does not count as a sample.
     """
     known = np.flatnonzero(np.isfinite(energy_j))
     moved = known[1:][np.diff(energy_j[known]) != 0]

@@ -61,7 +61,7 @@ def energy(samples: DeviceSamples, window: Window) -> Energy | Missing:
 
 
 def trapezoid_energy(at_ns: Ints, power_w: Floats, window: Window, *, interval_s: float) -> Energy | Missing:
-    """Integrate power [T] in W, read at int64[T] ns, over the window by the trapezoidal rule; NaN is no reading.
+    """Integrate power [T] in W, read at int64[T] ns, over the window by the trapezoidal rule; NaN is not a reading.
 
     Exact where power changes linearly between readings; the energies of adjacent windows add up.
     """
@@ -80,17 +80,17 @@ def trapezoid_energy(at_ns: Ints, power_w: Floats, window: Window, *, interval_s
 def counter_energy(
     at_ns: Ints, energy_j: Floats, window: Window, *, interval_s: float, range_j: float = math.nan
 ) -> Energy | Missing:
-    """Take the difference of a cumulative counter [T] in J over the window; NaN is no reading.
+    """Take the difference of a cumulative counter [T] in J over the window; NaN is not a reading.
 
     A counter that falls has wrapped around at `range_j`; one without a range was reset, and what lies between is not
-    covered. One that did not move at all is Missing: no device uses nothing, a dead counter does.
+    covered. One that did not move at all is Missing: a device always uses energy, so the counter is dead.
     """
     known = np.isfinite(energy_j)
     if not known.any():
         return Missing("it has no energy counter")
     pieces = _Pieces.of(at_ns[known], window, interval_s)
     used_j = np.diff(energy_j[known])
-    used_j = np.where(used_j < 0, used_j + range_j, used_j)  # NaN where there is no range
+    used_j = np.where(used_j < 0, used_j + range_j, used_j)  # NaN without a range
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_w = used_j / pieces.length_s
     found = pieces.energy(mean_w, _highest(mean_w[pieces.covered_s > 0]), "counter")
@@ -125,7 +125,7 @@ class _Pieces:
         low_ns = np.maximum(at_ns[:-1], window.start_ns)
         high_ns = np.minimum(at_ns[1:], window.end_ns)
         inside_s = np.maximum(high_ns - low_ns, 0) / 1e9
-        # Halves of a nanosecond matter to nobody, but from the span's own start they stay exact in float64.
+        # Counted from the start of the span, half nanoseconds stay exact in float64.
         from_start_ns = (low_ns - at_ns[:-1]) + (high_ns - low_ns) / 2
         gap = length_ns / 1e9 > GAP_INTERVALS * interval_s
         return cls(

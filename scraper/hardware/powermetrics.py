@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 18
 class Sample:
     """Means over the `elapsed_s` before it. `power_w` by part: gpu, cpu, dram, ane, or package where no part is known.
 
-    `gpu_busy_ratio` is NaN where it is not told.
+    `gpu_busy_ratio` is NaN where unknown.
     """
 
     elapsed_s: float
@@ -173,7 +173,7 @@ def start(command: Sequence[str]) -> Powermetrics | Missing:
 
 
 def _parts(watts: dict[str, float], package_w: float) -> dict[str, float]:
-    """Return the power of what is known. The whole is taken only where the CPU's part is not told: it contains it."""
+    """Return the power of what is known. The package's is taken only where the CPU's is unknown: it contains it."""
     known = {part: power_w for part, power_w in watts.items() if not math.isnan(power_w)}
     if "cpu" in known or math.isnan(package_w):
         return known

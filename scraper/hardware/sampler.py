@@ -1,7 +1,7 @@
 """Power, utilisation and temperature at 1 Hz: which sources this machine has, and the task that samples them.
 
-It runs in the scraping process, on clock-aligned ticks like the scrapes. Reads happen in threads, so that a driver that
-takes its time delays no scrape. What is absent is recorded once, with the reason.
+It runs in the scraping process, on clock-aligned ticks like the scrapes. Reads happen in threads, so that a slow
+driver delays no scrape. What is absent is recorded once, with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
 
 
 async def record(path: str | os.PathLike[str], *, clock_offset_ns: int, stopping: asyncio.Event) -> None:
-    """Sample what this machine has into a hardware log until told to stop. Raises OSError, alone or in a group."""
+    """Sample what this machine has into a hardware log until `stopping` is set. Raises OSError, alone or in a group."""
     log = FrameLog(path)
 
     def append(record: HardwareLogRecord) -> None:
@@ -81,10 +81,10 @@ async def sample(
     interval_s: float = INTERVAL_S,
     absent: Mapping[str, Missing] | None = None,
 ) -> None:
-    """Record what is absent, then every source's readings until told to stop: one at once, one a tick, one at
+    """Record what is absent, then every source's readings until `stopping` is set: one at once, one a tick, one at
     the end. Closes the sources.
 
-    A source that fails is recorded as absent from then on; the others go on. Ends at once where there is no source.
+    A source that fails is recorded as absent from then on; the others go on. Ends at once without a source.
     Raises what `append` raises, in an exception group.
     """
     try:

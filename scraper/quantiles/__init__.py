@@ -32,7 +32,7 @@ class Estimates:
     """Quantiles [Q] with low and high, their 90 % interval, and lowest and highest, which pages cannot contradict.
 
     An order statistic of what was observed lies between lowest and highest unless a page was read half written. NaN
-    where there is no answer; lowest may be -inf and highest inf.
+    without an answer; lowest may be -inf and highest inf.
     """
 
     values: Floats

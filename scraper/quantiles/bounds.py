@@ -123,7 +123,7 @@ def _possible(sides: Sequence[_Side], at: Floats) -> Floats:
         room = side.slack * ROUNDING / np.maximum(distance, 0.0)[:, None]
         if side.whole:
             room = np.floor(room)
-        # An unknown sum over an endless distance is no number, and no limit.
+        # An unknown sum over an infinite distance is NaN: it limits nothing.
         limited = np.fmin(side.counts[bucket], room).sum(axis=1)
         part = np.where(distance > 0, limited, side.held[bucket])
         result[inside] += part + side.beyond[bucket + 1]

@@ -47,7 +47,7 @@ class Rows:
 def sound(counts: ArrayLike, buckets: int) -> tuple[Floats, Indices, float]:
     """Return the rows whose counts are all finite and not negative, which these are, and their scale: [T, B], [T].
 
-    Absurdly many observations are scaled down, by a power of two; a crumb of one counts as none.
+    Absurdly many observations are scaled down, by a power of two; counts below 1e-9 are treated as zero.
     """
     rows = np.asarray(counts, dtype=np.float64)
     rows = rows.reshape(-1, buckets) if buckets else np.zeros((0, 0))
@@ -60,8 +60,8 @@ def sound(counts: ArrayLike, buckets: int) -> tuple[Floats, Indices, float]:
     largest = float(rows.max(initial=0.0))
     scale = _power_of_two(MOST_OBSERVATIONS / largest) if largest > MOST_OBSERVATIONS else 1.0
     rows = rows if scale == 1 else rows * scale
-    crumbs = (rows > 0) & (rows < LEAST_OBSERVATION)
-    return np.where(crumbs, 0.0, rows) if crumbs.any() else rows, kept, scale
+    negligible = (rows > 0) & (rows < LEAST_OBSERVATION)
+    return np.where(negligible, 0.0, rows) if negligible.any() else rows, kept, scale
 
 
 def clean(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, cumulative_sum: float | None = None) -> Rows:

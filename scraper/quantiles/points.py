@@ -1,7 +1,7 @@
 """Representative points for the observations of a fitted histogram, and the quantiles read off them.
 
-A point is a value with a weight. Where a row has a single observation its value is known, and the point is pinned there;
-the rest of a bucket is represented by a distribution with the fitted mean and variance.
+A point is a value with a weight. A row with a single observation gives its value, and a point is pinned
+there; the rest of a bucket is represented by a distribution with the fitted mean and variance.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The scrape log: each target's pages as rows of numbers, appended as they come, and read back.
 
 Every record is framed by its length and CRC-32, so that a killed process loses nothing that it had written. A page's
-series stand in the log once, as a *layout*; a page of a known layout is a row of values: the exclusive or with the
-target's row before, its bytes sorted by significance, through zlib. What did not change is zeros and costs next to
-nothing; a page that changed nothing is its stamps alone.
+series are logged once, as a *layout*; a page of a known layout is a row of values: the exclusive or with the
+target's row before, its bytes sorted by significance, through zlib. Unchanged values are zeros and take almost no
+space; an unchanged page is its stamps alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(slots=True)
 class _Written:
-    """What the log knows of one target: its layouts (by the identity of their tuple) and its last row."""
+    """The state of one target in the log: its layouts (by the identity of their tuple) and its last row."""
 
     reader: PageReader = field(default_factory=PageReader)
     layouts: dict[int, tuple[int, tuple[Series, ...]]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Encoder:
             tick_ns=scrape.tick_ns,
             request_ns=scrape.request_ns,
             response_ns=scrape.response_ns,
-            delta=_apart(page.values, before),
+            delta=_delta(page.values, before),
         )
         target.layout, target.values = layout, page.values
         return [*payloads, _encode(row)], ""
@@ -172,7 +172,7 @@ class LogReader:
         self._last: dict[str, tuple[int, Floats]] = {}
 
     def take(self, payload: bytes) -> Row | FailureRecord | None:
-        """Return what one payload says; nothing for a layout, which speaks through the rows after it.
+        """Return the record of one payload; None for a layout, which the rows after it use.
 
         Raises msgspec.DecodeError on anything that `ScrapeLog` has not written.
         """
@@ -181,14 +181,14 @@ class LogReader:
             return record
         if isinstance(record, LayoutRecord):
             self._layouts[record.id] = record.url, _series_decoder.decode(zlib.decompress(record.series))
-            self._last.pop(record.url, None)  # its next row leans on nothing
+            self._last.pop(record.url, None)  # its next row is encoded against zeros
             return None
         url, series = self._layouts[record.layout]
         layout, values = self._last.get(url, (-1, np.zeros(0)))
         changed = layout != record.layout
         before = np.zeros(len(series)) if changed else values
         if record.delta:
-            before, changed = _together(before, record.delta), True
+            before, changed = _with_delta(before, record.delta), True
         self._last[url] = record.layout, before
         return Row(
             url=url,
@@ -215,12 +215,12 @@ def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:
     encoder, reader = Encoder(), LogReader()
     for scrape in scrapes:
         for payload in encoder.encode(scrape)[0]:
-            found = reader.take(payload)
-            if found is not None:
-                yield found
+            row = reader.take(payload)
+            if row is not None:
+                yield row
 
 
-def _apart(values: Floats, before: Floats) -> bytes:
+def _delta(values: Floats, before: Floats) -> bytes:
     """Return what differs from the row before: bits, so that NaN and -0 come back as they were."""
     bits = values.view(np.uint64) ^ before.view(np.uint64)
     if not bits.any():
@@ -228,7 +228,7 @@ def _apart(values: Floats, before: Floats) -> bytes:
     return zlib.compress(bits.view(np.uint8).reshape(-1, 8).T.tobytes(), _COMPRESSION_LEVEL)
 
 
-def _together(before: Floats, delta: bytes) -> Floats:
+def _with_delta(before: Floats, delta: bytes) -> Floats:
     planes = np.frombuffer(zlib.decompress(delta), dtype=np.uint8).reshape(8, -1)
     bits = np.ascontiguousarray(planes.T).view(np.uint64)[:, 0]
     return (bits ^ before.view(np.uint64)).view(np.float64)

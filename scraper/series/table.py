@@ -24,7 +24,7 @@ _Key = tuple[str, tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSeries:
-    """What one endpoint said: T usable scrapes of N series, in the order of `response_ns`.
+    """One endpoint's scrapes: T usable ones of N series, in the order of `response_ns`.
 
     Stamps are int64[T]; `at_ns` is the middle of request and response, `tick_ns` the multiple of the scrape interval
     (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
@@ -65,7 +65,7 @@ class HistogramColumns:
 class SeriesTable:
     """One endpoint's scrapes in memory, 8 bytes a value; with `keep_ns`, only those of that long before the last.
 
-    Rows stand in chunks of one layout; what is older than `keep_ns` goes chunk by chunk.
+    Rows are held in chunks of one layout; rows older than `keep_ns` are dropped chunk by chunk.
     """
 
     def __init__(self, url: str, *, keep_ns: int | None = None) -> None:
@@ -196,14 +196,14 @@ def union_columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...]
     for layout in layouts:
         if id(layout) in places:
             continue
-        found = []
+        indices = []
         for item in layout:
             key = _key(item)
             if key not in columns:
                 columns[key] = len(series)
                 series.append(item)
-            found.append(columns[key])
-        places[id(layout)] = np.array(found, dtype=np.intp)
+            indices.append(columns[key])
+        places[id(layout)] = np.array(indices, dtype=np.intp)
     return tuple(series), places
 
 

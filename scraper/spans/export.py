@@ -15,7 +15,7 @@ _LENGTH_DELIMITED = 2
 
 
 class Refusal(Exception):
-    """An export that is not taken: which of the receiver's counts it belongs to, and what its sender is told."""
+    """An export that is refused: under which of the receiver's counts, and the text and status of the reply."""
 
     def __init__(self, count: str, text: str, http_status: int, grpc_code: grpc.StatusCode) -> None:
         super().__init__(text)
@@ -28,17 +28,17 @@ class Refusal(Exception):
 
 
 def malformed(text: str, http_status: int = 400) -> Refusal:
-    """Return the refusal of what is no export; coming again does not help."""
+    """Return the refusal of a body that is not an export; sending it again does not help."""
     return Refusal("malformed", text, http_status, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def too_large(limit_bytes: int) -> Refusal:
-    """Return the refusal of what is beyond the limit."""
+    """Return the refusal of a body beyond the limit."""
     return Refusal("too_large", f"more than {limit_bytes} bytes", 413, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def turned_away(text: str) -> Refusal:
-    """Return the refusal of what may come again."""
+    """Return the refusal of an export that may be sent again."""
     return Refusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -67,7 +67,7 @@ def parsed(body: bytes) -> ExportTraceServiceRequest:
             raise Refusal("too_large", text, 413, grpc.StatusCode.INVALID_ARGUMENT)
         return ExportTraceServiceRequest.FromString(body)
     except (DecodeError, IndexError):
-        raise malformed("it is no ExportTraceServiceRequest") from None
+        raise malformed("it is not an ExportTraceServiceRequest") from None
 
 
 def _spans(body: bytes) -> Iterator[tuple[int, int]]:

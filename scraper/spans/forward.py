@@ -1,7 +1,7 @@
 """Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
 
-What is passed on is what came, byte for byte. A collector that is away is tried again, later and later; what then no
-longer fits the queue is dropped and counted, and nothing else waits for it.
+What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals;
+exports that no longer fit the queue are dropped and counted, and nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Wire:
             async with self._session.post(
                 url, data=io.BytesIO(body), headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                status, told = response.status, await response.content.read(_REPLY_BYTES)
+                status, reply = response.status, await response.content.read(_REPLY_BYTES)
                 kind, again = response.content_type, response.headers.get("Retry-After", "")
         except TimeoutError:
             raise Unavailable(f"no answer within {ATTEMPT_S:g} s") from None
@@ -140,13 +140,13 @@ class Wire:
         if status in _HTTP_AGAIN:
             raise Unavailable(f"HTTP {status}", again_s=float(again) if again.isdecimal() else 0.0)
         if status >= 300:
-            raise Rejected(f"HTTP {status}{_reason(kind, told)}")
-        return told
+            raise Rejected(f"HTTP {status}{_reason(kind, reply)}")
+        return reply
 
     async def _over_grpc(self, body: bytes) -> bytes:
         metadata = tuple((name.lower(), value) for name, value in headers_for(self._access, self._url).items())
         try:
-            told: bytes = await self._call(
+            reply: bytes = await self._call(
                 body,
                 timeout=ATTEMPT_S,
                 metadata=metadata,
@@ -155,7 +155,7 @@ class Wire:
         except aio.AioRpcError as error:
             reason = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
             raise (Unavailable if error.code() in _GRPC_AGAIN else Rejected)(reason) from error
-        return told
+        return reply
 
     def _channel(self) -> aio.Channel:
         parts = urlsplit(bare(self._url))

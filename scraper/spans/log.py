@@ -1,6 +1,6 @@
 """The log of spans: every export that an engine or a gateway sent, as it came, and what the receiver had to refuse.
 
-Raw bytes rather than rows: what a span means is data that will change, and what was not kept cannot be read again.
+Raw bytes rather than rows: how spans are read will change, and what was not kept cannot be read again.
 zlib takes an export of vLLM to about a fifth, less than rows of all its attributes would be.
 """
 
@@ -124,7 +124,7 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
 
 
 def last_counts(records: Iterable[SpanLogRecord]) -> tuple[Counts, int]:
-    """Return the counts of all receivers of a log added up, and how many of them died without a word."""
+    """Return the counts of all receivers of a log added up, and how many of them died without an `ended`."""
     ends: list[StateRecord] = []
     for record in records:
         if isinstance(record, StateRecord):

@@ -37,7 +37,7 @@ class SpanKind:
                   client's `call` of a model, or `other`
     engine        the name of a request's or gateway's; `spans` is how its spans tell times
     tells_all     it is a request whose times the span itself tells, without its stages
-    ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are told
+    ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are known
     """
 
     role: Literal["request", "gateway", "stage", "call", "other"]
@@ -113,7 +113,7 @@ def fault(span: Span, received_ns: int) -> str:
         return "no valid span id"
     if len(span.parent_span_id) not in (0, 8):
         return "no valid parent span id"
-    # Beyond int64 there is no column for it, and no such year.
+    # No column can hold more than int64, and there is not such a year.
     if not 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 2**63:
         return "an end before its start"
     if len(span.attributes) > MAX_ATTRIBUTES:

@@ -1,6 +1,6 @@
 """The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
 
-Each export is checked, logged as it came and, where asked for, passed on. What spans tell is left to `requests`.
+Each export is checked, logged as it came and, on request, forwarded. What spans tell is left to `requests`.
 Imported only where it is chosen, because grpcio is heavy.
 """
 
@@ -45,14 +45,14 @@ Deliver = Callable[[int, ExportTraceServiceRequest], None]
 class Receiver:
     """Owns both servers, and the forwarder if there is one; an async context manager.
 
-    `log` keeps every export; `deliver` is given each as it comes, with its stamp; `say` is told once of each kind of
-    trouble, in one line: the counts tell how often. `grpc_port` and `http_port` are 0 where nothing listens.
+    `log` keeps every export; `deliver` is given each as it comes, with its stamp; `say` gets one line, once for
+    each kind of trouble: the counts show how often. `grpc_port` and `http_port` are 0 where nothing listens.
     """
 
     def __init__(
         self, spec: ReceiverSpec, *, log: SpanLog | None, say: Callable[[str], None], deliver: Deliver | None = None
     ) -> None:
-        """Raises ValueError for an address or a forwarding URL that is none."""
+        """Raises ValueError for an invalid address or forwarding URL."""
         for address in (spec.grpc, spec.http):
             host_and_port(address or "none:0")
         classify(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
@@ -134,7 +134,7 @@ class Receiver:
         app.router.add_post(HTTP_PATH, self._from_http)
         # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
         # a sender that is cut off does not see why.
-        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  nobody else is to hear it
+        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
         logger.addFilter(self._noise)
         runner = web.AppRunner(
             app,
@@ -158,7 +158,7 @@ class Receiver:
         async def read() -> bytes:
             async for body in requests:
                 return body
-            raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message is no export
+            raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message
 
         try:
             return await self._admit("grpc", read)
@@ -261,7 +261,7 @@ class Receiver:
         return other != kind.role
 
     async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
-        """Log an export before its sender is told that we have it."""
+        """Log an export before it is acknowledged."""
         if self._log is None:
             return
         small = len(body) <= _INLINE_BYTES
@@ -272,7 +272,7 @@ class Receiver:
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
 
     def _noise(self, record: logging.LogRecord) -> bool:
-        """Take what aiohttp reports: what speaks no HTTP is worth a line, not a traceback each time."""
+        """Take what aiohttp reports: a peer that does not speak HTTP is worth one line, not a traceback each time."""
         error = record.exc_info[1] if record.exc_info else None
         text = " ".join(f"{record.getMessage()}: {error!r}".split())[:200]
         self._totals["malformed"] += 1
@@ -300,4 +300,4 @@ class Receiver:
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            self._say(f"{text} (said once; the counts tell how often)")
+            self._say(f"{text} (said once; the counts show how often)")

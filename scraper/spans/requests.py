@@ -17,7 +17,7 @@ from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import OFF_CLOCK, ReceivedSpan, plain
 
-TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be told as the rest of another before it
+TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be what is left of another before it
 IMPOSSIBLE = "a time that is negative or no number"
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
 # A Duration of Rust as its {:?} shows it.
@@ -36,14 +36,14 @@ class EngineSpans:
 
     trace_id, span_id       hex
     request_id              the engine's id of the request, "" for none
-    clock                   whose clock stamped it: what the sender's resource tells of its process, "" for nothing
+    clock                   whose clock stamped it: what the sender's resource says of its process, "" for nothing
     engine                  its name in `scraper.engines`
     is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
-    queue_s, prefill_s, decode_s  float64, NaN where it does not tell; ttft_s, e2e_s: from arrival to the first and last
+    queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the first and last
                             token. As the engine states them, to the bit, where it states them itself
     off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
-                            stand here, so that its request is told why, but none of its times, and -1 for its stamps
+                            are here, so that its request can say why, but no times, and -1 for its stamps
     refused                 spans not used, by reason; `repeated` of them were the same span sent again
     """
 
@@ -80,7 +80,7 @@ class _Request:
 class RequestSpans:
     """The spans of engines' and gateways' requests as they come, each with the stages below it.
 
-    - a span that came twice counts once; one with a `fault` or that tells an impossible time is refused
+    - a span that came twice counts once; one with a `fault` or an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
     - other spans are passed over
     """
@@ -137,10 +137,10 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
 
 
 def _clock(resource: Resource) -> str:
-    """Return what tells a process, or at least its machine, from others: its clock may be its own."""
-    told = {one.key: _text(plain(one.value)) for one in resource.attributes if one.key in (_INSTANCE, *_PLACE)}
-    place = "/".join(told[key] for key in _PLACE if told.get(key))
-    return (told.get(_INSTANCE) or place)[:_LONGEST_NAME]
+    """Return what identifies a process, or at least its machine: its clock may differ from that of others."""
+    stated = {one.key: _text(plain(one.value)) for one in resource.attributes if one.key in (_INSTANCE, *_PLACE)}
+    place = "/".join(stated[key] for key in _PLACE if stated.get(key))
+    return (stated.get(_INSTANCE) or place)[:_LONGEST_NAME]
 
 
 def _under(
@@ -168,7 +168,7 @@ def _under(
 
 
 def _times(request: _Request, stages: Sequence[Span]) -> dict[str, float] | None:
-    """Return a request's times in s, NaN where its spans do not tell one; nothing where they tell the impossible."""
+    """Return a request's times in s, NaN where its spans do not state one; None where they state an impossible one."""
     if not math.isnan(request.off_clock_s):
         return dict.fromkeys(TIMES, math.nan)
     known: dict[str, float] = {}
@@ -181,7 +181,7 @@ def _times(request: _Request, stages: Sequence[Span]) -> dict[str, float] | None
             if not 0 <= stated < math.inf:
                 return None
             rest = stated - known[way.less] if way.less else stated
-            if rest >= 0:  # a part longer than its whole tells nothing of the other part
+            if rest >= 0:  # a part longer than its whole says nothing of the other part
                 known[name] = rest
                 break
     return known
@@ -224,8 +224,8 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
     )
 
 
-def _text(told: str | float) -> str:
-    return f"{told:.0f}" if isinstance(told, float) else told
+def _text(value: str | float) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else value
 
 
 def _texts(values: Iterable[str]) -> Texts:

@@ -1,5 +1,5 @@
-"""What the OTLP receiver is told, and whether it can be done; without grpcio, so that who does not listen need not
-import it.
+"""Where spans are received and forwarded, and whether that is possible; a module of its own so that options need not
+import grpcio.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CannotListen(Exception):
-    """An address that the receiver cannot have; the text names it."""
+    """An address on which the receiver cannot listen; the text names it."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -42,7 +42,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def require_free(address: str) -> None:
-    """Raise CannotListen where an address cannot be had at this moment, ValueError where it is none."""
+    """Raise CannotListen where an address is not free now, ValueError where it is not an address."""
     host, port = host_and_port(address)
     try:
         for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):

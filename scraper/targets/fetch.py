@@ -25,7 +25,7 @@ ACCEPT = (
 )
 LIMIT_BYTES = 16 * 1024 * 1024
 MAX_REDIRECTS = 3
-NOBODY = Access()
+ANONYMOUS = Access()
 _JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
 _PROTOBUF = "application/vnd.google.protobuf"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -56,7 +56,7 @@ class _RefusedError(Exception):
     """The reply cannot be used; the text says why."""
 
 
-def open_session(access: Access = NOBODY) -> aiohttp.ClientSession:
+def open_session(access: Access = ANONYMOUS) -> aiohttp.ClientSession:
     """Open an HTTP session for scraping, with TLS as stated and no limit on connections: a target has one.
 
     Raises UnusableFile.
@@ -76,7 +76,7 @@ async def scrape(
     tick_ns: int,
     clock_offset_ns: int,
     limits: Limits,
-    access: Access = NOBODY,
+    access: Access = ANONYMOUS,
     any_json: bool = False,
 ) -> Scrape:
     """Fetch one page, stamped before sending and when its body is complete or the attempt has failed.
@@ -88,7 +88,7 @@ async def scrape(
     reply, error = await _attempt(session, url, access, limits)
     response_ns = time.monotonic_ns() + clock_offset_ns
     if reply is not None and not error:
-        error = _not_200(reply.status) if any_json else foreign(reply.status, reply.content_type, reply.body)
+        error = _not_200(reply.status) if any_json else not_an_exposition(reply.status, reply.content_type, reply.body)
     return Scrape(
         url=masked(url),
         tick_ns=tick_ns,
@@ -102,13 +102,13 @@ async def scrape(
 
 
 async def discover(
-    base_url: str, paths: Sequence[str], *, access: Access = NOBODY, limits: Limits = LIMITS
+    base_url: str, paths: Sequence[str], *, access: Access = ANONYMOUS, limits: Limits = LIMITS
 ) -> str | Missing:
-    """Find the metrics page that belongs to a server's base URL; the answer is its URL, or why there is none.
+    """Find the metrics page that belongs to a server's base URL: return its URL, or why there is none.
 
-    - A URL whose path has `metrics` in it is taken at its word: only that one is tried. Where it is that of
-      TensorRT-LLM's iterations, or of its `/perf_metrics`, it is not even read: its first reader empties it, and that
-      shall be the one who records.
+    - Of a URL whose path has `metrics` in it, only that one is tried. Where it is that of
+      TensorRT-LLM's iterations, or of its `/perf_metrics`, it is not even read: the first reader empties it, and
+      that must be the one that records.
     - Another path that does not end in `/v1` is tried as it is, first.
     - Then `paths` are tried (see `engines.metrics_paths`), beside the base path (`/v1` taken off) and at the root. No
       address is asked twice.
@@ -140,14 +140,14 @@ def _candidates(parts: SplitResult, paths: Sequence[str]) -> tuple[str, ...]:
     if "metrics" in parts.path:
         return (urlunsplit(parts._replace(fragment="")),)
     prefix = root_url(parts.path)
-    own = () if prefix != parts.path.rstrip("/") or not prefix else (parts.path,)
+    as_given = () if prefix != parts.path.rstrip("/") or not prefix else (parts.path,)
     prefixes = (prefix, "") if prefix else ("",)
-    whole = [*own, *(before + path for before in prefixes for path in paths)]
+    whole = [*as_given, *(before + path for before in prefixes for path in paths)]
     return tuple(urlunsplit((parts.scheme, parts.netloc, path, "", "")) for path in whole)
 
 
-def foreign(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:
-    """Say what a reply is if it is no exposition (HTTP error, JSON, web page, binary); empty if it may be one.
+def not_an_exposition(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:
+    """Return why a response is not a metrics exposition (HTTP error, JSON, web page, binary), or "" if it may be one.
 
     With `iterations_too`, a JSON list may be one: the iterations of TensorRT-LLM. A JSON string may be a page in quotes
     (llama.cpp, issue 17384); the parser tells.
@@ -180,11 +180,11 @@ def _headers(url: str, access: Access) -> dict[str, str]:
 
 
 async def _problem(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits, *, asked_for: bool) -> str:
-    """Say why the page at a URL is none. Only one that was asked for by its whole URL may be TensorRT-LLM's JSON."""
+    """Return why there is no metrics page at a URL, or "". Only one that was asked for by its whole URL may be JSON."""
     reply, error = await _attempt(session, url, access, limits)
     if reply is None or error:
         return error
-    error = foreign(reply.status, reply.content_type, reply.body, iterations_too=asked_for)
+    error = not_an_exposition(reply.status, reply.content_type, reply.body, iterations_too=asked_for)
     if error:
         return error
     # A server before its first request may have an empty page, declared as what it is.

@@ -1,4 +1,4 @@
-"""The pages that are scraped at one time, each by a target of its own, and exchanging them for others."""
+"""The set of targets that are scraped now, and its exchange for another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 class ScrapePool:
     """Owns the targets that are scraped now and the tasks that do it, which `set_targets` exchanges for others.
 
-    What a `/perf_metrics` of TensorRT-LLM says, and its clock whenever all are scraped, goes to `timings`.
+    Replies of a TensorRT-LLM `/perf_metrics`, and of its clock whenever all targets are scraped, go to `timings`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ScrapePool:
 
     async def _read_clock(self, url: str, tick_ns: int, within_s: float) -> None:
         config = self._config
-        found = await scrape(
+        reply = await scrape(
             config.session,
             url,
             tick_ns=tick_ns,
@@ -82,7 +82,7 @@ class ScrapePool:
             access=config.access,
             any_json=True,
         )
-        self._timings.append(found)
+        self._timings.append(reply)
 
     def counts(self) -> dict[str, int]:
         """Return how their scrapes ended, and how many of them do not answer."""

@@ -1,7 +1,7 @@
-"""One target: when it is scraped, when it is left alone after failures, and when it is called stale.
+"""One target: when it is scraped, how scrapes back off after failures, and when it counts as stale.
 
-Ticks are multiples of the interval on the Unix clock, shared by all targets. Each target answers a tick later by an
-offset that its URL decides, so that many targets spread over the interval.
+Ticks are multiples of the interval on the Unix clock, shared by all targets. Each target is scraped at an offset
+after the tick that its URL determines, so that many targets spread over the interval.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Say(Protocol):
 
 
 class Log(Protocol):
-    """Where scrapes go; the answer is what was wrong with a page, empty if it was good."""
+    """Where scrapes are written; `append` returns why a page cannot be used, "" if it can."""
 
     def append(self, scrape: Scrape, /) -> str:
         """Keep one scrape."""
@@ -39,8 +39,8 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeConfig:
-    """How targets are asked: at which ticks (interval and clock offset, monotonic to Unix, in ns), as whom, at what
-    cost, over which session; and the seed of the jitter.
+    """How targets are scraped: interval and clock offset (monotonic to Unix) in ns, client identity, limits, session,
+    and the seed of the jitter after failures.
     """
 
     interval_ns: int = 0
@@ -131,7 +131,7 @@ class Target:
 
     async def _scrape(self, tick_ns: int, limits: Limits) -> None:
         config = self._config
-        found = await scrape(
+        page = await scrape(
             config.session,
             self._url,
             tick_ns=tick_ns,
@@ -139,17 +139,17 @@ class Target:
             limits=limits,
             access=config.access,
         )
-        self._keep(found)
+        self._keep(page)
 
-    def _keep(self, found: Scrape) -> None:
-        error = self._log.append(found) or found.error
+    def _keep(self, page: Scrape) -> None:
+        error = self._log.append(page) or page.error
         if error:
             self.failed += 1
             self._failures += 1
         else:
             self.ok += 1
             self._failures = 0
-            self._answered_ns = found.response_ns
+            self._answered_ns = page.response_ns
         self._judge(error)
 
     def _judge(self, error: str) -> None:

@@ -136,8 +136,8 @@ def _buckets(
     return Buckets(
         bounds=np.array(columns.bounds),
         le=columns.le,
-        totals=_apart(cumulative[selection.last] - cumulative[selection.reference]),
-        slices=_apart(_by_slice(cumulative, selection)),
+        totals=_by_bucket(cumulative[selection.last] - cumulative[selection.reference]),
+        slices=_by_bucket(_by_slice(cumulative, selection)),
     )
 
 
@@ -163,7 +163,7 @@ def _intervals(
             continue
         first = fresh[rows - at[0]]
         start = np.where(first[:, None], 0.0, buckets[before[rows - at[0]]][:, bounds])
-        counts = _apart(buckets[rows][:, bounds] - start)
+        counts = _by_bucket(buckets[rows][:, bounds] - start)
         increase = sums[rows] - np.where(first & ~resets[rows], 0.0, sums[rows - 1])
         busy = counts.any(axis=1)
         parts.append(
@@ -178,7 +178,7 @@ def _intervals(
     return tuple(parts)
 
 
-def _apart(cumulative: Floats) -> Floats:
+def _by_bucket(cumulative: Floats) -> Floats:
     """Undo the accumulation over buckets (the last axis)."""
     return np.diff(cumulative, axis=-1, prepend=0.0)
 

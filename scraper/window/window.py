@@ -72,10 +72,11 @@ class ScrapeSelection:
 
 
 def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> ScrapeSelection | Missing:
-    """Choose the scrapes that a window uses and lay its slices of `slice_ns` from its start.
+    """Select the scrapes that a window uses and lay out its slices of `slice_ns` from its start.
 
     The reference is the last scrape whose `response_ns` is at or before the start: one under way at that moment may
-    have seen what the window counts. Missing: no usable scrape, none after the reference, or a window without duration.
+    already include requests of the window. Missing: no usable scrape, none after the reference, a window without
+    duration.
     """
     stamps = endpoint.response_ns
     if window.end_ns <= window.start_ns:

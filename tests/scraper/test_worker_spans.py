@@ -94,7 +94,7 @@ async def test_hostile_spans_do_not_disturb_scraping(serve: Serve, tmp_path: Pat
     kinds = ("no valid trace id", "no valid span id", "an end before its start", "more than 1024 attributes")
     kinds += (
         "spans of 'vllm' that came over grpc are not used: their clock is 36",
-        "no ExportTraceServiceRequest",
+        "not an ExportTraceServiceRequest",
         "more than 4194304 bytes",
     )
     said = (tmp_path / "scraper.stderr").read_text().splitlines()

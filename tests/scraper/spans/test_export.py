@@ -44,7 +44,7 @@ def test_what_is_none_is_refused_and_nothing_else_happens(body: bytes, data: st.
     try:
         expected = ExportTraceServiceRequest.FromString(bytes(broken))
     except DecodeError:
-        with pytest.raises(Refusal, match="it is no ExportTraceServiceRequest"):
+        with pytest.raises(Refusal, match="it is not an ExportTraceServiceRequest"):
             parsed(bytes(broken))
     else:
         assert expected == parsed(bytes(broken))

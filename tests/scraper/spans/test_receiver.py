@@ -139,8 +139,8 @@ async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path
 @pytest.mark.parametrize(
     ("body", "headers", "status", "reason"),
     [
-        (b"\xff" * 100, {}, 400, "it is no ExportTraceServiceRequest"),
-        (export()[:-3], {}, 400, "it is no ExportTraceServiceRequest"),
+        (b"\xff" * 100, {}, 400, "it is not an ExportTraceServiceRequest"),
+        (export()[:-3], {}, 400, "it is not an ExportTraceServiceRequest"),
         (b"{}", {"Content_Type": "application/json"}, 415, "it is application/json, not application/x-protobuf"),
         (export(), {"Content_Encoding": "br"}, 415, "encoded as 'br'"),
         (b"\x0a\x00" * 600_000, {}, 413, "more than 1000000 bytes"),
@@ -159,7 +159,7 @@ async def test_what_is_no_export_is_refused_with_a_reason(
         assert (200, b"") == await one.over_http(export())
     counts = one.receiver.counts()
     assert (2, 1) == (counts.malformed + counts.too_large, counts.exports)
-    assert [f"an export of spans over http is refused: {reason} (said once; the counts tell how often)"] == one.said
+    assert [f"an export of spans over http is refused: {reason} (said once; the counts show how often)"] == one.said
     assert [export()] == one.bodies()
 
 
@@ -266,7 +266,7 @@ async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, r
             assert (1, reason) == (told.partial_success.rejected_spans, told.partial_success.error_message)
         assert b"" == await one.send("http", export())
     assert one.receiver.counts() == Counts(exports=3, spans=3, bad_spans=2)
-    assert [f"spans that came over grpc are not used: {reason} (said once; the counts tell how often)"] == one.said
+    assert [f"spans that came over grpc are not used: {reason} (said once; the counts show how often)"] == one.said
     spans = engine_spans(one.records())
     assert (1, {reason: 2}) == (len(spans), spans.refused)
 
@@ -285,7 +285,7 @@ async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, 
     (said,) = one.said
     assert (
         f"spans of 'vllm\\n' that came over grpc are not used: their clock is SOME s {where} ours; set it right on "
-        "that machine (NTP) (said once; the counts tell how often)"
+        "that machine (NTP) (said once; the counts show how often)"
     ) == re.sub(r"\d+ s", "SOME s", said)
     assert pytest.approx(abs(off_s), abs=60) == int(re.findall(r"(\d+) s", said)[0])
     spans = engine_spans(one.records())
@@ -366,7 +366,7 @@ async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
         await run()
     log.close()
     assert one.receiver.counts() == Counts(turned_away=2)
-    reason = "it cannot be logged: Broken pipe (said once; the counts tell how often)"
+    reason = "it cannot be logged: Broken pipe (said once; the counts show how often)"
     assert [f"an export of spans over http is refused: {reason}"] == one.said
 
 
