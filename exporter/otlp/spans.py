@@ -185,7 +185,7 @@ def _status_code(requests: RequestLog, place: int) -> int | None:
 
 
 def _counted(requests: RequestLog, place: int) -> int | None:
-    """Return what the server counted; an estimate is no usage."""
+    """Return what the server counted; None for what was estimated."""
     return _count(requests.output_tokens[place]) if requests.output_tokens_source[place] == "usage" else None
 
 

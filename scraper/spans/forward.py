@@ -73,7 +73,7 @@ class Wire:
     """
 
     def __init__(self, url: str, access: Access, *, zipped: bool = False) -> None:
-        """Raises ValueError for a URL that is none of these."""
+        """Read the URL. Raises ValueError for one that is none of these."""
         self._url, self._access, self._zipped = url, access, zipped
         parts = forward_parts(url)
         alike = parts.port == GRPC_PORT and not parts.path.strip("/")
@@ -81,7 +81,7 @@ class Wire:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises UnusableFile for a certificate that cannot be read, ValueError for TLS that gRPC cannot do."""
+        """Open it. Raises UnusableFile for an unreadable certificate, ValueError for TLS that gRPC cannot do."""
         channel = self._channel() if self._speaks_grpc else None
         if channel is None:
             connector = aiohttp.TCPConnector(ssl=tls_context(self._access))
@@ -178,7 +178,7 @@ class Forwarder:
     """Owns the queue before the next collector and the connection to it; an async context manager."""
 
     def __init__(self, url: str, access: Access, *, say: Callable[[str], None], queue_bytes: int = QUEUE_BYTES) -> None:
-        """Raises ValueError for a URL that Wire cannot use."""
+        """Read the URL. Raises ValueError for one that Wire cannot use."""
         self.sent = 0
         self.dropped = 0
         self._url, self._say = url, say
@@ -191,7 +191,7 @@ class Forwarder:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises what Wire does."""
+        """Open the connection and begin to send. Raises what Wire does."""
         await self._stack.enter_async_context(self._wire)
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._task = self._group.create_task(self._run())

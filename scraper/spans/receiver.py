@@ -52,7 +52,7 @@ class Receiver:
     def __init__(
         self, spec: ReceiverSpec, *, log: SpanLog | None, say: Callable[[str], None], deliver: Deliver | None = None
     ) -> None:
-        """Raises ValueError for an invalid address or forwarding URL."""
+        """Read the addresses. Raises ValueError for an invalid one, or an invalid forwarding URL."""
         for address in (spec.grpc, spec.http):
             host_and_port(address or "none:0")
         classify(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
@@ -68,7 +68,7 @@ class Receiver:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log cannot be written)."""
+        """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log is not writable)."""
         try:
             if self._forwarder:
                 await self._stack.enter_async_context(self._forwarder)
