@@ -68,7 +68,7 @@ class Receiver:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log is not writable)."""
+        """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (an unwritable log)."""
         try:
             if self._forwarder:
                 await self._stack.enter_async_context(self._forwarder)
