@@ -64,7 +64,7 @@ def breakdown_table(correlation: Correlation) -> Table:
         if described.mean is None:
             continue
         shown.add_row(*_row(part.label, described, sources))
-        for inner in (one for one in INNER_PARTS if one.within == part.name):
+        for inner in (inner for inner in INNER_PARTS if inner.within == part.name):
             described = getattr(breakdown, json_name(inner))
             share = described.share_of_ttft
             if share is not None and (part.name == "network" or share > LEAST_SHARE):

@@ -212,7 +212,7 @@ def _endpoint(
 def _why_no_engine(endpoints: Sequence[EndpointSeries]) -> str:
     if not endpoints:
         return "no metrics endpoint was scraped"
-    if not any(len(one.response_ns) for one in endpoints):
-        reasons = [one.failures[-1][1] for one in endpoints if one.failures]
+    if not any(len(endpoint.response_ns) for endpoint in endpoints):
+        reasons = [endpoint.failures[-1][1] for endpoint in endpoints if endpoint.failures]
         return f"no scrape succeeded: {reasons[0]}" if reasons else "no scrape succeeded"
     return "no known engine's metrics are on the page"

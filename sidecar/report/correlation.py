@@ -64,24 +64,24 @@ def _gateway_ms(run: Run, joined: Joined) -> Floats:
     return np.where(consistent, gateway_ms, np.nan)
 
 
-def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -> Correlation:
+def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -> Correlation:
     """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
     rows = run.requests.phase == "measure"
-    measured, parts = take(run.requests, rows), take(found.parts, rows)
+    measured, parts = take(run.requests, rows), take(times.parts, rows)
     edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     findings = Findings(
         parts=parts,
-        attribution=take(found.attribution, rows),
-        clocks=found.clocks,
+        attribution=take(times.attribution, rows),
+        clocks=times.clocks,
         means=_means(run, measured, window),
         ok=measured.status == "ok",
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
         endpoint_url=measured.endpoint_url,
         edges_ns=edges,
-        percentiles=_percentiles(run, found, window),
+        percentiles=_percentiles(run, times, window),
         spans=_spans(run),
-        records=found.records,
+        records=times.records,
         associations=associations(measured, {"ttft_ms": parts.ttft_ms}, run.endpoints),
         tail=tail_shares(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
     )
@@ -89,19 +89,19 @@ def correlation_of(run: Run, found: Correlated, window: Window, slice_ns: int) -
 
 
 def _percentiles(
-    run: Run, found: Correlated, window: Window
+    run: Run, times: Correlated, window: Window
 ) -> dict[Literal["queue_ms", "prefill_ms"], ServerPercentiles | Missing]:
     """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any.
 
     Those of a request that ended well count, whether or not it could be estimated.
     """
-    exact = np.isin(found.parts.source, ("trace", "response"))
-    observed = exact & (found.attribution.quality == "none") & (run.requests.status == "ok")
-    best = {"interval": np.where(observed, 0, found.attribution.interval)}
+    exact = np.isin(times.parts.source, ("trace", "response"))
+    observed = exact & (times.attribution.quality == "none") & (run.requests.status == "ok")
+    best = {"interval": np.where(observed, 0, times.attribution.interval)}
     for part in ("queue", "prefill"):
-        best[f"{part}_s"] = getattr(found.parts, f"{part}_ms") / 1e3
-        best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(found.attribution, f"{part}_sd_s"))
-    table = take(replace(found.attribution, **best), run.requests.phase == "measure")
+        best[f"{part}_s"] = getattr(times.parts, f"{part}_ms") / 1e3
+        best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(times.attribution, f"{part}_sd_s"))
+    table = take(replace(times.attribution, **best), run.requests.phase == "measure")
     scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
     wanted = list(PERCENTILES.values())
     return {

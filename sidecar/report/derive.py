@@ -46,7 +46,7 @@ class Derived:
     """A run, the times of its requests, and its `summary.json`."""
 
     run: Run
-    found: Correlated
+    times: Correlated
     summary: Summary
 
 
@@ -62,20 +62,20 @@ def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
     """
     path = run.path
     window = window_of(run)
-    found = correlated(run)
-    summary = summarise(run, window, found)
+    times = correlated(run)
+    summary = summarise(run, window, times)
     write_json(path / SUMMARY, msgspec.to_builtins(summary))
     wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
-    requests = tables.requests_table(run.requests, found.parts)
+    requests = tables.requests_table(run.requests, times.parts)
     write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
     if "text" in wanted:
         report = text.as_text(summary)
         write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
-    return Derived(run=run, found=found, summary=summary)
+    return Derived(run=run, times=times, summary=summary)
 
 
 def window_of(run: Run) -> Window:
@@ -104,8 +104,8 @@ def window_of(run: Run) -> Window:
     return Window(start_ns=start_ns, end_ns=max(start_ns, *last))
 
 
-def summarise(run: Run, window: Window, found: Correlated) -> Summary:
-    """Return `summary.json` of a run whose requests' times were found."""
+def summarise(run: Run, window: Window, times: Correlated) -> Summary:
+    """Return `summary.json` of a run from the times of its requests."""
     manifest = run.manifest
     measured = take(run.requests, run.requests.phase == "measure")
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
@@ -133,7 +133,7 @@ def summarise(run: Run, window: Window, found: Correlated) -> Summary:
     )
     if manifest.get("server_missing"):
         server = msgspec.structs.replace(server, reason=manifest["server_missing"])
-    correlation = correlation_of(run, found, window, _slice_ns(run))
+    correlation = correlation_of(run, times, window, _slice_ns(run))
     sent = workload(run)
     check = _self_check(run, measured, stats)
     return Summary(

@@ -47,5 +47,5 @@ def span_source(derived: Derived) -> SpanSource:
         protocol=str(manifest["config"].get("endpoint") or "chat"),
         provider=next((engine.name for engine in detected if engine is not None), ""),
         requests=run.requests,
-        parts=derived.found.parts,
+        parts=derived.times.parts,
     )
