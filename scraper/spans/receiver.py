@@ -68,11 +68,7 @@ class Receiver:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-<<<<<<< Updated upstream
         """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (an unwritable log)."""
-=======
-        """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (the log)."""
->>>>>>> Stashed changes
         try:
             if self._forwarder:
                 await self._stack.enter_async_context(self._forwarder)
