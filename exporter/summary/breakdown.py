@@ -48,7 +48,9 @@ class Coverage(Struct, frozen=True, kw_only=True):
 class Quality(Struct, frozen=True, kw_only=True):
     """Requests with a first token by how certain their parts are."""
 
-    exact: Annotated[Count, doc("The engine's own numbers.", "requests")]
+    exact: Annotated[
+        Count, doc("The engine's own numbers, or alone between two scrapes, as whole numbers prove.", "requests")
+    ]
     tight: Annotated[Count, doc("Estimated, one of two or three that ended between two scrapes.", "requests")]
     shared: Annotated[Count, doc("Estimated, one of more.", "requests")]
     mixed_traffic: Annotated[
@@ -102,18 +104,53 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     """Where the TTFT went, and the end-to-end time; docs/metrics.md defines the parts."""
 
     ttft_ms: Annotated[Whole, doc("What is broken down.", "ms")]
-    network_ms: Annotated[TtftPart, doc("Outside engine and gateway.", "ms")]
-    gateway_ms: Annotated[TtftPart, doc("In a gateway whose span was joined.", "ms")]
-    queue_ms: Annotated[TtftPart, doc("Wait in the engine's queue.", "ms")]
-    prefill_ms: Annotated[TtftPart, doc("First scheduling to first token.", "ms")]
-    other_ms: Annotated[TtftPart, doc("The rest: engine_frontend_ms, blank_output_ms, and what `merged` names.", "ms")]
-    request_network_ms: Annotated[TtftPart, doc("Of network_ms: submission to arrival at the engine.", "ms")]
-    response_network_ms: Annotated[
-        TtftPart, doc("Of network_ms: the engine's first token to the client's first output.", "ms")
+    network_ms: Annotated[
+        TtftPart,
+        doc(
+            "Outside engine and gateway: first output - submit, less the engine's own TTFT. Below 0 by as much as"
+            " stamps are late.",
+            "ms",
+        ),
     ]
-    engine_frontend_ms: Annotated[TtftPart, doc("Of other_ms: in the engine, neither queue nor prefill.", "ms")]
-    blank_output_ms: Annotated[TtftPart, doc("Of other_ms: first output to the first token that is not blank.", "ms")]
-    send_ms: Annotated[TtftPart, doc("Before TTFT begins: dispatch to submission, connecting included.", "ms")]
+    gateway_ms: Annotated[
+        TtftPart,
+        doc(
+            "In gateways before the engine: the first output by the outermost's span in the request's trace "
+            "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT; without such a span it is in"
+            " `network_ms`.",
+            "ms",
+        ),
+    ]
+    queue_ms: Annotated[
+        TtftPart, doc("Wait in the engine's queue, as the engine defines it ([engines.md](engines.md)).", "ms")
+    ]
+    prefill_ms: Annotated[TtftPart, doc("First scheduling to first token.", "ms")]
+    other_ms: Annotated[
+        TtftPart, doc("The rest of TTFT: `engine_frontend_ms`, `blank_output_ms`, and what `merged` names.", "ms")
+    ]
+    request_network_ms: Annotated[
+        TtftPart,
+        doc(
+            "Of `network_ms`: submission to arrival at the engine. Only where the clocks are known to each other.", "ms"
+        ),
+    ]
+    response_network_ms: Annotated[
+        TtftPart, doc("Of `network_ms`: the engine's first token to the client's first output, likewise.", "ms")
+    ]
+    engine_frontend_ms: Annotated[
+        TtftPart,
+        doc(
+            "Of `other_ms`: in the engine, neither queue nor prefill (tokenising, the wait for the running step, "
+            "output processing).",
+            "ms",
+        ),
+    ]
+    blank_output_ms: Annotated[
+        TtftPart, doc("Of `other_ms`: first output to first token; the engine generated, but nothing visible.", "ms")
+    ]
+    send_ms: Annotated[
+        TtftPart, doc("Submit - dispatch: connecting and sending. Before TTFT begins, in none of its parts.", "ms")
+    ]
     merged: Annotated[
         dict[str, int], doc("What other_ms includes for want of a source that separates it, by count.", "requests")
     ]

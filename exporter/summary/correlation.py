@@ -72,7 +72,14 @@ class BreakdownSlice(Struct, frozen=True, kw_only=True):
 class EngineClock(Struct, frozen=True, kw_only=True):
     """An engine's clock beside the run's, by causality."""
 
-    offset_ms: Annotated[float | None, doc("What to add to the engine's stamps for the run's clock.", "ms")]
+    offset_ms: Annotated[
+        float | None,
+        doc(
+            "What to add to the engine's stamps for the run's clock: a request cannot arrive before it was sent, "
+            "and its output cannot be read before it was generated.",
+            "ms",
+        ),
+    ]
     error_ms: Annotated[Amount | None, doc("Its largest error; of several engines the largest of all.", "ms")]
     pairs: Annotated[Count, doc("Requests that bound it.", "requests")]
     left_out: Annotated[Count, doc("Requests whose spans are inconsistent with those.", "requests")]
@@ -123,7 +130,10 @@ class TimePercentiles(Struct, frozen=True, kw_only=True):
     ] = UNSET
     source: Annotated[
         Literal["client spans", "buckets and sums"] | UnsetType,
-        doc("Times of our requests within what the buckets allow; or the histogram alone, where it served others too."),
+        doc(
+            "`client spans`: times of our requests, within what the buckets allow; `buckets and sums`: the "
+            "histogram alone, where over 5 % of the requests were not ours."
+        ),
     ] = UNSET
     covered_ratio: Annotated[Amount | UnsetType, doc("Our requests over those that the server counted.", NO_UNIT)] = (
         UNSET
