@@ -55,7 +55,7 @@ class Stop:
         self.reason = ""
 
     def set(self, reason: str) -> None:
-        """Wish the end."""
+        """Ask for the end."""
         if not self._wish.is_set():
             self.reason = reason
             self._wish.set()
@@ -66,12 +66,12 @@ class Stop:
 
 
 def slots(concurrency: int, *, workers: int, worker: int) -> int:
-    """A worker's share of a closed loop's slots; the shares differ by one at most and sum to the whole."""
+    """Return a worker's share of a closed loop's slots; shares differ by one at most and sum to the whole."""
     return concurrency // workers + (worker < concurrency % workers)
 
 
 def is_share(planned: PlannedRequest, *, workers: int, worker: int) -> bool:
-    """Whether a request is this worker's: by turns, each request, or each session as a whole, belongs to one of them.
+    """Tell whether a request is this worker's: requests, or sessions as wholes, are dealt out by turns.
 
     The indices of first turns are as far apart as their sessions are long, so that sessions go by their own number.
     """
@@ -123,7 +123,7 @@ class _Phase:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self) -> PlannedRequest | None:
-        """The next request, or None when the plan or the phase is over; a plan that is still growing is waited for."""
+        """Return the next request, None when the plan or the phase is over; wait for a plan that still grows."""
         if self.is_over():
             return None
         try:
@@ -174,7 +174,7 @@ class _Phase:
         return self.order.until_ns is not None and self.clock.now_ns() >= self.order.until_ns
 
     def left_s(self) -> float | None:
-        """How long requests may still be submitted, as a timeout; None: without end."""
+        """Return how long requests may still be submitted, as a timeout; None: without end."""
         return None if self.order.until_ns is None else (self.order.until_ns - self.clock.now_ns()) / 1e9
 
     def _finish(self) -> None:
@@ -280,7 +280,7 @@ async def _rounds(phase: _Phase) -> int:
 
 
 async def _round(phase: _Phase) -> list[PlannedRequest]:
-    """As many requests as there are slots; fewer at the plan's end."""
+    """Give as many requests as there are slots; fewer at the plan's end."""
     together: list[PlannedRequest] = []
     while len(together) < (phase.order.concurrency or 0) and (planned := await phase.take()) is not None:
         together.append(planned)

@@ -36,13 +36,13 @@ class Head:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the peer will take another request on this connection."""
+        """Tell whether the peer will take another request on this connection."""
         tokens = {token.strip().lower() for token in self.headers.get("connection", "").split(",")}
         return "keep-alive" in tokens if self.version == "HTTP/1.0" else "close" not in tokens
 
 
 def head_end(data: bytes | bytearray) -> int:
-    """Position behind the blank line that ends a head, or -1. A bare newline counts, as RFC 9112 section 2.2 allows."""
+    """Return the position behind the blank line that ends a head, or -1; bare newlines count (RFC 9112, 2.2)."""
     crlf = data.find(b"\r\n\r\n")
     bare = data.find(b"\n\n")
     if crlf < 0 or 0 <= bare < crlf:
@@ -68,7 +68,7 @@ def parse_head(raw: bytes | bytearray) -> Head:
 
 
 def is_chunked(head: Head) -> bool:
-    """Whether the body comes in chunks, which overrides a content length."""
+    """Tell whether the body comes in chunks, which overrides a content length."""
     return head.headers.get("transfer-encoding", "").lower().split(",")[-1].strip() == "chunked"
 
 
@@ -160,7 +160,7 @@ class BodyEnd:
 
 @lru_cache(maxsize=1024)  # the lines of a stream are few, and each comes thousands of times
 def chunk_size(line: bytes) -> int:
-    """The size a chunk-size line gives, extensions ignored. Raises ProtocolError."""
+    """Return the size that a chunk-size line gives, extensions ignored. Raises ProtocolError."""
     digits = line.partition(b";")[0].strip()
     # int() alone would take a sign, an underscore or 0x.
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):
@@ -186,7 +186,7 @@ def dechunk(wire: bytes) -> Dechunked:
 
 
 def _whole(wire: bytes) -> Dechunked | None:
-    """Take a body apart at its line ends; None where that is no way to do it: torn, with trailers, with CRLF inside.
+    """Take a body apart at its line ends; None where that does not work: torn, with trailers, with CRLF inside.
 
     It is exact where each size is the length of what stands between its line and the next, and that is several times
     as fast as walking from size to size.

@@ -72,16 +72,16 @@ class Recorder:
 
     @property
     def in_flight(self) -> int:
-        """Requests begun and not finished."""
+        """Return how many requests have begun and not finished."""
         return len(self._open)
 
     def begin(self, exchange: Exchange, url: str) -> None:
-        """A request is under way; from now on the flush looks after it."""
+        """Begin a request: from now on the flush writes what it does."""
         self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
         self.started += 1
 
     def finish(self, exchange: Exchange) -> None:
-        """A request has ended; its last part is written soon, or at once when many others wait for that.
+        """Finish a request: write its last part soon, or at once when many others wait for that.
 
         At once as well where a session's next turn needs what came back.
         """
@@ -189,7 +189,7 @@ class Recorder:
 
 
 def _rss_bytes() -> int:
-    """Resident memory; -1 where /proc does not tell."""
+    """Return the resident memory; -1 where /proc does not state it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:

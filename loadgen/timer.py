@@ -56,7 +56,7 @@ class Alarm:
 
     @property
     def precise(self) -> bool:
-        """Whether this machine has what it takes."""
+        """Tell whether this machine has timerfd."""
         return self._fd >= 0
 
     async def until(self, monotonic_ns: int) -> None:

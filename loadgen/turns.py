@@ -29,7 +29,7 @@ _SLICE_EVENTS = 24
 async def next_turn(
     planned: PlannedRequest, exchange: Exchange, *, protocol: Protocol
 ) -> tuple[PlannedRequest, int] | None:
-    """The turn after a finished one, and when it is due: its think time after the reply's end, in Unix ns.
+    """Return the turn after a finished one, and when it is due: its think time after the reply's end, in Unix ns.
 
     planned   the turn that has ended; the first of its `turns` is the next one, which gets the rest of them
     exchange  what came back, with head, body and read ends kept (`kept_head`, `kept`, `kept_ends`)
@@ -50,7 +50,7 @@ async def next_turn(
 
 
 async def reply_text(protocol: Protocol, head: bytes, wire: bytes, read_ends: Iterable[int]) -> str | None:
-    """All visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
+    """Return all visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
     seen, read = Seen(), 0
     for _ in reading(seen, protocol.form, 200, head, wire, read_ends):
         if seen.number - read >= _SLICE_EVENTS:

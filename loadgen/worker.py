@@ -227,7 +227,7 @@ async def _run(command: Run, sender: _Sender) -> None:
 
 
 async def _shard(tail: FrameTail, tally: _Tally, *, workers: int, worker: int) -> AsyncGenerator[PlannedRequest, None]:
-    """This worker's requests of a plan that may still be growing: none for one beyond the `workers` that share it."""
+    """Give this worker's share of a plan that may still grow; none to one beyond the `workers` that share it."""
     while True:
         payloads = tail.read_new()
         for payload in payloads:

@@ -40,7 +40,7 @@ class RequestMetrics:
 
 
 def request_metrics(log: RequestLog) -> RequestMetrics:
-    """The metrics of each request, whatever its status; select the log first to look at some."""
+    """Return the metrics of each request, whatever its status; `take` rows first to look at some."""
     end_ns = np.where(log.last_token_ns >= 0, log.last_token_ns, log.end_ns)
     tokens = counts(log.output_tokens)
     e2e_ms = span_ms(log.submit_ns, end_ns)
@@ -63,17 +63,17 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
 
 
 def schedule_lateness_ms(log: RequestLog) -> Floats:
-    """How late each request was dispatched, float64[n]: the generator's own error; NaN in a closed loop."""
+    """Return how late each request was dispatched, float64[n]: the generator's own error; NaN in a closed loop."""
     return span_ms(log.scheduled_ns, log.dispatch_ns)
 
 
 def span_ms(start_ns: Ints, end_ns: Ints) -> Floats:
-    """Milliseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
+    """Return milliseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
     return np.where((start_ns >= 0) & (end_ns >= 0), (end_ns - start_ns) / 1e6, np.nan)
 
 
 def counts(values: Ints) -> Floats:
-    """Counts as float64[n]; NaN where missing (-1)."""
+    """Return counts as float64[n]; NaN where missing (-1)."""
     return np.where(values >= 0, values, np.nan)
 
 
@@ -90,7 +90,7 @@ def _gaps(log: RequestLog) -> tuple[Floats, Ints]:
 
 
 def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:
-    """Mean, deviation and maximum of each request's gaps, float64[requests], NaN where there are too few."""
+    """Return mean, deviation and maximum of each request's gaps, float64[requests], NaN where there are too few."""
     count = np.bincount(row, minlength=requests)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_ms = np.where(count > 0, np.bincount(row, gaps_ms, requests) / count, np.nan)

@@ -126,7 +126,7 @@ async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, 
 
 @contextmanager
 def _signals(shared: Watch) -> Iterator[None]:
-    """SIGTERM and SIGINT end the watch, SIGHUP reads the configuration file again."""
+    """End the watch at SIGTERM and SIGINT; read the configuration file again at SIGHUP."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, shared.stop.set)
