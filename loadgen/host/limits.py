@@ -26,12 +26,12 @@ def raise_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """How many files a process started by this one can have open at once."""
+    """Return how many files a process started by this one can have open at once."""
     return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def port_count() -> int | None:
-    """How many connections to one address and port this machine can have at once; None when it does not tell."""
+    """Return how many connections to one address and port this machine can have at once; None when it does not tell."""
     try:
         first, last = map(int, _PORT_RANGE.read_text(encoding="ascii").split())
     except (OSError, ValueError):

@@ -122,7 +122,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 async def _first_that_answers(addresses: Sequence[tuple[int, Any]]) -> tuple[int, Any]:
-    """The first address that a connection can be opened to. Raises OSError, that of the last, when there is none."""
+    """Return the first address that a connection can be opened to. Raises the last one's OSError when there is none."""
     for family, address in addresses[:-1]:
         with contextlib.suppress(OSError):
             await _handshake(family, address)
@@ -140,7 +140,7 @@ async def _handshake(family: int, address: Any) -> tuple[float, tuple[float, flo
 
 
 def _kernel_rtt(connection: socket.socket) -> tuple[float, float] | Missing:
-    """Smoothed round-trip time and its deviation, ms."""
+    """Return smoothed round-trip time and its deviation, ms."""
     if sys.platform != "linux":
         return Missing(reason="TCP_INFO is read on Linux only")
     try:

@@ -94,7 +94,7 @@ def _out_of_range(arrival: Arrival) -> Iterator[str]:
 def schedule(
     arrival: Arrival, *, seed: int, count: int | None = None, duration_s: float | None = None
 ) -> npt.NDArray[np.int64]:
-    """Offsets int64[n] in nanoseconds from the phase's start, not descending; a pure function of its arguments.
+    """Return offsets int64[n] in nanoseconds from the phase's start, not descending; a pure function of its arguments.
 
     With `count`, that many; with `duration_s`, those strictly before it; with both, whichever is reached first. A
     replayed trace needs neither, and gives no more than it has.
@@ -115,7 +115,7 @@ def schedule(
 
 
 def expected(arrival: Arrival, at_s: float, *, count: int | None = None, duration_s: float | None = None) -> float:
-    """How many arrivals the intensity promises within the first `at_s` seconds; not for replay.
+    """Return how many arrivals the intensity promises within the first `at_s` seconds; not for replay.
 
     `count` and `duration_s` are those of the schedule, which a ramp's length may follow from.
     """
@@ -143,7 +143,7 @@ def _speed(arrival: Arrival, trace_ns: Ints) -> float:
 
 
 def _random_s(arrival: Arrival, seed: int, count: int | None, duration_s: float | None) -> Floats:
-    """Arrival times in seconds: `count` of them, or as many as cover the duration, and some more."""
+    """Return arrival times in seconds: `count` of them, or as many as cover the duration, and some more."""
     ramp_s = _ramp_length_s(arrival, count, duration_s)
     if count is not None:
         return _at_s(arrival, _unit_rate(arrival, count, seed), ramp_s)
@@ -157,7 +157,7 @@ def _random_s(arrival: Arrival, seed: int, count: int | None, duration_s: float 
 
 
 def _unit_rate(arrival: Arrival, n: int, seed: int) -> Floats:
-    """The first n arrivals at a mean of one a second."""
+    """Return the first n arrivals at a mean of one a second."""
     if arrival.kind == "uniform":
         return np.arange(n, dtype=np.float64)
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_ARRIVALS_KEY))

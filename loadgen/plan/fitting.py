@@ -80,7 +80,7 @@ class PlanOrder:
 
 
 def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
-    """Input and output lengths that fit the model together with 64 tokens for the template.
+    """Return input and output lengths that fit the model together with 64 tokens for the template.
 
     The input gives way first, down to one token; then the output, down to one.
     """
@@ -118,7 +118,7 @@ class Fitter:
     """
 
     def __init__(self, *, target: Target, tokenizer: Tokenizer, order: PlanOrder) -> None:
-        """Raises TokenizerError where exact lengths are wanted and the tokenizer has no chat template."""
+        """Prepare the fitting. Raises TokenizerError where exact lengths lack a tokenizer with a chat template."""
         self._protocol = PROTOCOLS[target.endpoint]
         if order.exact and self._protocol.templated and not tokenizer.template:
             raise TokenizerError(
@@ -142,7 +142,7 @@ class Fitter:
             )
 
     async def fit(self, request: WorkloadRequest) -> Planned:
-        """One request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
+        """Return one request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
         parts = _Parts(
             system=self._shared[request.system.name] if request.system else _NOTHING,
             prefix=self._shared[request.prefix.name] if request.prefix else _NOTHING,
@@ -169,7 +169,7 @@ class Fitter:
         )
 
     async def _fitted(self, text: str, token_ids: Sequence[int], tokens: int) -> FittedPrompt:
-        """A file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
+        """Return a file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
         if text:
             return FittedPrompt(text, await count_text(self._tokenizer, text))
         drawn = self._reference.text(token_ids)
@@ -185,7 +185,7 @@ class Fitter:
         return FittedPrompt(request.text, tokens) if whole else await fit(self._tokenizer, request.text, tokens)
 
     async def _declared(self, request: WorkloadRequest, own: FittedPrompt, parts: _Parts, input_tokens: int) -> int:
-        """What is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
+        """Return what is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
         if request.text is None and self._tokenizer is self._reference:
             return input_tokens
         if not parts.prefix.text and not parts.suffix.text:
@@ -235,7 +235,7 @@ class Fitter:
 
 
 def _within(parts: _Parts, input_tokens: int) -> _Parts:
-    """The parts that leave at least one token of `input_tokens` to the request's own text."""
+    """Return the parts that leave at least one token of `input_tokens` to the request's own text."""
     if parts.tokens >= input_tokens:
         parts = replace(parts, prefix=_NOTHING)
     if parts.tokens >= input_tokens:
@@ -248,7 +248,7 @@ def _within(parts: _Parts, input_tokens: int) -> _Parts:
 async def plan(
     workload: Iterable[WorkloadRequest], *, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
-    """The workload's requests, in order, fitted eight at a time; see Fitter for what is fitted and declared.
+    """Give the workload's requests, in order, fitted eight at a time; see Fitter for what is fitted and declared.
 
     Each turn of a session has an index of its own, the later ones right behind the first's.
 
@@ -279,14 +279,14 @@ async def plan(
 
 
 def _wanted(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[tuple[int, WorkloadRequest]]:
-    """Requests with their offset, as many as the order asks for."""
+    """Give requests with their offset, as many as the order asks for."""
     offsets = itertools.repeat(-1) if order.offsets_ns is None else iter(order.offsets_ns.tolist())
     # The offsets come first: where they end, nothing more is drawn from a workload that another phase may go on with.
     return zip(itertools.islice(offsets, order.count), workload, strict=False)
 
 
 def numbered(request: PlannedRequest, order: PlanOrder, *, index: int, offset_ns: int, ordinal: int) -> PlannedRequest:
-    """A request and its later turns as the order's `ordinal`-th.
+    """Return a request and its later turns as the order's `ordinal`-th.
 
     A session's own number is its ordinal: by its index, sessions of two turns would all be the even workers'.
     """

@@ -133,7 +133,7 @@ def look(path: Path) -> Saved:
 
 
 def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
-    """The requests of a file, in order, as a plan's records, of no phase and numbered from 0.
+    """Read the requests of a file, in order, as a plan's records, of no phase and numbered from 0.
 
     model  asked for instead of the original run's, in bodies that are JSON with a model
 
@@ -161,7 +161,7 @@ def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
 
 
 async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> AsyncGenerator[Planned, None]:
-    """Saved requests in place of a workload's plan: the same bodies at the same offsets.
+    """Give saved requests in place of a workload's plan: the same bodies at the same offsets.
 
     Of the order: `offsets_ns`, where given, replaces the saved ones; `count` sends fewer; `urls` spreads them anew;
     without `sessions` later turns are left out; `exact`, `max_model_len` and `ignore_eos` change nothing.
@@ -214,7 +214,7 @@ def _planned(line: _Line, model: str | None) -> PlannedRequest:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """A JSON body with another model in its place; any other body, and one without a model, as it is."""
+    """Return a JSON body with another model in its place; any other body, and one without a model, as it is."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except UNREADABLE:

@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
 
 
 def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each line's number and its fields by name; of CSV as text, and without those that are empty."""
+    """Give each line's number and its fields by name; of CSV as text, and without those that are empty."""
     first = next((line for line in text if line.strip()), "")
     text.seek(0)
     number, line = 1, ""
@@ -211,7 +211,7 @@ def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
 
 
 def _told(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
-    """What msgspec found wrong, behind the field and its value."""
+    """Return what msgspec found wrong, behind the field and its value."""
     what, _, place = str(error).partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]
     return f"{name}: {_shown(repr(fields.get(name)))}: {what}" if name else what

@@ -34,7 +34,7 @@ _DATATYPES = {bool: ("BOOL", "bool_contents"), int: ("INT32", "int_contents"), f
 
 @cache
 def _messages() -> dict[str, Any]:
-    """The message classes by name, from kserve.proto as it was compiled, in a pool of their own."""
+    """Return the message classes by name, from kserve.proto as it was compiled, in a pool of their own."""
     # Heavy, and only gRPC needs it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def _messages() -> dict[str, Any]:
 
 
 def body(asked: Asked) -> bytes:
-    """A ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
+    """Write a ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
 
     `ignore_eos` is a parameter of the request: Triton hands it on, and what does not know it does not mind.
     """
@@ -75,7 +75,7 @@ def body(asked: Asked) -> bytes:
 
 
 def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
-    """The next turn of a session: the text so far, the reply, and what the turn adds, as one text."""
+    """Return the next turn of a session: the text so far, the reply, and what the turn adds, as one text."""
     kind = _messages()["ModelInferRequest"]
     request = kind.FromString(added_body)
     said = [_text_input(body) for body in (kind.FromString(previous_body), request)]
@@ -128,7 +128,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _values(output: Any, raw: bytes | None) -> list[Any]:
-    """The elements of an output tensor, from its typed contents or from the raw ones beside it."""
+    """Return the elements of an output tensor, from its typed contents or from the raw ones beside it."""
     contents = output.contents
     if raw is None:
         fields = (contents.bytes_contents, contents.int_contents, contents.uint_contents, contents.int64_contents)

@@ -16,7 +16,7 @@ from loadgen.protocols.request import Asked, json_body, messages_of
 
 
 def body(asked: Asked) -> bytes:
-    """Lengths and sampling stand in `options`."""
+    """Write a chat; lengths and sampling stand in `options`."""
     fields = {
         "model": asked.target.model,
         "messages": messages_of(asked.prompt),
@@ -66,7 +66,7 @@ def _take(seen: Seen, event: SseEvent) -> None:
 
 
 def _timings(line: _Line) -> ServerTimings:
-    """The total runs from the handler's start; the load holds waiting for a runner too, so it is no queue."""
+    """Return the last line's times; the load time includes waiting for a runner, so it is not a queue time."""
     prefill_ms, decode_ms = _ms(line.prompt_eval_duration), _ms(line.eval_duration)
     return ServerTimings(
         source="ollama",

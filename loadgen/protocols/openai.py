@@ -26,14 +26,14 @@ _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 
 def chat_body(asked: Asked) -> bytes:
-    """A chat; `ignore_eos` is an extension of vLLM, SGLang and others, left out when false."""
+    """Write a chat; `ignore_eos` is an extension of vLLM, SGLang and others, left out when false."""
     return json_body(
         {"model": asked.target.model, "messages": messages_of(asked.prompt)} | _streamed(asked), asked.target
     )
 
 
 def completions_body(asked: Asked) -> bytes:
-    """The same with one text, since the endpoint has no roles."""
+    """Write the same with one text, since the endpoint has no roles."""
     return json_body({"model": asked.target.model, "prompt": joined(asked.prompt)} | _streamed(asked), asked.target)
 
 
@@ -48,7 +48,7 @@ def _streamed(asked: Asked) -> dict[str, object]:
 
 
 def exo_body(asked: Asked) -> bytes:
-    """exo's bench, which empties the prefix cache, bans the end of a sequence and does not stream.
+    """Write a request of exo's bench, which empties the prefix cache, bans the end of a sequence and does not stream.
 
     So there are no token times of the client's: the server's are all there is. exo's streaming chat is the protocol
     `chat`, which reads the same statistics.
@@ -140,7 +140,7 @@ def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
 
 
 def _extras(seen: Seen, chunk: _Chunk) -> None:
-    """Times of the server's own. A later event, which knows more, replaces what an earlier one said."""
+    """Take the server's own times; a later event, which knows more, replaces what an earlier one said."""
     if chunk.metrics is not NULL:
         seen.timings = timings.of_vllm(chunk.metrics) or seen.timings
     if chunk.timings is not NULL:

@@ -45,23 +45,23 @@ class Asked:
 
 
 def joined(prompt: Prompt) -> str:
-    """The one text that a protocol without roles is sent: the system prompt, a blank line, the prompt."""
+    """Return the one text that a protocol without roles is sent: the system prompt, a blank line, the prompt."""
     return f"{prompt.system}\n\n{prompt.text}" if prompt.system else prompt.text
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:
-    """The messages of a chat: the system prompt, if there is one, and the user's."""
+    """Return the messages of a chat: the system prompt, if there is one, and the user's."""
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
     return [*system, {"role": "user", "content": prompt.text}]
 
 
 def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object]:
-    """A body's fields with the target's own; those that are None are left out."""
+    """Return a body's fields with the target's own; those that are None are left out."""
     return {name: value for name, value in {**fields, **target.extra}.items() if value is not None}
 
 
 def json_body(fields: Mapping[str, object], target: Target) -> bytes:
-    """The same as JSON; equal fields give equal bytes."""
+    """Return the same as JSON; equal fields give equal bytes."""
     return msgspec.json.encode(with_extra(fields, target))
 
 

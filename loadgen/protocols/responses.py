@@ -21,7 +21,7 @@ _REASONS = {"max_output_tokens": "length", "max_tokens": "length"}
 
 
 def body(asked: Asked) -> bytes:
-    """The system prompt stands in `instructions`; `ignore_eos` is an extension, left out when false."""
+    """Write a request; the system prompt is in `instructions`; `ignore_eos`, an extension, is left out when false."""
     fields = {
         "model": asked.target.model,
         "input": [{"role": "user", "content": asked.prompt.text}],
@@ -109,7 +109,7 @@ def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
 
 
 def _state(seen: Seen, response: _Response) -> None:
-    """What a response object says of the whole: its id, and at the end status, usage and reason."""
+    """Take what a response object says of the whole: its id, and at the end status, usage and reason."""
     seen.response_id = seen.response_id or response.id or ""
     if response.metrics is not NULL:
         seen.timings = of_vllm(response.metrics) or seen.timings
@@ -129,7 +129,7 @@ _read = reader(_Event, _take)
 
 
 def _take_event(seen: Seen, event: SseEvent) -> None:
-    """A reply that is not streamed is the response object itself."""
+    """Take an event, or a reply that is not streamed, which is the response object itself."""
     if seen.streamed:
         _read(seen, event)
         return

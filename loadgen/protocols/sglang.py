@@ -19,7 +19,7 @@ from loadgen.protocols.request import Asked, joined, json_body
 
 
 def body(asked: Asked) -> bytes:
-    """The endpoint serves one model and takes no name, no roles and no chat template."""
+    """Write a request; the endpoint serves one model and takes no name, no roles and no chat template."""
     sampling: dict[str, object] = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
     if asked.ignore_eos:
         sampling["ignore_eos"] = True
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
-    """The events, each with only the text that is new."""
+    """Give the events, each with only the text that is new."""
     found = list(events(data, at))
     chunks = [_chunk(event.data) for event in found]
     texts = [chunk.text for chunk in chunks if chunk is not None and chunk.text]

@@ -18,7 +18,7 @@ _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}
 
 
 def body(asked: Asked) -> bytes:
-    """The endpoint serves one model and takes no name, no roles and no chat template.
+    """Write a request; the endpoint serves one model and takes no name, no roles and no chat template.
 
     TGI refuses a temperature of 0, and decodes greedily without one.
     """

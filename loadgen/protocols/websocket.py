@@ -10,12 +10,12 @@ import msgspec
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL
 from loadgen.protocols.reading.stream import Form, Seen
-from loadgen.protocols.reading.timings import Count, WebSocket, told_by
+from loadgen.protocols.reading.timings import Count, WebSocket, timings_of
 from loadgen.protocols.request import Asked, json_body, messages_of
 
 
 def body(asked: Asked) -> bytes:
-    """The one message of a request; the transport adds `id` and `traceparent`."""
+    """Write the one message of a request; the transport adds `id` and `traceparent`."""
     fields = {
         "model": asked.target.model,
         "messages": messages_of(asked.prompt),
@@ -61,7 +61,7 @@ def _take(seen: Seen, event: SseEvent) -> None:
         usage = message.usage or _Usage()
         seen.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         seen.response_id, seen.finish_reason = message.response_id, message.finish_reason
-        seen.timings = told_by("websocket", message.timings)
+        seen.timings = timings_of("websocket", message.timings)
         seen.done_end = event.end
 
 

@@ -66,7 +66,7 @@ class Connection:
         self._raw_head = bytearray()
         self._floor_ns = -1
         self.idle_ns = 0
-        # Reads that nobody has looked at yet: their bytes, when they returned, and the kernel's stamps.
+        # Reads that are still to be looked at: their bytes, when they returned, and the kernel's stamps.
         self._pieces: list[bytes] = []
         self._read_ns = array("q")
         self._kernel_stamps = bytearray()
@@ -98,21 +98,21 @@ class Connection:
         if wire is not None:
             wire.abort()
 
-    # What the wire tells
+    # Called by the wire
 
     def made(self, wire: Wire) -> None:
-        """There is a wire now."""
+        """Take the wire over."""
         self._wire = wire
         self.idle_ns = self._clock.now_ns()
 
     def sent(self, at_ns: int) -> None:
-        """The kernel has taken all that there was to send."""
+        """Note when the kernel had taken all that there was to send."""
         exchange = self._exchange
         if exchange is not None and exchange.submit_ns < 0:
             exchange.submit_ns = self._floor_ns = at_ns
 
     def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
-        """A read returned at the given moment, of bytes that the kernel had stamped; see ReceiveStamps.moved."""
+        """Take a read: when it returned, and the kernel's stamp of its bytes; see ReceiveStamps.moved."""
         self._pieces.append(data)
         self._read_ns.append(at_ns)
         self._kernel_stamps += kernel_stamp
@@ -127,12 +127,12 @@ class Connection:
             self._catch_up()
 
     def ended_by_peer(self) -> None:
-        """The peer will send nothing more."""
+        """End what is under way: the peer will send nothing more."""
         self._catch_up()
         self._closed("closed by the peer")
 
     def lost(self, error: Exception | None) -> None:
-        """The wire is no more; without an error somebody closed it."""
+        """End what is under way: the wire is gone; without an error it was closed on this side."""
         self._catch_up()
         if error is None:
             self._closed("closed")
@@ -152,7 +152,7 @@ class Connection:
         self._read_ns, self._kernel_stamps = array("q"), bytearray()
         exchange = self._exchange
         if exchange is None:
-            self.abort()  # bytes that nobody asked for
+            self.abort()  # unsolicited bytes: no request is in flight
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         before, begin, stop, error = len(exchange.body), 0, -1, ""
@@ -167,7 +167,7 @@ class Connection:
         exchange.body += data[begin : stop if ended else len(data)]
         ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))
         if ended:
-            # What was read behind the end is nobody's.
+            # Bytes behind the end belong to no reply.
             length = len(exchange.body)
             count = next(read for read, end in enumerate(ends, start=1) if end >= length)
             stamps_ns, ends = stamps_ns[:count], [*ends[: count - 1], length]

@@ -58,7 +58,7 @@ class GrpcTransport:
     """Connections to gRPC servers, a hundred streams each at most; owns them all."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
-        """Raises OSError when a certificate cannot be read, ValueError for TLS that grpcio cannot do."""
+        """Prepare TLS. Raises OSError when a certificate cannot be read, ValueError for TLS that grpcio cannot do."""
         self._spec = spec
         self._clock = clock
         self._credentials = _credentials(spec.tls) if any(_is_tls(url) for url in spec.roots) else None
@@ -110,7 +110,7 @@ class GrpcTransport:
         return begin(_with_id(planned.body, own), metadata=metadata)
 
     async def _talk(self, call: Any, exchange: Exchange) -> None:
-        """Raises AioRpcError unless the call ends well."""
+        """Read the call to its end. Raises AioRpcError unless it ends well."""
         await asyncio.sleep(0)  # grpcio's task hands the message to its core, whose transport sends it at once
         begun_ns = self._clock.now_ns()
         exchange.submit_ns = begun_ns if exchange.connected_ns >= 0 else -1
@@ -175,7 +175,7 @@ async def _connected(channel: aio.Channel) -> bool:
 
 
 def _reason(details: str) -> str:
-    """Why a connection could not be made, without the addresses and the words of grpcio's own around it."""
+    """Return why a connection could not be made, without grpcio's own words and the addresses around it."""
     if found := _TLS_REASON.search(details):
         return f"tls: {found[1]}"
     unresolved = "lookup failed" in details or "DNS" in details

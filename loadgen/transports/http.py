@@ -32,13 +32,13 @@ class Origin:
 
     @property
     def authority(self) -> str:
-        """Host and port as in a Host header."""
+        """Return host and port as in a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
 def origin_of(url: str) -> Origin:
-    """The origin of a URL; its path does not matter. Raises ValueError when it is not http(s)."""
+    """Return the origin of a URL; its path does not matter. Raises ValueError when it is not http(s)."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"{url!r} is not an http:// or https:// URL")
@@ -125,7 +125,7 @@ class Pool:
             self._idle.append(connection)
         else:
             self._drop(connection)
-        # The oldest stand first; two a turn keep the list free of the dead at no cost to speak of.
+        # Idle connections are ordered oldest first; checking two per call evicts stale ones in amortised O(1).
         for old in self._idle[:2]:
             if not old.usable:
                 self._idle.remove(old)

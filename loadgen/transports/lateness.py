@@ -27,7 +27,7 @@ BUCKETS = (_LARGEST_BITS - _SMALLEST_BITS) * _STEPS + 2
 
 
 def bucket_index(late_ns: int) -> int:
-    """The bucket of a lateness in nanoseconds; negative counts as none."""
+    """Return the bucket of a lateness in nanoseconds; negative counts as none."""
     bits = late_ns.bit_length()
     if late_ns < 0 or bits <= _SMALLEST_BITS:
         return 0
@@ -38,7 +38,7 @@ def bucket_index(late_ns: int) -> int:
 
 
 def bucket_bounds(index: int) -> tuple[int, float]:
-    """The lateness in nanoseconds that a bucket begins with, and the first that is too late for it."""
+    """Return the lateness in nanoseconds that a bucket begins with, and the first that is too late for it."""
     if index == 0:
         return 0, 1 << _SMALLEST_BITS
     if index == BUCKETS - 1:
@@ -58,7 +58,7 @@ _FINE = [bucket_index(late_ns) for late_ns in range(0, _FINE_NS, 1 << _FINE_BITS
 
 
 def add_counts(several: Iterable[Sequence[int]]) -> list[int]:
-    """The histogram of several workers together; one that counted nothing may be empty."""
+    """Return the histogram of several workers together; one that counted nothing may be empty."""
     total = [0] * BUCKETS
     for counts in several:
         for index, count in enumerate(counts):
@@ -67,7 +67,7 @@ def add_counts(several: Iterable[Sequence[int]]) -> list[int]:
 
 
 def quantile_ns(counts: Sequence[int], q: float, *, max_ns: int | None = None) -> float:
-    """The q-quantile (0 to 1) of a histogram, in nanoseconds: where its bucket ends, so never too small.
+    """Return the q-quantile (0 to 1) of a histogram, in nanoseconds: where its bucket ends, so never too small.
 
     NaN when nothing was counted. Given the largest value seen, no quantile exceeds it.
     """
@@ -130,7 +130,7 @@ class ReceiveStamps:
         self._offset_ns = self._measure()
 
     def moved(self, stamps: bytes | bytearray, reads_ns: Sequence[int], *, floor_ns: int = -1) -> list[int]:
-        """The kernel's stamps (a TIMESPEC a read, NO_STAMP where there is none) of reads as stamps of the run's clock.
+        """Return the kernel's stamps of reads (a TIMESPEC each, NO_STAMP where there is none) by the run's clock.
 
         `reads_ns` is when each read returned: no stamp is later than that. None is earlier than the one before it, nor
         than `floor_ns`, which has precedence.
@@ -162,7 +162,7 @@ class ReceiveStamps:
                 self._stepped_ns = self._clock.now_ns()
 
     def _measure(self) -> int:
-        """The run's clock minus the wall clock, in nanoseconds."""
+        """Return the run's clock minus the wall clock, in nanoseconds."""
         readings = []
         for _ in range(self._TRIES):
             before = self._clock.now_ns()

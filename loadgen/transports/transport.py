@@ -44,7 +44,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def roots(self) -> list[str]:
-        """The URLs as `PlannedRequest.path` goes behind them."""
+        """Return the URLs as `PlannedRequest.path` goes behind them."""
         return [root_url(url) for url in self.urls]
 
 
@@ -99,7 +99,7 @@ class Transport(Protocol):
 
 
 def waiting_for(exchange: Exchange) -> str:
-    """What had not come yet of an exchange that took too long."""
+    """Return what had not come yet of an exchange that took too long."""
     if exchange.connected_ns < 0:
         return "no connection"
     if exchange.submit_ns < 0:
@@ -108,7 +108,7 @@ def waiting_for(exchange: Exchange) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message for a log: one line, at most 200 characters, TLS failures marked as such."""
+    """Return an exception's message for a log: one line, at most 200 characters, TLS failures marked as such."""
     problem = connection_problem(error)
     text = problem.reason
     if problem.kind == "tls":

@@ -36,7 +36,7 @@ class WebSocketTransport:
     """Connections that carry one request at a time, kept for the next one; owns them all."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
-        """Raises OSError when a certificate cannot be read."""
+        """Prepare TLS. Raises UnusableFile when a certificate cannot be read."""
         self._spec = spec
         self._clock = clock
         secure = any(url.startswith(("https:", "wss:")) for url in spec.roots)
@@ -105,7 +105,7 @@ class WebSocketTransport:
             _cut(connection)
 
     def _message(self, planned: PlannedRequest) -> bytes:
-        """The planned body, a JSON object, with the ids that tie it to a span and a server's log."""
+        """Return the planned body, a JSON object, with the ids that tie it to a span and a server's log."""
         run_id, index = self._spec.run_id, planned.index
         ids = b',"id":"%b","traceparent":"%b"}' % (
             request_id(run_id, index).encode(),

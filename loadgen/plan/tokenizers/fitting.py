@@ -41,25 +41,25 @@ class Tokenizer(Protocol):
     template: bool
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a text alone, without special tokens; text that looks like one is ordinary text."""
+        """Return the token ids of a text alone, without special tokens; text that looks like one is ordinary text."""
         ...
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; what is not valid UTF-8 becomes U+FFFD, so this loses something for random ids."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD, so this loses something for random ids."""
         ...
 
     async def count_chat(self, system: str, user: str) -> int:
-        """Tokens of a chat request after the chat template, the header that opens the reply included."""
+        """Return tokens of a chat request after the chat template, the header that opens the reply included."""
         ...
 
 
 async def count_text(tokenizer: Tokenizer, text: str) -> int:
-    """How many tokens a text has, without special tokens. Raises TokenizerError."""
+    """Return how many tokens a text has, without special tokens. Raises TokenizerError."""
     return len(await tokenizer.encode(text)) if text else 0
 
 
 async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
-    """`text`, cut or repeated until it counts `tokens`, or as near as four corrections come.
+    """Return `text`, cut or repeated until it counts `tokens`, or as near as four corrections come.
 
     The text of n ids need not encode to n ids, so count again and correct.
 
@@ -93,7 +93,7 @@ async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
 async def fit_counted(
     text: str, tokens: int, count: Callable[[str], Awaitable[int]], *, guess: int | None = None
 ) -> FittedPrompt:
-    """The piece of `text` from its start for which `count` says `tokens`, found by bisection over its length.
+    """Return the piece of `text` from its start for which `count` says `tokens`, found by bisection over its length.
 
     `count` takes the piece to the number of tokens of the whole request, so a chat template is in it: exo-bench's
     method (prompt construction). `text` must be long enough: repeat it before. `guess` is a length in characters to

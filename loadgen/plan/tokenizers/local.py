@@ -59,15 +59,15 @@ class LocalTokenizer:
         self.why_no_template = rendered if isinstance(rendered, str) else ""
 
     async def encode(self, text: str) -> list[int]:
-        """Without the special tokens that the file would add."""
+        """Return token ids without the special tokens that the file would add."""
         return self._ids(text)
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included."""
+        """Return the text of token ids, special ones included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     async def count_chat(self, system: str, user: str) -> int:
-        """Tokens of a chat request after the chat template. Raises TokenizerError where there is none."""
+        """Return tokens of a chat request after the chat template. Raises TokenizerError where there is none."""
         if self._render is None:
             raise TokenizerError(f"{self.source}: no chat template: {self.why_no_template}")
         return len(self._ids(self._render(system, user)))
@@ -77,7 +77,7 @@ class LocalTokenizer:
 
 
 def chat_template(directory: Path) -> Render | str:
-    """What renders a system and a user text as the model's chat template does, or the reason why there is nothing.
+    """Return what renders a system and a user text by the model's chat template, or why there is nothing.
 
     The template is chat_template.jinja, else the `chat_template` of tokenizer_config.json (its "default" of several).
     """
@@ -103,7 +103,7 @@ def chat_template(directory: Path) -> Render | str:
 
 
 def _token(value: object) -> str:
-    """A special token, which a configuration writes as text or as an object with the text in it."""
+    """Return a special token, which a configuration writes as text or as an object with the text in it."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
 

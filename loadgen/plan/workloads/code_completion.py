@@ -55,7 +55,7 @@ class Corpus:
 
 
 def read(path: Path) -> tuple[Corpus, dict[str, Any]]:
-    """What is used of a file, at most 20,000 functions from its beginning, and what a report states of it.
+    """Return what is used of a file, at most 20,000 functions from its beginning, and what a report states of it.
 
     The newest file is kept in memory, since a warm-up draws from it too.
 
@@ -93,7 +93,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
 
 
 def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests without end; output lengths are the draft's log-normal ones, not those of the cut pieces."""
+    """Give requests without end; output lengths are the draft's log-normal ones, not those of the cut pieces."""
     contexts = _contexts(corpus, stream_rng(seed, _CONTENT_STREAM))
     order = endless_order(len(corpus.functions), seed=seed, stream=_ORDER_STREAM)
     shared, cut, output = (stream_rng(seed, stream) for stream in (_SHARE_STREAM, _CUT_STREAM, _OUTPUT_STREAM))
@@ -106,7 +106,7 @@ def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
-    """Ten contexts of 512 to 1024 tokens, of ten repositories where there are as many, by a seeded choice."""
+    """Return ten contexts of 512 to 1024 tokens, of ten repositories where there are as many, by a seeded choice."""
     lengths = whole(REPOSITORIES.tokens, rng, REPOSITORIES.count).tolist()
     names = sorted(corpus.repositories)
     chosen = rng.permutation(len(names)).tolist()
@@ -141,7 +141,7 @@ _LANGUAGES_LOWER = frozenset(language.lower() for language in LANGUAGES)
 
 
 def python_functions(text: str) -> Iterator[str]:
-    """The functions of Python code: a def and the lines below it that are indented more, or blank."""
+    """Return the functions of Python code: a def and the lines below it that are indented more, or blank."""
     lines = text.splitlines(keepends=True)
     for start, first in enumerate(lines):
         found = _PYTHON.match(first)
@@ -164,7 +164,7 @@ def _within(line: str, indent: int) -> bool:
 
 
 def braced_functions(text: str) -> Iterator[str]:
-    """The functions of JavaScript or TypeScript code, from the keyword to the brace that closes the body.
+    """Return the functions of JavaScript or TypeScript code, from the keyword to the brace that closes the body.
 
     Braces in texts and comments count too, so a function that has them unpaired is cut wrongly or left out.
     """

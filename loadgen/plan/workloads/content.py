@@ -81,7 +81,7 @@ _FUNCTIONS_A_LANGUAGE = 128
 
 
 def token_ids(kind: str, tokens: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """Token ids of one piece of content. Raises KeyError for a kind that is none of CONTENTS."""
+    """Return the token ids of one piece of content. Raises KeyError for a kind that is none of CONTENTS."""
     return tuple(_MAKERS[kind](tokens, rng).tolist())
 
 
@@ -113,14 +113,14 @@ _MAKERS = {"random-tokens": _random_tokens, "words": _words, "code": _code, "rep
 
 @cache
 def _word_ids() -> tuple[Ints, int]:
-    """Ids of the words, each with the blank before it, and of the full stop."""
+    """Return ids of the words, each with the blank before it, and of the full stop."""
     ids = [reference().ids(f" {word}") for word in sorted(set(_WORDS))]
     return np.array([one for one, *more in ids if not more], np.int64), reference().ids(".")[0]
 
 
 @cache
 def _function_ids(language: str) -> tuple[Ints, ...]:
-    """Ids of functions of a language, always the same ones."""
+    """Return ids of functions of a language, always the same ones."""
     rng = np.random.default_rng(LANGUAGES.index(language))
     made = []
     for _ in range(_FUNCTIONS_A_LANGUAGE):

@@ -53,7 +53,7 @@ class Exchange:
 
 
 def read(path: Path) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
-    """The conversations that have an exchange, in the file's order, and what a report states of the file.
+    """Return the conversations that have an exchange, in the file's order, and what a report states of the file.
 
     The newest file is kept in memory, since a warm-up draws from it too.
 
@@ -92,7 +92,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...
 def requests(
     conversations: list[tuple[Exchange, ...]], *, seed: int, think_s: Distribution | None = None
 ) -> Iterator[WorkloadRequest]:
-    """Requests without end; with `think_s`, the pause before a later turn, a conversation is a session."""
+    """Give requests without end; with `think_s`, the pause before a later turn, a conversation is a session."""
     rng, think = stream_rng(seed, _SHARE_STREAM), stream_rng(seed, _THINK_STREAM)
     systems = share(SYSTEM_PROMPT, "system", "words", stream_rng(seed, _CONTENT_STREAM))
     order = endless_order(len(conversations), seed=seed, stream=_ORDER_STREAM)
@@ -118,7 +118,7 @@ def _reply_tokens(one: Exchange) -> int:
 
 
 def _decoded(raw: bytes) -> list[_Conversation]:
-    """The conversations; half a surrogate pair, which no UTF-8 can hold, becomes U+FFFD. Raises as msgspec does."""
+    """Decode conversations; half a surrogate pair, which no UTF-8 can hold, becomes U+FFFD. Raises as msgspec does."""
     try:
         return msgspec.json.decode(raw, type=list[_Conversation])
     except msgspec.DecodeError as error:
@@ -128,7 +128,7 @@ def _decoded(raw: bytes) -> list[_Conversation]:
 
 
 def _paired(found: re.Match[bytes]) -> bytes:
-    """An escaped backslash or a whole pair as it is; half a pair as U+FFFD."""
+    """Return an escaped backslash or a whole pair as it is; half a pair as U+FFFD."""
     return found[0] if len(found[0]) != _ESCAPE_BYTES else rb"\ufffd"
 
 

@@ -118,7 +118,7 @@ def read(path: Path) -> CustomWorkload:
 
 
 def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
-    """A workload from a file's content; `name` where the file has none. Raises WorkloadError."""
+    """Return a workload from a file's content; `name` where the file has none. Raises WorkloadError."""
     file = convert({key: data[key] for key in ("name", "classes") if key in data}, _File, "")
     above = {key: value for key, value in data.items() if key not in ("name", "classes")}
     named = file.name or name
@@ -163,7 +163,7 @@ def _sharing(given: object, where: str) -> Sharing | None:
 
 
 def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution:
-    """What stands at `where` in a file: a number (fixed), or a mapping of one kind to its parameters.
+    """Read what stands at `where` in a file: a number (fixed), or a mapping of one kind to its parameters.
 
     Raises WorkloadError naming the field, its value and the cure.
     """
@@ -194,7 +194,7 @@ def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution
 
 
 def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:
-    """Percentiles as the fields of `Percentiles`: what is neither min nor max is a point."""
+    """Return percentiles as the fields of `Percentiles`: what is neither min nor max is a point."""
     points = {percent: value for percent, value in given.items() if percent not in ("min", "max")}
     for percent, value in points.items():
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 < percent < 100:
@@ -211,7 +211,7 @@ def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:
 
 
 def _check(read: Distribution, place: str, bounds: Bounds) -> None:
-    """What the fields of a distribution cannot say each for itself."""
+    """Check what the fields of a distribution cannot say each for itself."""
     if isinstance(read, Choice):
         for at, value in enumerate(read.values):
             bounds.check(f"{place}.values[{at}]", value)

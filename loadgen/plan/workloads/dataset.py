@@ -12,7 +12,7 @@ from loadgen.plan.workloads.mix import stream_rng
 
 
 def about_file(path: Path, option: str = "--dataset") -> dict[str, Any]:
-    """Name, size and SHA-256 of a file: its version, whatever it is called. Raises WorkloadError naming the option."""
+    """Return name, size and SHA-256 of a file, which tell its version. Raises WorkloadError naming the option."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -22,7 +22,7 @@ def about_file(path: Path, option: str = "--dataset") -> dict[str, Any]:
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """What changes when a file is written anew: its time of change in ns and its size. Raises WorkloadError."""
+    """Return what changes when a file is written anew: its time of change in ns and its size. Raises WorkloadError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -31,12 +31,12 @@ def file_state(path: Path) -> tuple[int, int]:
 
 
 def unreadable(path: Path, error: OSError, option: str = "--dataset") -> WorkloadError:
-    """The error of a file that cannot be opened or read."""
+    """Return the error of a file that cannot be opened or read."""
     return WorkloadError(f"{path}: {error.strerror or error}; give the path of a readable file with {option}")
 
 
 def endless_order(count: int, *, seed: int, stream: int) -> Iterator[int]:
-    """Positions 0 to count - 1 in a random order, all of them before any comes again, without end."""
+    """Give positions 0 to count - 1 in a random order, all of them before any comes again, without end."""
     rng = stream_rng(seed, stream)
     while True:
         yield from rng.permutation(count).tolist()

@@ -124,19 +124,19 @@ Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | His
 
 
 def about(distribution: Distribution) -> dict[str, Any]:
-    """What a report states of a distribution: its type, and its fields as a file has them."""
+    """Return what a report states of a distribution: its type, and its fields as a file has them."""
     told: dict[str, Any] = msgspec.to_builtins(distribution)
     points = told.pop("points", ())
     return told | {f"p{percent:g}": value for percent, value in points}
 
 
 def whole(distribution: Distribution, rng: np.random.Generator, count: int) -> Ints:
-    """Lengths int64[count], rounded to the nearest whole number, at least 0."""
+    """Return lengths int64[count], rounded to the nearest whole number, at least 0."""
     return np.maximum(np.rint(distribution.draw(rng, count)), 0).astype(np.int64)
 
 
 def pick(rng: np.random.Generator, weights: tuple[float, ...], count: int) -> Ints:
-    """Positions int64[count], each as likely as its weight; one uniform number is drawn for each."""
+    """Return positions int64[count], each as likely as its weight; one uniform number is drawn for each."""
     ends = np.cumsum(np.asarray(weights, np.float64))
     at = np.asarray(np.searchsorted(ends, rng.random(count) * ends[-1], side="right"), np.int64)
     # A product that rounds up to the whole falls to the last one that has a weight.
@@ -145,6 +145,6 @@ def pick(rng: np.random.Generator, weights: tuple[float, ...], count: int) -> In
 
 
 def zipf_weights(count: int, exponent: float) -> tuple[float, ...]:
-    """Weights of Zipf's law, float[count], the first the largest: proportional to rank**-exponent, of sum 1."""
+    """Return weights of Zipf's law, float[count], the first the largest: proportional to rank**-exponent, of sum 1."""
     ranks = np.arange(1, count + 1, dtype=np.float64) ** -exponent
     return tuple((ranks / ranks.sum()).tolist())

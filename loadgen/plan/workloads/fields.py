@@ -39,7 +39,7 @@ def read_yaml(path: Path) -> object:
 
 
 def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
-    """A mapping that stands at `where` in the file ("" is the file itself); empty fields count as left out.
+    """Convert a mapping that stands at `where` in the file ("" is the file itself); empty fields count as left out.
 
     Raises WorkloadError.
     """
@@ -67,11 +67,11 @@ def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: st
 
 
 def place(where: str, key: object) -> str:
-    """Where a field stands, as in classes[1].input.uniform.min."""
+    """Return where a field stands, as in classes[1].input.uniform.min."""
     return f"{where}.{key}" if where else str(key)
 
 
 def nearest(name: object, names: Sequence[str]) -> str:
-    """The hint of an error: which known name comes near, or nothing."""
+    """Return the hint of an error: which known name comes near, or nothing."""
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -73,7 +73,7 @@ class RequestClass:
 
 
 def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests without end, each of a class drawn by weight."""
+    """Give requests without end, each of a class drawn by weight."""
     made = [class_requests(one, seed=seed, stream=at) for at, one in enumerate(classes)]
     if len(made) == 1:
         yield from made[0]
@@ -85,7 +85,7 @@ def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[Workload
 
 
 def class_requests(one: RequestClass, *, seed: int, stream: int = 0) -> Iterator[WorkloadRequest]:
-    """Requests of one class without end; `stream` tells classes of one workload apart."""
+    """Give requests of one class without end; `stream` tells classes of one workload apart."""
     lengths, content, shared, session = (stream_rng(seed, stream, part) for part in range(4))
     systems = share(one.system, f"system-{stream}", one.content, stream_rng(seed, stream, 4))
     prefixes = share(one.prefixes, f"prefix-{stream}", one.content, stream_rng(seed, stream, 5))
@@ -117,7 +117,7 @@ def class_requests(one: RequestClass, *, seed: int, stream: int = 0) -> Iterator
 def later_turns(
     one: RequestClass, turn_count: int, content: np.random.Generator, session: np.random.Generator
 ) -> tuple[Turn, ...]:
-    """The turns of a session behind its first, with lengths from the class's own distributions."""
+    """Return the turns of a session behind its first, with lengths from the class's own distributions."""
     later = turn_count - 1
     inputs = np.maximum(whole(one.input_tokens, session, later), 1).tolist()
     outputs = np.maximum(whole(one.output_tokens, session, later), 1).tolist()
@@ -129,7 +129,7 @@ def later_turns(
 
 
 def share(sharing: Sharing | None, name: str, content: str, rng: np.random.Generator) -> tuple[Shared, ...]:
-    """The pieces that are shared, in the order of their popularity."""
+    """Return the pieces that are shared, in the order of their popularity."""
     if sharing is None:
         return ()
     lengths = np.maximum(whole(sharing.tokens, rng, sharing.count), 1).tolist()
@@ -139,7 +139,7 @@ def share(sharing: Sharing | None, name: str, content: str, rng: np.random.Gener
 
 
 def choose(sharing: Sharing | None, pieces: Sequence[Shared], rng: np.random.Generator) -> list[Shared | None]:
-    """For each request of a block the piece that it begins with, or None."""
+    """Return for each request of a block the piece that it begins with, or None."""
     if sharing is None:
         return [None] * _BLOCK
     shares = rng.random(_BLOCK) < sharing.share
@@ -148,12 +148,12 @@ def choose(sharing: Sharing | None, pieces: Sequence[Shared], rng: np.random.Gen
 
 
 def stream_rng(seed: int, *key: int) -> np.random.Generator:
-    """A stream of random numbers of this workload, apart from the run's other streams."""
+    """Return a stream of random numbers of this workload, apart from the run's other streams."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPAWN_KEY, *key)))
 
 
 def about(classes: Sequence[RequestClass]) -> dict[str, Any]:
-    """What a report states of the classes: lengths, content, sharing and sessions."""
+    """Return what a report states of the classes: lengths, content, sharing and sessions."""
     total = sum(one.weight for one in classes)
     return {"classes": [_about(replace(one, weight=one.weight / total)) for one in classes]}
 

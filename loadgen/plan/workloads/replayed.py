@@ -16,7 +16,7 @@ _BLOCKS_KEPT = 4096
 
 
 def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
-    """The trace's requests in its order, once; their texts are English words.
+    """Give the trace's requests in its order, once; their texts are English words.
 
     With hash_ids a prompt is the blocks of these numbers, equal numbers equal words, so prefixes are shared as they
     were; what the lengths have beyond the blocks is the request's own.
@@ -41,7 +41,7 @@ def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def about(trace: Trace) -> dict[str, Any]:
-    """What a report states of the trace."""
+    """Return what a report states of the trace."""
     return {
         "trace": trace.name,
         "requests": len(trace.offsets_ns),

@@ -20,7 +20,7 @@ _WORD_BITS = 32
 
 
 def requests(*, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests without end: input Uniform(128, 512) tokens with ids in [0, 100255], output Uniform(64, 256)."""
+    """Give requests without end: input Uniform(128, 512) tokens with ids in [0, 100255], output Uniform(64, 256)."""
     rng = random.Random(seed)
     while True:
         input_tokens = rng.randint(128, 512)
@@ -34,7 +34,7 @@ def requests(*, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
-    """What `count` calls of rng.randint(0, 100255) return, several times faster.
+    """Return what `count` calls of rng.randint(0, 100255) return, several times faster.
 
     randint takes the upper 17 bits of one 32-bit word of the generator and draws again while they are too high. Many
     words come at once here, never more than are still lacking, so that the generator stands where the calls leave it.

@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(_Refusal).decode
 
 
 def failure_of(error: msgspec.Raw, *, said: bool = False, message: str | None = None) -> str | None:
-    """The message of an error payload, or None when it is none.
+    """Return the message of an error payload; None of any other.
 
     `error` is the payload's field of that name; `said` that the payload is an error by its kind, `message` its text.
     """
@@ -45,7 +45,7 @@ def failure_of(error: msgspec.Raw, *, said: bool = False, message: str | None = 
 
 
 def server_message(data: bytes) -> str:
-    """What the body of an HTTP error says, in one line."""
+    """Return what the body of an HTTP error says, in one line."""
     try:
         refusal = _decode(data)
     except UNREADABLE:
@@ -56,7 +56,7 @@ def server_message(data: bytes) -> str:
 
 
 def message_in(raw: bytes) -> str:
-    """The text in an error value: a string, an object with a message, or else its JSON."""
+    """Return the text in an error value: a string, an object with a message, or else its JSON."""
     try:
         value = msgspec.json.decode(raw, type=str | _Error)
     except UNREADABLE:
@@ -65,5 +65,5 @@ def message_in(raw: bytes) -> str:
 
 
 def clip(text: str) -> str:
-    """A text in one line of bounded length."""
+    """Return a text in one line of bounded length."""
     return " ".join(text.split())[:_MESSAGE_CHARS]

@@ -99,7 +99,7 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
 
 
 def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: Ints) -> Ints:
-    """When the byte before each position of a decoded body was read, int64[len(ends)].
+    """Return when the byte before each position of a decoded body was read, int64[len(ends)].
 
     reads_ns, read_ends  int64[k]: when each read returned, and how much was on the wire by then
 

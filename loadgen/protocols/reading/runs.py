@@ -44,7 +44,7 @@ class Frame:
 
     @property
     def probe(self) -> bytes:
-        """The data of an event that has PROBE for its text: decoding it tells what the frame makes of a text."""
+        """Return an event's data with PROBE for its text: decoding it tells what the frame makes of a text."""
         return self.before.removeprefix(_FIELD) + PROBE.encode() + self.after.removesuffix(_BLANK)
 
 

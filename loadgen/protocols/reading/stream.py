@@ -33,7 +33,7 @@ NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What the events of one reply have told so far; `texts` is the visible content of choice 0.
+    """What the events of one reply have said so far; `texts` is the visible content of choice 0.
 
     streamed  false of a reply that came whole: its content has no times
     body      without its transfer coding; positions count in it
@@ -61,7 +61,7 @@ class Seen:
     timings: ServerTimings | None = None
 
     def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
-        """An event whose data ends at `end` brought this; one that brought nothing is generated output all the same."""
+        """Add an event whose data ends at `end`; one that brought nothing is generated output all the same."""
         if not self.streamed:
             return
         if self.output_end < 0:
@@ -75,7 +75,7 @@ class Seen:
         self.chars.append(len(text) + len(reasoning))
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
-        """Content of the only choice there is."""
+        """Add content of the only choice there is."""
         self.content(end, text, reasoning, tools=tools)
         if text:
             self.texts.append(text)
@@ -97,7 +97,7 @@ class Seen:
             self.texts += texts
 
     def fail(self, message: str) -> None:
-        """The first error counts."""
+        """Record an error; the first one counts."""
         self.error = self.error or f"server: {message}"
 
     def count(
@@ -107,17 +107,17 @@ class Seen:
         cached_tokens: int | None = None,
         timed_tokens: int | None = None,
     ) -> None:
-        """Token counts as the server states them; None leaves what is known."""
+        """Take token counts as the server states them; None leaves what is known."""
         self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
         self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
         self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
         self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
 
     def llamacpp(self, raw: bytes) -> None:
-        """llama.cpp's `timings`, which have counts of their own."""
-        found, told = of_llamacpp(raw)
-        self.timings = found or self.timings
-        self.count(None, None, told.cache_n, told.predicted_n)
+        """Take llama.cpp's `timings`, which have counts of their own."""
+        timings, stated = of_llamacpp(raw)
+        self.timings = timings or self.timings
+        self.count(None, None, stated.cache_n, stated.predicted_n)
 
     @property
     def complete(self) -> bool:
@@ -126,7 +126,7 @@ class Seen:
 
     @property
     def text(self) -> str | None:
-        """All visible content of choice 0, without reasoning and calls of tools; None when the reply failed or is torn.
+        """The visible content of choice 0, without reasoning and tool calls; None when the reply failed or is torn.
 
         It is what a session's next turn carries: models are not shown their own earlier reasoning.
         """
@@ -152,7 +152,7 @@ class Form:
 
 
 def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) -> Callable[[Seen, SseEvent], None]:
-    """`Form.take` of events in JSON: `take` gets those that are no error, and the position behind them."""
+    """Return `Form.take` for events in JSON: `take` gets those that are no error, and the position behind them."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(seen: Seen, event: SseEvent) -> None:
@@ -242,7 +242,7 @@ def _take(seen: Seen, form: Form, event: SseEvent) -> None:
 
 
 def _kind(text: str, reasoning: str, *, tools: bool) -> str:
-    """What content that is not blank is; "" when it is blank."""
+    """Return what kind of content this is; "" when it is blank."""
     if text.strip():
         return "content"
     if reasoning.strip():

@@ -1,4 +1,4 @@
-"""What servers tell of a request's own times inside its reply, in one vocabulary.
+"""What servers report of a request's own times inside its reply, in one vocabulary.
 
 Only what a server states, or what follows from it by the server's own definition. What cannot be read is left out: a
 reply is not wrong because its extras are. Names and moments: docs/protocols.md.
@@ -24,9 +24,9 @@ _Extra = TypeVar("_Extra", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """What the server told of this very request inside its reply; NaN and -1 where it did not.
+    """What the server reported of this very request inside its reply; NaN and -1 where it did not.
 
-    source             whose words they are: vllm, llamacpp, sglang, dynamo, tgi, ollama, exo, websocket
+    source             which server reported them: vllm, llamacpp, sglang, dynamo, tgi, ollama, exo, websocket
     queue_ms           waiting before the engine began with the prompt
     prefill_ms         from there to the first token
     decode_ms          from the first token to the last
@@ -122,32 +122,32 @@ class _Exo(msgspec.Struct, gc=False):
     prefix_cache_hit: str | None = None
 
 
-def told_by(source: str, found: msgspec.Struct | None) -> ServerTimings | None:
-    """The times among a struct's fields; None where there are none."""
-    told = {} if found is None else msgspec.structs.asdict(found)
-    times = {name: value for name, value in told.items() if value is not None and name.endswith(("_ms", "_tps"))}
+def timings_of(source: str, stated: msgspec.Struct | None) -> ServerTimings | None:
+    """Return the times among a struct's fields; None where there are none."""
+    fields = {} if stated is None else msgspec.structs.asdict(stated)
+    times = {name: value for name, value in fields.items() if value is not None and name.endswith(("_ms", "_tps"))}
     return ServerTimings(source=source, **times) if times else None
 
 
 def of_vllm(raw: bytes) -> ServerTimings | None:
-    """The `metrics` of vLLM."""
-    return told_by("vllm", _read(raw, _Vllm))
+    """Return the `metrics` of vLLM."""
+    return timings_of("vllm", _read(raw, _Vllm))
 
 
 def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
-    """The times of llama.cpp's `timings`, and all that it said."""
-    found = _read(raw, LlamaCpp) or LlamaCpp()
-    return told_by("llamacpp", found), found
+    """Return the times of llama.cpp's `timings`, and all that it said."""
+    stated = _read(raw, LlamaCpp) or LlamaCpp()
+    return timings_of("llamacpp", stated), stated
 
 
 def of_sglang(raw: bytes) -> ServerTimings | None:
-    """SGLang's `meta_info`; without --enable-metrics it has only e2e_latency."""
-    found = _read(raw, SglangMeta)
-    return None if found is None else of_sglang_meta(found)
+    """Return SGLang's `meta_info`; without --enable-metrics it has only e2e_latency."""
+    meta = _read(raw, SglangMeta)
+    return None if meta is None else of_sglang_meta(meta)
 
 
 def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
-    """The same of a `meta_info` that was read already; None while it has no times."""
+    """Return the same of a `meta_info` that was read already; None while it has no times."""
     prefill_ms = _ms_between(meta.forward_entry_time, meta.prefill_finished_time)
     if meta.e2e_latency is None and meta.queue_time is None and math.isnan(prefill_ms):
         return None
@@ -163,37 +163,37 @@ def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
 
 
 def of_dynamo(raw: bytes) -> ServerTimings | None:
-    """Dynamo's `nvext.timing`, asked for by nvext.extra_fields."""
-    found = _read(raw, _Dynamo)
-    return None if found is None else told_by("dynamo", found.timing)
+    """Return Dynamo's `nvext.timing`, asked for by nvext.extra_fields."""
+    extension = _read(raw, _Dynamo)
+    return None if extension is None else timings_of("dynamo", extension.timing)
 
 
 def of_exo(raw: bytes) -> ServerTimings | None:
-    """exo's `generation_stats`.
+    """Return exo's `generation_stats`.
 
     Its rates are defined as prompt tokens / prefill and (tokens - 1) / decode, so the times follow; not the prefill's
     where a prefix was cached, since an exact hit repeats the rate of an earlier run.
     """
-    found = _read(raw, _Exo)
-    if found is None or found == _Exo():
+    statistics = _read(raw, _Exo)
+    if statistics is None or statistics == _Exo():
         return None
-    memory = found.peak_memory_usage
+    memory = statistics.peak_memory_usage
     if isinstance(memory, _Memory):
         memory = memory.in_bytes if memory.in_bytes is not None else memory.in_bytes_alias
-    uncached = found.prefix_cache_hit in {None, "none"}
-    decoded = None if found.generation_tokens is None else found.generation_tokens - 1
+    uncached = statistics.prefix_cache_hit in {None, "none"}
+    decoded = None if statistics.generation_tokens is None else statistics.generation_tokens - 1
     return ServerTimings(
         source="exo",
-        prefill_ms=_ms_of(found.prompt_tokens, found.prompt_tps) if uncached else math.nan,
-        decode_ms=_ms_of(decoded, found.generation_tps),
-        prompt_tps=_float(found.prompt_tps),
-        generation_tps=_float(found.generation_tps),
+        prefill_ms=_ms_of(statistics.prompt_tokens, statistics.prompt_tps) if uncached else math.nan,
+        decode_ms=_ms_of(decoded, statistics.generation_tps),
+        prompt_tps=_float(statistics.prompt_tps),
+        generation_tps=_float(statistics.generation_tps),
         peak_memory_bytes=-1 if memory is None else memory,
     )
 
 
 def of_headers(headers: Mapping[str, str]) -> ServerTimings | None:
-    """TGI's headers of a reply that is not streamed, in integer ms; inference is prefill and decode together."""
+    """Return TGI's headers of a reply that is not streamed, in integer ms; inference is prefill and decode together."""
     queue, total = headers.get("x-queue-time"), headers.get("x-total-time")
     if queue is None and total is None:
         return None
