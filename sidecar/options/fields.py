@@ -100,8 +100,8 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        "Files to write besides summary.json, comma-separated: json, csv, jsonl, parquet (the export of server "
-        "metrics; jsonl and parquet hold every scrape), text (report.txt). Default: json,csv,text.",
+        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text is report.txt, the others are "
+        f"the export of server metrics (jsonl and parquet hold every scrape). Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,
     ),
 ]
