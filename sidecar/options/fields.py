@@ -100,7 +100,7 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text is report.txt, the others are "
+        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text is report.txt, the rest "
         f"the export of server metrics (jsonl and parquet hold every scrape). Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,
     ),
