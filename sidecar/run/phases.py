@@ -196,7 +196,8 @@ async def watching(session: Session) -> AsyncIterator[None]:
                 session.page.update(session.live.snapshot())
         if session.live.errors and not warned:
             warned = True
-            session.progress.warn("the live view cannot show all of the run; the report is not affected")
+            with suppress(OSError):  # a terminal that is gone is what failed
+                session.progress.warn("the live view cannot show all of the run; the report is not affected")
 
     async def watch() -> None:
         while True:
