@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scraped import scraped
+from series import scraped
 
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
