@@ -43,7 +43,7 @@ BANNED_WORDS = frozenset({
     "crumbs", "lacking",
 })  # fmt: skip
 BANNED_PHRASES = re.compile(r"(?<!there )\bis no (?!longer\b|more\b|less\b)\w+|\bwhose words\b", re.IGNORECASE)
-PLAIN = {"correlator", "exporter", "rundir", "scraper", "sidecar", "sidelight", "simulator"}
+PLAIN = {"correlator", "exporter", "loadgen", "rundir", "scraper", "sidecar", "sidelight", "simulator"}
 BANNED_STEMS = ("utils", "util", "helpers", "helper", "manager", "handler", "base", "common", "misc")
 # Put together here, so that this file does not name them.
 REGISTRIES = tuple(

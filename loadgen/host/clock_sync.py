@@ -165,11 +165,11 @@ def _chrony() -> Chrony | Missing:
     if command is None:
         return Missing(reason="chronyc is not installed")
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [command, "-n", "-c", "tracking"], capture_output=True, check=False, timeout=_CHRONY_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return Missing(reason="chronyc did not answer")
-    if told.returncode:
+    if answer.returncode:
         return Missing(reason="chronyd does not run")
-    return parse_tracking(told.stdout.decode(errors="replace"))
+    return parse_tracking(answer.stdout.decode(errors="replace"))

@@ -61,7 +61,7 @@ def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | N
 
 
 def outlasting(rate_per_s: float, *, workers: int = 1, targets: int = 1) -> str | None:
-    """Say after how long a reply an open loop runs out of open files or ports; None when that is no danger.
+    """Say after how long a reply an open loop runs out of open files or ports; None when that cannot happen.
 
     In flight are rate x duration of a reply, so the limits over the rate are the longest that replies may take.
     """

@@ -5,7 +5,7 @@ JSON lines, UTF-8. The first line says what the file is; each other is one reque
 index      from 0, whatever stood before it in the run
 class      its workload class
 path       from the server's root
-body       the body's text exactly as it is sent; `body_base64` where it is no UTF-8
+body       the body's text exactly as it is sent; `body_base64` where it is not UTF-8
 tokens     [input, max output]: as declared in the original run's tokenizer; input -1 where it is not known
 offset_ns  from the phase's start; left out in a closed loop
 url        which of the run's URLs, by position; left out for the first

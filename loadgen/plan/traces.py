@@ -1,6 +1,6 @@
 """Recorded traffic: when requests came and how long they were, from the public traces' own files.
 
-The formats are told apart by their fields, in CSV (its first line) or JSON lines (keys) alike, gzipped or not:
+The formats are recognised by their fields, in CSV (its first line) or JSON lines (keys) alike, gzipped or not:
 
 azure     TIMESTAMP (date and time), ContextTokens, GeneratedTokens: Azure's LLM inference traces of 2023, 2024, 2025
 burstgpt  Timestamp (seconds), Request tokens, Response tokens: BurstGPT
@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class TraceError(ValueError):
-    """A file is no trace; the message names the file and, where there is one, the line, the field and the value."""
+    """A file is not a trace; the message names the file and, where there is one, the line, the field and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +133,7 @@ def read_trace(path: str | Path) -> Trace:
                     at.append(line.at_ns)
                     hashes.append(line.hash_ids if isinstance(line, _Mooncake) else None)
                 except msgspec.ValidationError as error:
-                    raise TraceError(f"{path}, line {number}: {_told(error, fields)}") from error
+                    raise TraceError(f"{path}, line {number}: {_explained(error, fields)}") from error
                 inputs.append(line.inputs)
                 outputs.append(line.outputs)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -206,11 +206,11 @@ def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
     for name, (at, inputs, _) in known.items():
         if at in fields and inputs in fields:
             return name
-    told = "; ".join(f"{', '.join(names)} ({name})" for name, names in known.items())
-    raise TraceError(f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {told}")
+    formats = "; ".join(f"{', '.join(names)} ({name})" for name, names in known.items())
+    raise TraceError(f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {formats}")
 
 
-def _told(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
+def _explained(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
     """Return what msgspec found wrong, behind the field and its value."""
     what, _, place = str(error).partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]

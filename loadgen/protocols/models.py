@@ -15,7 +15,7 @@ class Listing:
     """Where models are listed, from the server's root, and how the answer is read.
 
     `read` gives each model's limit on input and output tokens together by its name, None where it is not said; it
-    raises what failures.UNREADABLE lists on anything that is no such list.
+    raises what failures.UNREADABLE lists on anything that is not such a list.
     """
 
     path: str

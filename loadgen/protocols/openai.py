@@ -110,7 +110,7 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
     text = reasoning = ""
     tools = role = False
     for choice in chunk.choices or ():
-        # A content filter is told whatever else the other choices end with.
+        # A content filter is reported whatever else the other choices end with.
         if choice.finish_reason and seen.finish_reason != "content_filter":
             seen.finish_reason = choice.finish_reason
         if choice.meta_info is not NULL:
@@ -173,10 +173,10 @@ def _split(data: bytes, at: int) -> Iterator[SseEvent]:
 
 
 def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
-    told = False
+    given = False
     for event in events(data):
-        if not told and event.end > stats.end():
-            told = True
+        if not given and event.end > stats.end():
+            given = True
             yield SseEvent(_EXO_STATS, stats[1], stats.end())
         yield event
 

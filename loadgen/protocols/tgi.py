@@ -1,6 +1,6 @@
 """Text Generation Inference's native /generate_stream (SSE, an event a token), and what /generate answers, whole.
 
-The last event has the whole text and the details. Special tokens are told apart by the server, and are no content.
+The last event has the whole text and the details. The server marks special tokens, which are not content.
 TGI has no way to ignore the end of a sequence.
 """
 

@@ -47,7 +47,7 @@ def origin_of(url: str) -> Origin:
 
 
 class Pool:
-    """Connections to one origin, kept alive between requests unless told otherwise; owns them all.
+    """Connections to one origin, kept alive between requests unless `reuse` is off; owns them all.
 
     There is no limit to how many are open at once: an open loop never waits for one. The most recently used idle one
     is taken first, so that the rest grow old and are dropped.

@@ -92,13 +92,13 @@ class GcPauses:
         self._began_ns = 0
 
     def __enter__(self) -> Self:
-        gc.callbacks.append(self._told)
+        gc.callbacks.append(self._on_phase)
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.callbacks.remove(self._told)
+        gc.callbacks.remove(self._on_phase)
 
-    def _told(self, phase: str, _: object) -> None:
+    def _on_phase(self, phase: str, _: object) -> None:
         if phase == "start":
             self._began_ns = time.monotonic_ns()
             return

@@ -25,7 +25,7 @@ Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 class SocketWire:
     """A non-blocking TCP socket, read by recvmsg as soon as there is something; owns the socket.
 
-    Each read is told with when it returned and the kernel's stamp, of the last segment in it, where there is one.
+    Each read comes with the moment it returned and the kernel's stamp, of the last segment in it, where there is one.
     """
 
     __slots__ = ("_connection", "_loop", "_monotonic_ns", "_offset_ns", "_received", "_recvmsg", "_rest", "_socket")

@@ -20,7 +20,7 @@ _MESSAGE_CHARS = 200
 
 
 class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is told once.
+    """A worker's specification, sent once.
 
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     protocol   the name in protocols.PROTOCOLS that reads the replies

@@ -140,7 +140,7 @@ def _kind(data: bytes) -> _Kind:
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Kind()  # whoever reads the reply says what is wrong with it
+        return _Kind()  # reading the reply says what is wrong with it
 
 
 def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:

@@ -78,15 +78,15 @@ async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
         fitted = FittedPrompt(candidate, len(counted))
         if best is None or _distance(fitted, tokens) < _distance(best, tokens):
             best = fitted
-        lacking = tokens - len(counted)
-        if lacking == 0 or correction == _CORRECTIONS:
+        missing = tokens - len(counted)
+        if missing == 0 or correction == _CORRECTIONS:
             break
-        if lacking < 0:
+        if missing < 0:
             candidate = (await tokenizer.decode(counted[:tokens])).rstrip(_HALF_CHARACTER)
         elif correction == 0:
-            candidate += await tokenizer.decode(source[tokens : tokens + lacking])
+            candidate += await tokenizer.decode(source[tokens : tokens + missing])
         else:
-            candidate = candidate.rstrip(_HALF_CHARACTER) + _FILLER * lacking
+            candidate = candidate.rstrip(_HALF_CHARACTER) + _FILLER * missing
     return best if best is not None else FittedPrompt("", 0)
 
 

@@ -48,7 +48,7 @@ class Workload:
     label     its name as a report shows it: a stand-in says that it is one
     requests  in order; the same for the same seed
     about     what the manifest states of it, plain JSON values
-    notes     what the user must be told once
+    notes     what the user is warned of once
     """
 
     label: str

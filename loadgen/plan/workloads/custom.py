@@ -55,7 +55,7 @@ class Bounds:
     whole: bool = True
 
     def check(self, place: str, value: object, *, whole: bool | None = None) -> None:
-        """Raise WorkloadError for what is no number, or is out of bounds."""
+        """Raise WorkloadError for what is not a number, or is out of bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not -(2**63) < value < 2**63:
             raise WorkloadError(f"{place}: {value!r} must be a number")
         if (self.whole if whole is None else whole) and int(value) != value:

@@ -125,9 +125,9 @@ Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | His
 
 def about(distribution: Distribution) -> dict[str, Any]:
     """Return what a report states of a distribution: its type, and its fields as a file has them."""
-    told: dict[str, Any] = msgspec.to_builtins(distribution)
-    points = told.pop("points", ())
-    return told | {f"p{percent:g}": value for percent, value in points}
+    stated: dict[str, Any] = msgspec.to_builtins(distribution)
+    points = stated.pop("points", ())
+    return stated | {f"p{percent:g}": value for percent, value in points}
 
 
 def whole(distribution: Distribution, rng: np.random.Generator, count: int) -> Ints:

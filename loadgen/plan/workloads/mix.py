@@ -55,7 +55,7 @@ class RequestClass:
     output_tokens  asked for by max_tokens
     content        of the own part, of the prefixes and of the system prompts; one of content.CONTENTS
     question       what the message ends with
-    turns          how many turns a session has; 1 is no session
+    turns          how many turns a session has; 1 without a session
     think_s        seconds between a reply's end and the next turn
     """
 

@@ -24,7 +24,7 @@ _QUESTION = (
 )
 
 _CLASSES = (
-    # Only told of: its requests are those of synthetic_uniform.py.
+    # Only for the report: its requests are those of synthetic_uniform.py.
     RequestClass(name="synthetic-uniform", input_tokens=Uniform(128, 512), output_tokens=Uniform(64, 256)),
     RequestClass(
         name="synthetic-skewed",

@@ -37,7 +37,7 @@ class WorkloadRequest:
 
     token_ids     the part of the input that is the request's own, as token ids of cl100k_base; empty where `text` is
     input_tokens  the whole input in tokens, as drawn: system prompt, prefix, own part and suffix; of a `text` -1,
-                  since whoever has the tokenizer counts it
+                  since it is counted where the tokenizer is
     text          the own part where it is a file's and goes out as it is
     system        a shared system prompt, sent as a message of its own where the protocol has roles
     prefix        a shared piece that the user's message begins with

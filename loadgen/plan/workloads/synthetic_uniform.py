@@ -37,11 +37,11 @@ def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
     """Return what `count` calls of rng.randint(0, 100255) return, several times faster.
 
     randint takes the upper 17 bits of one 32-bit word of the generator and draws again while they are too high. Many
-    words come at once here, never more than are still lacking, so that the generator stands where the calls leave it.
+    words come at once here, never more than are still missing, so that the generator stands where the calls leave it.
     """
     ids: list[int] = []
-    while lacking := count - len(ids):
-        words = rng.getrandbits(_WORD_BITS * lacking).to_bytes(4 * lacking, "little")
-        drawn = struct.unpack(f"<{lacking}I", words)
+    while missing := count - len(ids):
+        words = rng.getrandbits(_WORD_BITS * missing).to_bytes(4 * missing, "little")
+        drawn = struct.unpack(f"<{missing}I", words)
         ids += [one for word in drawn if (one := word >> (_WORD_BITS - _ID_BITS)) < _IDS]
     return tuple(ids)

@@ -73,12 +73,12 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
         pass
     ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
     *_, first_output_ns, last_output_ns, done_ns = stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)
-    told = seen.first >= 0
+    has_token = seen.first >= 0
     return Reply(
         first_output_ns=int(first_output_ns),
         last_output_ns=int(last_output_ns),
-        first_token_ns=int(stamps[seen.first]) if told else -1,
-        last_token_ns=int(stamps[-4]) if told else -1,
+        first_token_ns=int(stamps[seen.first]) if has_token else -1,
+        last_token_ns=int(stamps[-4]) if has_token else -1,
         first_kind=seen.first_kind,
         chunk_ns=stamps[:-3],
         chunk_chars=np.asarray(seen.chars, np.int64),
@@ -92,7 +92,7 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
         done=seen.done_end >= 0,
         done_ns=int(done_ns),
         role_only_first=seen.role_only_first,
-        blank_before_first=seen.first if told else len(seen.ends),
+        blank_before_first=seen.first if has_token else len(seen.ends),
         response_id=seen.response_id,
         timings=seen.timings,
     )

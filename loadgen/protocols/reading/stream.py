@@ -251,7 +251,7 @@ def _kind(text: str, reasoning: str, *, tools: bool) -> str:
 
 
 def _body_of(head: Head, wire: bytes) -> Dechunked:
-    """Take the chunk framing off. Raises ProtocolError on framing that is none and on a coding nobody asked for."""
+    """Take the chunk framing off. Raises ProtocolError on malformed framing and on a coding that was not requested."""
     encoding = head.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ProtocolError(f"content-encoding {encoding!r} was not asked for")
