@@ -160,7 +160,7 @@ def test_page_in_json_quotes_is_unquoted():
 @pytest.mark.parametrize("body", [b'"x 1\\n', b'"', b'"x 1\\n" 2', b'"\\ud800 1\\n"'])
 def test_broken_json_quotes_are_refused(body: bytes):
     """A quoted page that is cut off is refused."""
-    with pytest.raises(MalformedPage, match="no JSON string"):
+    with pytest.raises(MalformedPage, match="not a JSON string"):
         PageReader().read(body)
 
 
