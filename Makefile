@@ -23,6 +23,7 @@ lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@MYPYPATH=tests $(BIN)/mypy benchmarks
 	@$(BIN)/python dashboards/generate.py --check
 	@$(BIN)/python docs/generate.py --check
 

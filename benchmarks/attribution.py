@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from scraper.series.table import EndpointSeries, histograms
 
 Floats = npt.NDArray[np.float64]
 
-PARTS = ("queue", "prefill")
+PARTS: tuple[Literal["queue", "prefill"], ...] = ("queue", "prefill")
 CANCELLED_SEEDS = range(1, 9)
 QS = (0.5, 0.9, 0.99)
 
@@ -216,7 +217,7 @@ def _without(case: Case, chosen: npt.NDArray[np.bool_]) -> EndpointSeries:
     values = endpoint.values.copy()
     for one in histograms(endpoint.series):
         if one.family in held:
-            gone = held[one.family][chosen]
+            gone = np.asarray(held[one.family][chosen], dtype=np.float64)
             values[:, one.count] -= shown.sum(axis=1)
             values[:, one.sum] -= shown @ gone
             values[:, one.buckets] -= shown @ (gone[:, None] <= np.array(one.bounds))

@@ -44,7 +44,7 @@ def requests_per_s(outcome: Outcome) -> float:
     """From the first arrival to the last end, as the mock saw them."""
     truth = outcome.truth
     span_ns = (truth["arr_wall_ns"] + truth["e2e_ns"]).max() - truth["arr_wall_ns"].min()
-    return len(truth["ttft_ns"]) / (span_ns / 1e9)
+    return len(truth["ttft_ns"]) / (float(span_ns) / 1e9)
 
 
 def ttft_errors_ms(outcome: Outcome) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import time
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Load:
     tokens: int
     concurrency: int = 0
     rate_per_s: float = 0.0
-    arrival: str = "poisson"
+    arrival: Literal["poisson", "uniform"] = "poisson"
     workers: int = 1
     mock: str = "--ttft-ms 20 --itl-ms 10"
     cores: tuple[int, int] | None = None  # the mock's, and the clients' where they are bound to one

@@ -54,7 +54,8 @@ def row(rate: float, outcome: Outcome, stamps_ns: np.ndarray) -> str:
     """One line of the table."""
     check, errors = compared(outcome, stamps_ns)
     stated = {name: getattr(check.error_ms, name).p99 for name in ("ttft", "itl")}
-    cells = [f"{rate:g}", f"{100 * check.cpu_ratio.max:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
+    cpu_ratio = check.cpu_ratio.max or 0.0
+    cells = [f"{rate:g}", f"{100 * cpu_ratio:.0f} %", f"{stated['ttft']:.2f}, {stated['itl']:.2f}"]
     for name, error in errors.items():
         bound = stated["itl" if name == "itl" else "ttft"]
         p99, within = np.quantile(np.abs(error), 0.99), 100 * (np.abs(error) <= bound).mean()
@@ -71,7 +72,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sidelight-truth-") as name:
         mock, stamps = Path(name) / "mockllm", Path(name) / "stamps"
         os.environ["KERNEL_ARRIVAL"] = str(stamps)
-        build = [shutil.which("gcc") or "cc", "-O2", "-w", "-include", Path(__file__).with_name("kernel_arrival.h")]
+        header = str(Path(__file__).with_name("kernel_arrival.h"))
+        build = [shutil.which("gcc") or "cc", "-O2", "-w", "-include", header]
         subprocess.run([*build, "-o", mock, given.bench / "mockllm.c", "-lm"], check=True)
         bench = Bench(mock=mock, sources=given.bench, aiperf=Path(), clients=["ours"], repeat=1)
         for rate in RATES_PER_S:

@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import Access
-from scraper.spans.forward import Away, Wire
+from scraper.spans.forward import Unavailable, Wire
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -110,7 +110,7 @@ class Traffic:
         while True:
             try:
                 await wire.send(request.SerializeToString())
-            except Away:
+            except Unavailable:
                 self.tries += 1
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 8.0)
@@ -166,7 +166,8 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         summary = (await _line(watch.stdout)).decode().strip()
         code = await watch.wait()
         reading.cancel()
-        simulator.stdin.close()
+        if simulator.stdin is not None:
+            simulator.stdin.close()
         await simulator.wait()
         return {"exit": code, "summary": summary, "kept_mb": kept / 1e6, **_report(traffic, uses, counts, options)}
 
