@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import socket
@@ -112,33 +113,87 @@ async def worked(
     return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_protocols_log_is_the_truth(tmp_path: Path, protocol: str):
-    """Tokens, prompt tokens and ids are the engine's; a first token is not seen before it was made."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run of a load worker: its log, the engine's records by their id, and the rows of the requests of each kind."""
+
+    log: log.RequestLog
+    truth: dict[str, RequestRecord]
+    plain: list[int]
+    unknown_model: int | None
+    too_long: int
+
+    def records(self, protocol: str) -> list[RequestRecord]:
+        """Return the engine's records of the plain requests; some protocols give their replies no id."""
+        prefix = {"tgi": "tgi-", "ollama": "ollama-"}.get(protocol)
+        ids = self.log.response_id if prefix is None else prefix + self.log.request_id
+        return [self.truth[response_id] for response_id in ids[self.plain]]
+
+
+async def finished(directory: Path, protocol: str) -> Finished:
+    """Send plain requests, and behind the second of them one for an unknown model and one that is too long."""
+    unknown = [] if protocol in {"sglang", "tgi"} else [{"model": "other"}]  # which look at no model
+    changes: list[dict[str, object]] = [{}, {}, *unknown, {"text": "long " * 1000}, {}, {}]
     async with simulated() as simulator:
-        plan = [planned(protocol, index) for index in range(REQUESTS)]
-        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
-        truth = simulator.records()
-    assert ["ok"] * REQUESTS == got.status.tolist(), got.error.tolist()
-    assert [""] * REQUESTS == got.error.tolist()
-    prefix = {"tgi": "tgi-", "ollama": "ollama-"}.get(protocol)  # which give their replies no id
-    ids = got.response_id if prefix is None else prefix + got.request_id
-    mine = [truth[response_id] for response_id in ids]
-    assert [record.request_id.partition("-")[2] for record in mine] == got.request_id.tolist()
-    assert [record.output_tokens for record in mine] == got.output_tokens.tolist() == [TOKENS] * REQUESTS
-    assert [record.prompt_tokens for record in mine] == got.input_tokens.tolist()
-    assert ["" if protocol == "grpc" else "length"] * REQUESTS == got.finish_reason.tolist()
+        plan = [planned(protocol, index, **change) for index, change in enumerate(changes)]
+        got = await worked(directory, simulator.url(protocol), protocol, plan)
+        return Finished(
+            log=got,
+            truth=simulator.records(),
+            plain=[index for index, change in enumerate(changes) if not change],
+            unknown_model=2 if unknown else None,
+            too_long=2 + len(unknown),
+        )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """Return the finished run of a protocol, which all tests that only read it share."""
+    return functools.cache(lambda protocol: asyncio.run(finished(tmp_path_factory.mktemp(protocol), protocol)))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_protocols_log_is_the_truth(run: Callable[[str], Finished], protocol: str):
+    """Tokens, prompt tokens and ids are the engine's; a first token is not seen before it was made."""
+    done = run(protocol)
+    got, plain, records = done.log, done.plain, done.records(protocol)
+    assert ["ok"] * REQUESTS == got.status[plain].tolist(), got.error.tolist()
+    assert [""] * REQUESTS == got.error[plain].tolist()
+    assert [record.request_id.partition("-")[2] for record in records] == got.request_id[plain].tolist()
+    assert [record.output_tokens for record in records] == got.output_tokens[plain].tolist() == [TOKENS] * REQUESTS
+    assert [record.prompt_tokens for record in records] == got.input_tokens[plain].tolist()
+    assert ["" if protocol == "grpc" else "length"] * REQUESTS == got.finish_reason[plain].tolist()
     # Two clocks, anchored apart.
-    assert all(got.dispatch_ns <= [record.arrival_ns + MS for record in mine])
-    assert all(got.end_ns >= [record.finished_ns - MS for record in mine])
+    assert all(got.dispatch_ns[plain] <= [record.arrival_ns + MS for record in records])
+    assert all(got.end_ns[plain] >= [record.finished_ns - MS for record in records])
     if not PROTOCOLS[protocol].streams:
-        assert [-1] * REQUESTS == got.first_token_ns.tolist()
+        assert [-1] * REQUESTS == got.first_token_ns[plain].tolist()
         return
-    assert all(got.first_token_ns >= [record.first_token_ns - MS for record in mine])
-    assert all(got.last_token_ns >= [record.finished_ns - MS for record in mine])
-    assert [TOKENS] * REQUESTS == np.diff(got.chunk_start).tolist()
-    assert ["content"] * REQUESTS == got.first_kind.tolist()
+    assert all(got.first_token_ns[plain] >= [record.first_token_ns - MS for record in records])
+    assert all(got.last_token_ns[plain] >= [record.finished_ns - MS for record in records])
+    assert [TOKENS] * REQUESTS == np.diff(got.chunk_start)[plain].tolist()
+    assert ["content"] * REQUESTS == got.first_kind[plain].tolist()
     assert [4] * TOKENS * REQUESTS == got.chunk_chars.tolist()
+
+
+UNKNOWN_MODEL = {
+    "ollama": "http_404: model 'other' not found",
+    "grpc": "server: Request for unknown model: 'other' is not found",
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_refused_request_says_why(run: Callable[[str], Finished], protocol: str):
+    """In the server's words, without harm to the requests behind it; under gRPC's status OK it is a failure."""
+    done = run(protocol)
+    refusal = "failed" if protocol == "grpc" else "refused"
+    assert "This model's maximum context length is 512 tokens" in done.log.error[done.too_long]
+    assert done.log.status[done.too_long] == refusal
+    if done.unknown_model is not None:
+        standard = "http_404: The model `other` does not exist. Valid aliases: sim-llama."
+        assert UNKNOWN_MODEL.get(protocol, standard) == done.log.error[done.unknown_model]
+        assert done.log.status[done.unknown_model] == refusal
+    assert {"ok"} == set(done.log.status[done.plain])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -169,12 +224,11 @@ SAID = {
 
 
 @pytest.mark.parametrize("protocol", SAID)
-async def test_the_servers_own_times_are_the_truths(tmp_path: Path, protocol: str):
+def test_the_servers_own_times_are_the_truths(run: Callable[[str], Finished], protocol: str):
     """What a reply says of queue, prefill and decode is what the engine did; what it does not say is missing."""
     source, said = SAID[protocol]
-    async with simulated() as simulator:
-        got = await worked(tmp_path, simulator.url(protocol), protocol, [planned(protocol, 0)])
-        record = simulator.truth.records[0]
+    got = run(protocol).log
+    record = run(protocol).records(protocol)[0]
     assert (source, record.cached_tokens if protocol not in {"exo", "ollama"} else -1) == (
         got.timings_source[0],
         got.cached_tokens[0],
@@ -329,30 +383,3 @@ async def test_a_cancelled_stream_is_abandoned_by_the_server(protocol: str):
         assert "abort" == simulator.truth.records[0].finish_reason
     reply = reply_of(protocol, exchange)
     assert ("", False, "") == (reply.error, reply.complete, reply.finish_reason)
-
-
-REFUSED = {
-    "ollama": "http_404: model 'other' not found",
-    "grpc": "server: Request for unknown model: 'other' is not found",
-}
-
-
-@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name not in {"sglang", "tgi"}])
-async def test_an_unknown_model_is_told(tmp_path: Path, protocol: str):
-    """In the server's words. Triton says it under the status OK, so that it is no refusal there."""
-    async with simulated() as simulator:
-        plan = [planned(protocol, 0, model="other"), planned(protocol, 1)]
-        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
-    standard = "http_404: The model `other` does not exist. Valid aliases: sim-llama."
-    assert [REFUSED.get(protocol, standard), ""] == got.error.tolist()
-    assert ["failed" if protocol == "grpc" else "refused", "ok"] == got.status.tolist()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_prompt_that_does_not_fit_is_told(tmp_path: Path, protocol: str):
-    """With the server's message, and without harm to the request behind it."""
-    async with simulated() as simulator:
-        plan = [planned(protocol, 0, text="long " * 1000), planned(protocol, 1)]
-        got = await worked(tmp_path, simulator.url(protocol), protocol, plan)
-    assert "This model's maximum context length is 512 tokens" in got.error[0]
-    assert ["failed" if protocol == "grpc" else "refused", "ok"] == got.status.tolist()
