@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.columns import Bools, Floats, Ints, Texts
 from scraper.engines.catalogue import Spans, SpanTime
@@ -67,14 +66,25 @@ class EngineSpans:
         return len(self.trace_id)
 
 
+# Both without the message: a span of Protobuf would hold on to the whole export that it came in.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    span: Span
+    trace_id: bytes
+    span_id: bytes
+    begin_ns: int
+    end_ns: int
     engine: str
     spans: Spans
     attributes: Mapping[str, str | float]
     clock: str
     off_clock_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    name: str
+    begin_ns: int
+    end_ns: int
 
 
 class RequestSpans:
@@ -87,7 +97,7 @@ class RequestSpans:
 
     def __init__(self) -> None:
         self._requests: dict[Key, _Request] = {}
-        self._stages: dict[Key, Span] = {}
+        self._stages: dict[Key, _Stage] = {}
         self._parents: dict[Key, bytes] = {}
         self._refused: Counter[str] = Counter()
 
@@ -105,7 +115,10 @@ class RequestSpans:
             times = kind.spans.times.values()
             wanted = {kind.spans.request_id, *(way.attribute for ways in times for way in ways)}
             self._requests[key] = _Request(
-                span=span,
+                trace_id=span.trace_id,
+                span_id=span.span_id,
+                begin_ns=span.start_time_unix_nano,
+                end_ns=span.end_time_unix_nano,
                 engine=kind.engine,
                 spans=kind.spans,
                 attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
@@ -113,7 +126,9 @@ class RequestSpans:
                 off_clock_s=received.off_clock_s if reason else math.nan,
             )
         elif kind.role == "stage" and not reason:
-            self._stages[key] = span
+            self._stages[key] = _Stage(
+                name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano
+            )
 
     def table(self) -> EngineSpans:
         """Return what came so far as columns."""
@@ -144,15 +159,15 @@ def _clock(resource: Resource) -> str:
 
 
 def _under(
-    requests: Mapping[Key, _Request], stages: Mapping[Key, Span], parents: Mapping[Key, bytes]
-) -> dict[Key, list[Span]]:
+    requests: Mapping[Key, _Request], stages: Mapping[Key, _Stage], parents: Mapping[Key, bytes]
+) -> dict[Key, list[_Stage]]:
     """Return the stages of each request's span."""
     if not stages:
         return {}
     in_trace: dict[bytes, list[Key]] = {}
     for key in requests:
         in_trace.setdefault(key[0], []).append(key)
-    found: dict[Key, list[Span]] = {}
+    found: dict[Key, list[_Stage]] = {}
     for key, stage in stages.items():
         above = key
         for _ in range(_DEPTH):
@@ -167,7 +182,7 @@ def _under(
     return found
 
 
-def _times(request: _Request, stages: Sequence[Span]) -> dict[str, float] | None:
+def _times(request: _Request, stages: Sequence[_Stage]) -> dict[str, float] | None:
     """Return a request's times in s, NaN where its spans do not state one; None where they state an impossible one."""
     if not math.isnan(request.off_clock_s):
         return dict.fromkeys(TIMES, math.nan)
@@ -195,29 +210,28 @@ def _stated(request: _Request, attribute: str) -> float | None:
     return value
 
 
-def _staged(stages: Sequence[Span], way: SpanTime) -> float | None:
-    begins = [stage.start_time_unix_nano for stage in stages if stage.name in way.begin]
+def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
+    begins = [stage.begin_ns for stage in stages if stage.name in way.begin]
     if not begins:
         return None
     begin_ns = min(begins)
-    ends = [stage.end_time_unix_nano for stage in stages if stage.name == way.end]
+    ends = [stage.end_ns for stage in stages if stage.name == way.end]
     ends = [end_ns for end_ns in ends if end_ns >= begin_ns]
     return (min(ends) - begin_ns) / 1e9 if ends else None
 
 
 def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
-    spans = [request.span for request, _ in rows]
     off_clock_s = np.fromiter((request.off_clock_s for request, _ in rows), np.float64)
     used = np.isnan(off_clock_s)
     return EngineSpans(
-        trace_id=_texts(span.trace_id.hex() for span in spans),
-        span_id=_texts(span.span_id.hex() for span in spans),
+        trace_id=_texts(request.trace_id.hex() for request, _ in rows),
+        span_id=_texts(request.span_id.hex() for request, _ in rows),
         request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
         clock=_texts(request.clock for request, _ in rows),
         engine=_texts(request.engine for request, _ in rows),
         is_gateway=np.fromiter((request.spans.is_gateway for request, _ in rows), np.bool_),
-        arrival_ns=np.where(used, np.fromiter((span.start_time_unix_nano for span in spans), np.int64), -1),
-        end_ns=np.where(used, np.fromiter((span.end_time_unix_nano for span in spans), np.int64), -1),
+        arrival_ns=np.where(used, np.fromiter((request.begin_ns for request, _ in rows), np.int64), -1),
+        end_ns=np.where(used, np.fromiter((request.end_ns for request, _ in rows), np.int64), -1),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
         off_clock_s=off_clock_s,
         refused=dict(refused),

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import lzma
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from scraper.spans.log import ExportRecord, decode, packed
 from scraper.spans.received import OFF_CLOCK, classify
-from scraper.spans.requests import IMPOSSIBLE, EngineSpans, engine_spans
+from scraper.spans.requests import IMPOSSIBLE, EngineSpans, RequestSpans, engine_spans
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
@@ -275,3 +276,18 @@ def test_bytes_that_no_receiver_wrote_are_an_error():
         packed(0, "http", b"\xff").spans()
     with pytest.raises(ValueError, match="not an export"):
         ExportRecord(received_ns=0, via="http", packed=b"x").spans()
+
+
+def test_no_message_outlives_its_export():
+    """A span of Protobuf holds on to the whole export: neither a request's nor a stage's may be kept."""
+    stage = {"name": "prefill_forward", "span_id": b"s" * 8, "parent_span_id": ROOT}
+    spans = [
+        *record({"name": "llm_request"}, scope="vllm.llm_engine").spans(),
+        *record(stage, scope="sglang").spans(),
+    ]
+    references = [sys.getrefcount(one.span) for one in spans]
+    requests = RequestSpans()
+    for one in spans:
+        requests.add(one)
+    assert [one.kind.role for one in spans] == ["request", "stage"]
+    assert [sys.getrefcount(one.span) for one in spans] == references
