@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from rundir.columns import Floats, Indices
 
@@ -90,7 +89,7 @@ def _robust(total: Floats, sums: Floats, weight: Floats) -> Floats:
     for _ in range(ROUNDS):
         root = np.sqrt(weight * huber)
         before = theta
-        theta = nnls(total / scale * root[:, None], sums * root)[0] / scale
+        theta = nonnegative_least_squares(total / scale * root[:, None], sums * root) / scale
         error = np.abs(sums - total @ theta) * np.sqrt(weight)
         limit = HUBER * 1.4826 * max(float(np.median(error)), 1e-9)
         huber = np.minimum(1.0, limit / np.maximum(error, 1e-12))
@@ -106,5 +105,38 @@ def _variance(residual: Floats, count: Floats, squares: Floats) -> tuple[float, 
     clipped = np.minimum(per_request, max(float(limit), 1e-12))
     design = np.column_stack((count, squares)) / np.maximum(count, 1)[:, None]
     root = 1.0 / np.maximum(design @ [1e-6, 0.04], 1e-12)
-    a, b = nnls(design * root[:, None], clipped * root)[0]
+    a, b = nonnegative_least_squares(design * root[:, None], clipped * root)
     return float(a), float(b)
+
+
+def nonnegative_least_squares(design: Floats, target: Floats) -> Floats:
+    """Return x[F], none of it negative, with the least |design[m, F] x - target[m]|.
+
+    Lawson and Hanson 1974, "Solving Least Squares Problems", chapter 23, on the triangle of a QR decomposition. SciPy's
+    nnls is the same, but importing scipy.optimize takes longer than everything else that a report imports.
+    """
+    size = design.shape[1]
+    triangle: Floats = np.linalg.qr(np.column_stack((design, target))).R
+    columns, rest = triangle[:, :size], triangle[:, size]
+    tolerance = 10 * np.finfo(np.float64).eps * max(triangle.shape) * np.linalg.norm(columns) * np.linalg.norm(rest)
+    x = np.zeros(size)
+    free = np.zeros(size, np.bool_)
+    for _ in range(3 * size):
+        descent = np.where(free, -np.inf, columns.T @ (rest - columns @ x))
+        if descent.max(initial=-np.inf) <= tolerance:
+            break
+        free[descent.argmax()] = True
+        while free.any():
+            best = np.zeros(size)
+            best[free] = np.linalg.lstsq(columns[:, free], rest)[0]
+            blocked = free & (best <= 0)
+            if not blocked.any():
+                x = best
+                break
+            # As far as the first bound, which is then kept to.
+            steps = np.divide(x, x - best, out=np.zeros(size), where=blocked & (x > 0))
+            step = steps[blocked].min()
+            x = x + step * (best - x)
+            free &= ~(blocked & (steps <= step))
+            x[~free] = 0.0
+    return x

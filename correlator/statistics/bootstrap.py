@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import stdtrit
 
 from rundir.columns import Floats
 
@@ -94,6 +93,8 @@ def interval95(
     known = resampled[np.isfinite(resampled)]
     if blocks < 2 or len(known) < 2:
         return None
+    from scipy.special import stdtrit  # noqa: PLC0415  150 ms, and a run without server metrics needs none of SciPy
+
     # The spread of k blocks about their own mean is too small by (k - 1) / k.
     sd = float(known.std()) * math.sqrt(blocks / (blocks - 1))
     half = float(stdtrit(blocks - 1 if degrees is None else degrees, 0.975)) * sd

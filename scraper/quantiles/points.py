@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy.special import betaincinv, gammaincinv, ndtri
 
 from rundir.columns import Bools, Floats, Indices
 from scraper.quantiles.fit import Fit
@@ -182,6 +181,8 @@ def _shape(chance: Floats, lower: Floats, upper: Floats, mean: Floats, variance:
 
 
 def _beta(mean: Floats, mass: Floats, chance: Floats) -> Floats:
+    from scipy.special import betaincinv, ndtri  # noqa: PLC0415  150 ms, and a run without histograms needs none of it
+
     value = mean + ndtri(chance) * np.sqrt(mean * (1 - mean) / (mass + 1))
     skewed = np.minimum(mean, 1 - mean) * mass < NORMAL_FROM
     mean, mass = mean[skewed], mass[skewed]
@@ -192,6 +193,8 @@ def _beta(mean: Floats, mass: Floats, chance: Floats) -> Floats:
 
 def _tail(chance: Floats, lower: Floats, upper: Floats, mean: Floats, variance: Floats) -> Floats:
     """Return quantiles beyond an edge: generalised Pareto if heavier than exponential, else Gamma."""
+    from scipy.special import gammaincinv  # noqa: PLC0415  as above
+
     above = np.isfinite(lower) | ~np.isfinite(upper) & (mean >= 0)
     edge = np.where(np.isfinite(lower), lower, np.where(np.isfinite(upper), upper, 0.0))
     excess = np.abs(mean - edge)
