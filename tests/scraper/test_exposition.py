@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import math
 import re
@@ -21,6 +22,12 @@ Sample = tuple[str, tuple[tuple[str, str], ...], str, str]
 
 
 def by_oracle(text: str) -> list[Sample]:
+    """Return the oracle's samples of a page, a family at a time: from scrape to scrape most families stay."""
+    return [sample for family in re.split(r"^(?=# HELP )", text, flags=re.MULTILINE) for sample in of_family(family)]
+
+
+@functools.lru_cache(maxsize=4096)
+def of_family(text: str) -> list[Sample]:
     return [
         (sample.name, tuple(sorted(sample.labels.items())), repr(float(sample.value)), family.type)
         for family in text_string_to_metric_families(text)
