@@ -20,7 +20,7 @@ from typing import Any
 import processes
 import pytest
 from jsonschema import Draft202012Validator
-from processes import LONG, QUIET, Ended, children, ended, load_workers, sidelight, start, until
+from processes import LONG, QUIET, Ended, answered, children, ended, load_workers, sidelight, start, until
 
 from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
@@ -155,11 +155,11 @@ def configured(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> E
 
 @pytest.fixture(scope="module")
 def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A run whose load worker got SIGKILL, and of which a report was made."""
+    """A run of which one load worker of two got SIGKILL, and of which a report was made."""
     path = tmp_path_factory.mktemp("worker") / "run"
-    with running(engine, path, "--seed", "8") as process:
-        [worker] = load_workers(process.pid)
-        os.kill(worker, signal.SIGKILL)
+    with running(engine, path, "--seed", "8", "--workers", "2") as process:
+        until(lambda: answered(path) or process.poll() is not None, "answers to both")
+        os.kill(load_workers(process.pid)[1], signal.SIGKILL)
         run = ended(process, path)
     sidelight("report", path)
     return run
@@ -358,17 +358,20 @@ def test_a_configuration_file_configures_and_no_secret_is_kept(configured: Ended
     assert SECRET not in configured.out + configured.err
 
 
-def test_a_dead_load_worker_ends_the_run(worker_killed: Ended):
-    """Exit 3, one line, and the report of what there is; the manifest has the same reason."""
+def test_one_dead_worker_of_two_ends_the_run(worker_killed: Ended):
+    """Exit 3, one line that names it, and the report of what both had recorded; the manifest has the same reason."""
     assert (3, 1) == (worker_killed.code, worker_killed.err.count("\n"))
     assert "this run was cut short" in worker_killed.out
     manifest = worker_killed.manifest
     assert "crashed" == manifest["status"]
     assert f"sidelight: {manifest['reason']}\n" == worker_killed.err
-    assert manifest["reason"].startswith("load worker 0 ended with code -9")
+    assert manifest["reason"].startswith("load worker 1 ended with code -9")
     again = sidelight("report", worker_killed.path)
     assert (0, "") == (again.code, again.err)
-    assert worker_killed.summary["client"]["requests"]["ok"] > 0
+    rows = [row for row in worker_killed.requests() if row["status"] == "ok"]
+    # They take the requests in turn.
+    assert {0, 1} == {int(row["request_id"].rpartition("-")[2]) % 2 for row in rows}
+    assert len(rows) == worker_killed.summary["client"]["requests"]["ok"] > 0
     assert manifest["reason"] in worker_killed.summary["warnings"][0]
 
 

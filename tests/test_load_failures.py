@@ -6,7 +6,6 @@ simulated engine that dies.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -20,13 +19,11 @@ from processes import (
     Case,
     Ended,
     Script,
-    answered,
     engine,
     finished,
     interrupt,
     kept,
     launching,
-    load_workers,
     refused,
     serving,
     until,
@@ -45,11 +42,6 @@ def url(script: Script) -> Iterator[str]:
         yield found
 
 
-def kill_a_worker(process: subprocess.Popen[str], path: Path) -> None:
-    until(lambda: answered(path) or process.poll() is not None, "answers")
-    os.kill(load_workers(process.pid)[1], signal.SIGKILL)
-
-
 CASES = {
     "sigterm": Case(url="http://{}/good/sigterm", options=LONG, deed=partial(interrupt, number=signal.SIGTERM)),
     "sighup": Case(url="http://{}/good/sighup", options=LONG, deed=partial(interrupt, number=signal.SIGHUP)),
@@ -59,7 +51,6 @@ CASES = {
     "page": Case(url="http://{}/page/page"),
     "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "2")),
     "drain": Case(url="http://{}/endless/drain", options=(*QUICK, "--drain-timeout", "0.5")),
-    "worker": Case(url="http://{}/good/worker", options=(*LONG, "--workers", "2"), deed=kill_a_worker),
     "name": Case(url="http://no-such-host.invalid:8000"),
     "always": Case(url="http://{}/always/always"),
     "tls": Case(url="https://{}/good/tls"),
@@ -149,17 +140,6 @@ def test_a_drain_does_not_wait_for_ever(runs: Callable[[str], Ended]):
     assert (3, "complete") == (run.code, run.manifest["status"])
     rows = kept(run, sent=8, cancelled=8)
     assert {"cancelled: the drain bound was reached"} == {row["error"] for row in rows}
-
-
-def test_one_dead_worker_of_two_ends_the_run(runs: Callable[[str], Ended]):
-    """Exit 3 and one line that names it; what both had recorded is kept."""
-    run = runs("worker")
-    assert (3, 1, "crashed") == (run.code, run.err.count("\n"), run.manifest["status"])
-    assert run.err.startswith("sidelight: load worker 1 ended with code -9")
-    rows = [row for row in run.requests() if row["status"] == "ok"]
-    # They take the requests in turn.
-    assert {0, 1} == {int(row["request_id"].rpartition("-")[2]) % 2 for row in rows}
-    assert len(rows) == run.summary["client"]["requests"]["ok"] > 0
 
 
 def test_a_server_that_dies_fails_its_requests_and_not_the_run(runs: Callable[[str], Ended]):
