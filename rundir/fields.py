@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-__all__ = ["NO_UNIT", "UNSET", "Count", "Missing", "Ratio", "Reason", "Reasons", "StampNs", "UnsetType", "doc"]
+__all__ = ["NO_UNIT", "UNSET", "Amount", "Count", "Missing", "Ratio", "Reason", "Reasons", "StampNs", "doc"]
 
 NO_UNIT = "1"
 
@@ -25,6 +25,7 @@ def doc(description: str, unit: str = "", *, source: str = "") -> Meta:
 Reason = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0)]
 StampNs = Annotated[int, Meta(ge=0, description="Nanoseconds since the Unix epoch by the run's clock.")]
+Amount = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 # With UNSET as their default, so that they are written only where a number is missing.
 Missing = Annotated[Reason | UnsetType, doc("Why a number is null.")]

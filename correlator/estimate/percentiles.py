@@ -126,7 +126,7 @@ def server_means(
     observed = [observe(endpoint) for endpoint in scrapes]
     engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
-    inside = (ended_ns >= window.start_ns) & (ended_ns <= window.end_ns)
+    inside = window.holds(ended_ns)
     count, queue_s, prefill_s = 0, 0.0, 0.0
     for ends in engines:
         inside &= ended_ns <= ends.end_ns[-1]

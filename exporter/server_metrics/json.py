@@ -25,8 +25,8 @@ from rundir.stats import Missing, statistics_of
 from scraper.quantiles import read_rows
 from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
 from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
-from scraper.window.statistics import fits_of, frames
-from scraper.window.window import ScrapeSelection, select_scrapes, slice_of
+from scraper.window.statistics import finite_only, fits_of, frames, whole
+from scraper.window.window import ScrapeSelection, scrape_intervals, select_scrapes, slice_of
 
 TYPES = ("gauge", "counter", "histogram", "unknown")
 PERCENTILES = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
@@ -147,8 +147,7 @@ def _common(endpoint: EndpointSeries, labels: tuple[tuple[str, str], ...]) -> Js
 def _by_interval(endpoint: EndpointSeries, selection: ScrapeSelection) -> ScrapeSelection:
     """Return the cut with a slice for each scrape interval that touches the window."""
     stamps = endpoint.response_ns
-    final = min(int(np.searchsorted(stamps, selection.window.end_ns)), selection.last)
-    rows = np.arange(selection.reference, max(final, selection.reference + 1) + 1)
+    rows = scrape_intervals(stamps, selection.window, selection.reference)
     slice_s = np.diff(stamps[rows]) / 1e9
     return replace(selection, rows=rows, edges_ns=stamps[rows], slice_s=slice_s, complete=slice_s > 0)
 
@@ -168,10 +167,10 @@ def _counter(
         stats |= _rates(stepped.slices, steps)
     slices = [
         frame | {"total": float(total), "rate": float(rate)}
-        for frame, total, rate in zip(_frames(selection), increase.slices, rates, strict=True)
+        for frame, total, rate in zip(frames(selection), increase.slices, rates, strict=True)
         if math.isfinite(total) and math.isfinite(rate)
     ]
-    return {"stats": _finite(stats), "timeslices": slices}
+    return {"stats": finite_only(stats), "timeslices": slices}
 
 
 def _rates(increases: Float64, steps: ScrapeSelection) -> Json:
@@ -196,30 +195,30 @@ def _gauge(samples: GaugeSamples | Missing, selection: ScrapeSelection) -> Json 
         stats["std"] = 0.0  # the format's way to say that it never varied
     where = slice_of(samples.at_ns, selection.edges_ns)
     slices = []
-    for index, frame in enumerate(_frames(selection)):
+    for index, frame in enumerate(frames(selection)):
         part = values[where == index]
         if len(part):
             read = {"avg": float(part.mean()), "min": float(part.min()), "max": float(part.max())}
-            slices.append(frame | _finite(read))
-    return {"stats": _finite(stats), "timeslices": slices}
+            slices.append(frame | finite_only(read))
+    return {"stats": finite_only(stats), "timeslices": slices}
 
 
 def _histogram(increase: HistogramIncrease, columns: HistogramColumns, selection: ScrapeSelection) -> Json:
     if not increase.count > 0:
         return {"stats": {"count": 0}, "buckets": dict.fromkeys(columns.le, 0)}
     duration_s = selection.rate_s
-    stats: Json = {"count": _count(increase.count)}
+    stats: Json = {"count": whole(increase.count)}
     if math.isfinite(increase.sum):
         stats |= {"sum": increase.sum, "avg": increase.sum / increase.count}
     stats["count_rate"] = increase.count / duration_s
     if math.isfinite(increase.sum):
         stats["sum_rate"] = increase.sum / duration_s
     stats |= _percentile_estimates(increase)
-    result: Json = {"stats": _finite(stats), "buckets": None}
+    result: Json = {"stats": finite_only(stats), "buckets": None}
     if isinstance(increase.buckets, Buckets):
         result["buckets"] = _cumulative(increase.buckets.le, increase.buckets.totals)
     slices = []
-    for index, frame in enumerate(_frames(selection)):
+    for index, frame in enumerate(frames(selection)):
         if math.isfinite(increase.slice_counts[index]):
             slices.append(frame | _histogram_slice(increase, index))
     return result | {"timeslices": slices}
@@ -235,32 +234,18 @@ def _percentile_estimates(increase: HistogramIncrease) -> Json:
 
 def _histogram_slice(increase: HistogramIncrease, index: int) -> Json:
     count, total = float(increase.slice_counts[index]), float(increase.slice_sums[index])
-    entry: Json = {"count": _count(count)}
+    entry: Json = {"count": whole(count)}
     if math.isfinite(total):
         entry["sum"] = total
         if count > 0:
             entry["avg"] = total / count
-    entry = _finite(entry)
     buckets = increase.buckets
-    entry["buckets"] = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
-    return entry
+    shown = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
+    return finite_only(entry) | {"buckets": shown}
 
 
 def _cumulative(le: tuple[str, ...], totals: Float64) -> Json | None:
     cumulative = np.cumsum(totals)
     if not np.isfinite(cumulative).all():
         return None
-    return {edge: _count(value) for edge, value in zip(le, cumulative.tolist(), strict=True)}
-
-
-def _finite(stats: Json) -> Json:
-    """Leave out what is not finite: a sum beyond the largest number, or what was computed from one."""
-    return {name: value for name, value in stats.items() if math.isfinite(value)}
-
-
-def _count(value: float) -> int | float:
-    return int(value) if value.is_integer() else value
-
-
-def _frames(selection: ScrapeSelection) -> list[Json]:
-    return frames(selection.edges_ns, selection.complete.tolist())
+    return {edge: whole(value) for edge, value in zip(le, cumulative.tolist(), strict=True)}

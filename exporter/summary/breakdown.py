@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from msgspec import Meta, Struct, UnsetType
+from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
 from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PARTS, Part, Parts
@@ -19,13 +19,11 @@ from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
 from rundir.columns import Bools, Texts
-from rundir.fields import NO_UNIT, UNSET, Count, doc
+from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
 from rundir.stats import STATISTICS, Statistics, describe
 
 UNTIMED = "no request with a first token is here"
 
-Amount = Annotated[float, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
 Source = Annotated[
     Literal["trace", "response", "histogram", "mixed", "client"] | None,
     doc(
@@ -39,10 +37,10 @@ ErrorMs = Annotated[Amount | None, doc("Root mean square of the requests' standa
 class Coverage(Struct, frozen=True, kw_only=True):
     """Fractions of the requests with a first token by the source of their breakdown; they sum to 1."""
 
-    trace: Annotated[Fraction, doc("By the engine's spans, joined by trace or request id.", NO_UNIT)]
-    response: Annotated[Fraction, doc("By timings in the reply.", NO_UNIT)]
-    histogram: Annotated[Fraction, doc("Estimated from the engine's histograms between scrapes.", NO_UNIT)]
-    none: Annotated[Fraction, doc("Without a breakdown.", NO_UNIT)]
+    trace: Annotated[Ratio, doc("By the engine's spans, joined by trace or request id.", NO_UNIT)]
+    response: Annotated[Ratio, doc("By timings in the reply.", NO_UNIT)]
+    histogram: Annotated[Ratio, doc("Estimated from the engine's histograms between scrapes.", NO_UNIT)]
+    none: Annotated[Ratio, doc("Without a breakdown.", NO_UNIT)]
 
 
 class Quality(Struct, frozen=True, kw_only=True):

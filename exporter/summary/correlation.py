@@ -23,7 +23,6 @@ from correlator.statistics.association import Association
 from correlator.statistics.tail import TailShares
 from exporter.summary.breakdown import (
     UNTIMED,
-    Amount,
     Breakdown,
     Coverage,
     ErrorMs,
@@ -40,7 +39,7 @@ from exporter.summary.breakdown import (
 from exporter.summary.tail import TailAttribution, tail_attribution
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts
-from rundir.fields import NO_UNIT, UNSET, Count, StampNs, doc
+from rundir.fields import NO_UNIT, UNSET, Amount, Count, StampNs, doc
 from rundir.stats import Missing, finite, quantiles_of
 from scraper.perf_metrics import SteadyClock
 

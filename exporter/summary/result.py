@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UnsetType
 
 from exporter.summary.correlation import Correlation
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
-from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, UnsetType, doc
+from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
 from scraper.window.summary import Server

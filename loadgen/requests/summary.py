@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import UnsetType
 
 from loadgen.requests.delivery import Chunks, Delivery, chunks, delivery, itl_option
 from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
@@ -19,7 +20,7 @@ from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
 from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
-from rundir.fields import UNSET, Count, Reasons, StampNs, UnsetType, doc
+from rundir.fields import UNSET, Count, Reasons, StampNs, doc
 from rundir.stats import Missing, Statistics, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.

@@ -72,7 +72,7 @@ def trapezoid_energy(at_ns: Ints, power_w: Floats, window: Window, *, interval_s
     # Power in the middle of the piece inside the window: times its length, the trapezoid under the line there.
     power = power_w[known]
     middle_w = power[:-1] + np.diff(power) * pieces.middle
-    within = (at_ns >= window.start_ns) & (at_ns <= window.end_ns) & known
+    within = window.holds(at_ns) & known
     peak_w = _highest(power_w[within]) if within.any() else _highest(middle_w[pieces.covered_s > 0])
     return pieces.energy(middle_w, peak_w, "trapezoid")
 
@@ -101,8 +101,7 @@ def counter_energy(
 
 def inside(samples: DeviceSamples, column: Floats, window: Window) -> Floats:
     """Return what was read in the window, without NaN."""
-    inside = (samples.at_ns >= window.start_ns) & (samples.at_ns <= window.end_ns) & np.isfinite(column)
-    return column[inside]
+    return column[window.holds(samples.at_ns) & np.isfinite(column)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta, Struct, UnsetType
+from msgspec import Struct, UnsetType
 
-from rundir.fields import NO_UNIT, UNSET, Count, Reasons, doc
+from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, Reasons, doc
 from rundir.stats import Missing
 from scraper.hardware import dcgm
 from scraper.hardware.energy import Energy, Method, energy, inside
@@ -26,8 +26,6 @@ PRESSURES = ("", "nominal", "light", "moderate", "fair", "serious", "heavy", "cr
 RATIOS = ("tokens_per_joule", "tokens_per_s_per_watt")
 UNKNOWN = ("energy_j", "mean_power_w", *RATIOS, "method", "covered_s")
 Measured = tuple[DeviceSamples, Energy | Missing]
-Amount = Annotated[float, Meta(ge=0)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -221,8 +219,7 @@ def _tokens_per_joule(
 
 
 def _worst_pressure(samples: DeviceSamples, window: Window) -> str:
-    within = np.flatnonzero((samples.at_ns >= window.start_ns) & (samples.at_ns <= window.end_ns))
-    levels = {samples.thermal_pressure[row] for row in within}
+    levels = {samples.thermal_pressure[row] for row in np.flatnonzero(window.holds(samples.at_ns))}
     return max(
         levels, key=lambda level: PRESSURES.index(level.lower()) if level.lower() in PRESSURES else 0, default=""
     )

@@ -148,21 +148,30 @@ class Counter(Quantity, frozen=True, kw_only=True):
     notes: Notes = UNSET
 
 
-# What each canonical quantity is, for the objects that hold them all.
-QueueTime = Annotated[Histogram | UnsetType, doc("Wait in the engine's queue until first scheduled.", "s")]
-PrefillTime = Annotated[Histogram | UnsetType, doc("First scheduling to first token.", "s")]
-DecodeTime = Annotated[Histogram | UnsetType, doc("First to last token.", "s")]
-InferenceTime = Annotated[Histogram | UnsetType, doc("Prefill and decode together.", "s")]
-Ttft = Annotated[Histogram | UnsetType, doc("Arrival at the engine to its first token.", "s")]
-InterTokenLatency = Annotated[Histogram | UnsetType, doc("Between consecutive outputs of a request.", "s")]
-TpotPerRequest = Annotated[Histogram | UnsetType, doc("Decode time over tokens but the first, by request.", "s")]
-E2eLatency = Annotated[Histogram | UnsetType, doc("Arrival at the engine to its last output.", "s")]
-RequestsRunning = Annotated[Gauge | UnsetType, doc("Requests in the running batch.", "requests")]
-RequestsWaiting = Annotated[Gauge | UnsetType, doc("Requests that wait for a place in the batch.", "requests")]
-KvCacheUsage = Annotated[Gauge | UnsetType, doc("Used share of the KV cache, 0 to 1.", "ratio")]
-PromptTokens = Annotated[Counter | UnsetType, doc("Prompt tokens processed.", "tokens")]
-GenerationTokens = Annotated[Counter | UnsetType, doc("Tokens generated.", "tokens")]
-Preemptions = Annotated[Counter | UnsetType, doc("Requests preempted for want of KV cache.", "requests")]
-PrefixCacheQueries = Annotated[Counter | UnsetType, doc("Prompt tokens looked up in the prefix cache.", "tokens")]
-PrefixCacheHits = Annotated[Counter | UnsetType, doc("Prompt tokens found in the prefix cache.", "tokens")]
-RequestsFinished = Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")]
+class Quantities(Struct, frozen=True, kw_only=True):
+    """All canonical quantities of a page or of a run; an absent one has its reason in `missing`."""
+
+    queue_time: Annotated[Histogram | UnsetType, doc("Wait in the engine's queue until first scheduled.", "s")] = UNSET
+    prefill_time: Annotated[Histogram | UnsetType, doc("First scheduling to first token.", "s")] = UNSET
+    decode_time: Annotated[Histogram | UnsetType, doc("First to last token.", "s")] = UNSET
+    inference_time: Annotated[Histogram | UnsetType, doc("Prefill and decode together.", "s")] = UNSET
+    ttft: Annotated[Histogram | UnsetType, doc("Arrival at the engine to its first token.", "s")] = UNSET
+    inter_token_latency: Annotated[Histogram | UnsetType, doc("Between consecutive outputs of a request.", "s")] = UNSET
+    tpot_per_request: Annotated[
+        Histogram | UnsetType, doc("Decode time over tokens but the first, by request.", "s")
+    ] = UNSET
+    e2e_latency: Annotated[Histogram | UnsetType, doc("Arrival at the engine to its last output.", "s")] = UNSET
+    requests_running: Annotated[Gauge | UnsetType, doc("Requests in the running batch.", "requests")] = UNSET
+    requests_waiting: Annotated[Gauge | UnsetType, doc("Requests that wait for a place in the batch.", "requests")] = (
+        UNSET
+    )
+    kv_cache_usage: Annotated[Gauge | UnsetType, doc("Used share of the KV cache, 0 to 1.", "ratio")] = UNSET
+    prompt_tokens: Annotated[Counter | UnsetType, doc("Prompt tokens processed.", "tokens")] = UNSET
+    generation_tokens: Annotated[Counter | UnsetType, doc("Tokens generated.", "tokens")] = UNSET
+    preemptions: Annotated[Counter | UnsetType, doc("Requests preempted for want of KV cache.", "requests")] = UNSET
+    prefix_cache_queries: Annotated[
+        Counter | UnsetType, doc("Prompt tokens looked up in the prefix cache.", "tokens")
+    ] = UNSET
+    prefix_cache_hits: Annotated[Counter | UnsetType, doc("Prompt tokens found in the prefix cache.", "tokens")] = UNSET
+    requests_finished: Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")] = UNSET
+    missing: Reasons = UNSET

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from rundir.columns import Floats, Ints
+from rundir.columns import Floats
 from rundir.fields import UNSET
 from rundir.stats import Missing, statistics_of
 from scraper.quantiles import Fit, fit, read, read_rows
@@ -108,7 +108,7 @@ def gauge_stats(values: Floats) -> tuple[SampleStatistics, dict[str, str]]:
     missing = {name: TOO_LARGE for name, value in numbers.items() if not math.isfinite(value)}
     if len(values) == 1:
         missing["std"] = "one sample has no spread"
-    return SampleStatistics(count=len(values), **_finite(numbers)), missing
+    return SampleStatistics(count=len(values), **finite_only(numbers)), missing
 
 
 def _counter(
@@ -116,7 +116,7 @@ def _counter(
 ) -> Counter:
     rate_per_s, rates = aggregate.counter_rates(parts, increase)
     slices = []
-    for frame, total, rate in zip(_frames(selection), increase.slices.tolist(), rates.tolist(), strict=False):
+    for frame, total, rate in zip(frames(selection), increase.slices.tolist(), rates.tolist(), strict=False):
         reason = _why_absent(total, rate)
         numbers = {"missing": reason} if reason else {"total": total, "rate_per_s": rate}
         slices.append(CounterSlice(**frame, **numbers))
@@ -134,7 +134,7 @@ def _gauge(about: dict[str, Any], samples: GaugeSamples, selection: ScrapeSelect
     stats, missing = gauge_stats(samples.values)
     where = slice_of(samples.at_ns, selection.edges_ns)
     slices = []
-    for index, frame in enumerate(_frames(selection)):
+    for index, frame in enumerate(frames(selection)):
         values = samples.values[where == index]
         mean, low, high = (float(f(values)) if len(values) else math.nan for f in (np.mean, np.min, np.max))
         reason = _why_absent(mean, low, high)
@@ -153,7 +153,7 @@ def _histogram(about: dict[str, Any], increase: HistogramIncrease, selection: Sc
     missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE) | missing
     fits = fits_of(increase)
     slices = []
-    for index, frame in enumerate(_frames(selection)[: len(increase.slice_counts)]):
+    for index, frame in enumerate(frames(selection)[: len(increase.slice_counts)]):
         count, total = float(increase.slice_counts[index]), float(increase.slice_sums[index])
         described = _histogram_slice(count, total, missing.get("sum", TOO_LARGE))
         slices.append(HistogramSlice(**frame, **described | _slice_percentiles(increase, fits, index)))
@@ -183,7 +183,7 @@ def fits_of(increase: HistogramIncrease) -> tuple[Fit, ...]:
 
 def _moments(count: float, total: float, why_no_sum: str) -> tuple[dict[str, float], dict[str, str]]:
     """Return count, sum and mean, and why some are missing."""
-    moments: dict[str, float] = {"count": _whole(count)}
+    moments: dict[str, float] = {"count": whole(count)}
     missing = {}
     if math.isfinite(total):
         moments["sum"] = total
@@ -207,7 +207,7 @@ def _slice_percentiles(increase: HistogramIncrease, fits: tuple[Fit, ...], index
     rows = [np.flatnonzero(part.slices == index) for part in increase.intervals]
     if not any(len(part) for part in rows):
         return {}
-    return _finite(dict(zip(SLICE_PERCENTILES, read_rows(fits, rows, _SLICE_QS).tolist(), strict=True)))
+    return finite_only(dict(zip(SLICE_PERCENTILES, read_rows(fits, rows, _SLICE_QS).tolist(), strict=True)))
 
 
 def _why_no_percentile(increase: HistogramIncrease, value: float) -> str:
@@ -223,23 +223,20 @@ def _why_no_percentile(increase: HistogramIncrease, value: float) -> str:
 
 
 def _range(low: float, high: float) -> Range:
-    return Range(**_finite({"low": float(low), "high": float(high)}))
+    return Range(**finite_only({"low": float(low), "high": float(high)}))
 
 
-def _finite(numbers: dict[str, float]) -> dict[str, float]:
+def finite_only(numbers: dict[str, float]) -> dict[str, float]:
+    """Leave out what is not finite: a sum beyond the largest number, or what was computed from one."""
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _frames(selection: ScrapeSelection) -> list[dict[str, Any]]:
-    return frames(selection.edges_ns, selection.complete.tolist())
-
-
-def frames(edges_ns: Ints, complete: Sequence[bool]) -> list[dict[str, Any]]:
+def frames(selection: ScrapeSelection) -> list[dict[str, Any]]:
     """Return the frame of each timeslice: start_ns, end_ns, and `is_complete` only where it is false."""
-    edges = edges_ns.tolist()
+    edges = selection.edges_ns.tolist()
     return [
-        {"start_ns": start, "end_ns": end} | ({} if whole else {"is_complete": False})
-        for start, end, whole in zip(edges[:-1], edges[1:], complete, strict=True)
+        {"start_ns": start, "end_ns": end} | ({} if complete else {"is_complete": False})
+        for start, end, complete in zip(edges[:-1], edges[1:], selection.complete.tolist(), strict=True)
     ]
 
 
@@ -250,6 +247,6 @@ def _why_absent(*numbers: float) -> str:
     return "" if all(map(math.isfinite, numbers)) else TOO_LARGE
 
 
-def _whole(value: float) -> int | float:
+def whole(value: float) -> int | float:
     """Return a count as an integer where it is one: some exporters scale their counts."""
     return int(value) if value.is_integer() else value

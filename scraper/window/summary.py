@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Struct, UnsetType
 
-from rundir.fields import UNSET, Count, Reasons, StampNs, doc
+from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
 from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
-from scraper.window import quantities
 from scraper.window.aggregate import Part
+from scraper.window.quantities import Quantities
 from scraper.window.statistics import describe, measure
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
@@ -54,7 +54,7 @@ class LastScrape(Struct, frozen=True, kw_only=True):
     at_ns: Annotated[StampNs, doc("When it was complete.", "ns")]
 
 
-class Endpoint(Struct, frozen=True, kw_only=True):
+class Endpoint(Quantities, frozen=True):
     """One scraped page: its quantities alone."""
 
     url: Annotated[str, doc("The page that was scraped.")]
@@ -66,48 +66,18 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     per_interval_slices: Annotated[
         bool | UnsetType, doc("True where slices are scrape intervals: the page changes more rarely than a slice.")
     ] = UNSET
-    queue_time: quantities.QueueTime = UNSET
-    prefill_time: quantities.PrefillTime = UNSET
-    decode_time: quantities.DecodeTime = UNSET
-    inference_time: quantities.InferenceTime = UNSET
-    ttft: quantities.Ttft = UNSET
-    inter_token_latency: quantities.InterTokenLatency = UNSET
-    tpot_per_request: quantities.TpotPerRequest = UNSET
-    e2e_latency: quantities.E2eLatency = UNSET
-    requests_running: quantities.RequestsRunning = UNSET
-    requests_waiting: quantities.RequestsWaiting = UNSET
-    kv_cache_usage: quantities.KvCacheUsage = UNSET
-    prompt_tokens: quantities.PromptTokens = UNSET
-    generation_tokens: quantities.GenerationTokens = UNSET
-    preemptions: quantities.Preemptions = UNSET
-    prefix_cache_queries: quantities.PrefixCacheQueries = UNSET
-    prefix_cache_hits: quantities.PrefixCacheHits = UNSET
-    requests_finished: quantities.RequestsFinished = UNSET
-    missing: Reasons = UNSET
 
 
-class Server(Struct, frozen=True, kw_only=True):
-    """What the engine's metrics showed of the window, added up over label sets and endpoints."""
+class _Totals(Quantities, frozen=True):
+    """What stands before the quantities: fields that are not by keyword alone come first."""
 
     engine: Annotated[DetectedEngine | None, doc("The engine behind the pages; null where none is recognised.")]
     reason: Annotated[str | UnsetType, doc("Why there are no server metrics.")] = UNSET
-    queue_time: quantities.QueueTime = UNSET
-    prefill_time: quantities.PrefillTime = UNSET
-    decode_time: quantities.DecodeTime = UNSET
-    inference_time: quantities.InferenceTime = UNSET
-    ttft: quantities.Ttft = UNSET
-    inter_token_latency: quantities.InterTokenLatency = UNSET
-    tpot_per_request: quantities.TpotPerRequest = UNSET
-    e2e_latency: quantities.E2eLatency = UNSET
-    requests_running: quantities.RequestsRunning = UNSET
-    requests_waiting: quantities.RequestsWaiting = UNSET
-    kv_cache_usage: quantities.KvCacheUsage = UNSET
-    prompt_tokens: quantities.PromptTokens = UNSET
-    generation_tokens: quantities.GenerationTokens = UNSET
-    preemptions: quantities.Preemptions = UNSET
-    prefix_cache_queries: quantities.PrefixCacheQueries = UNSET
-    prefix_cache_hits: quantities.PrefixCacheHits = UNSET
-    requests_finished: quantities.RequestsFinished = UNSET
+
+
+class Server(_Totals, frozen=True, kw_only=True):
+    """What the engine's metrics showed of the window, added up over label sets and endpoints."""
+
     missing: Annotated[dict[str, str], doc("Canonical quantities that are absent, and why.")]
     endpoints: Annotated[list[Endpoint], doc("Each scraped page alone.")]
 

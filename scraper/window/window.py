@@ -34,6 +34,10 @@ class Window:
         """Return its length in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
+    def holds(self, at_ns: Ints) -> Bools:
+        """Tell which moments lie in it."""
+        return (at_ns >= self.start_ns) & (at_ns <= self.end_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeSelection:
@@ -93,14 +97,12 @@ def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> S
     update_ns = update_interval_ns(endpoint)
     per_interval = update_ns is not None and slice_ns < update_ns
     if per_interval:
-        final = min(int(np.searchsorted(stamps, window.end_ns, side="left")), last)
-        rows = np.arange(reference, max(final, reference + 1) + 1)
+        rows = scrape_intervals(stamps, window, reference)
         edges_ns = stamps[rows]
         complete = np.ones(len(rows) - 1, dtype=np.bool_)
     else:
         edges_ns, complete = slice_edges(window, slice_ns)
         rows = np.maximum(np.searchsorted(stamps, edges_ns, side="right") - 1, reference)
-    rows = rows.copy()
     rows[-1] = last
     opened_ns = max(window.start_ns, int(stamps[reference]))
     covered_s = max(0, min(window.end_ns, int(stamps[last])) - opened_ns) / 1e9
@@ -121,12 +123,18 @@ def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> S
         rows=rows,
         complete=complete,
         per_interval=per_interval,
-        inside=(endpoint.at_ns >= window.start_ns) & (endpoint.at_ns <= window.end_ns),
+        inside=window.holds(endpoint.at_ns),
         covered_s=covered_s,
         early_s=early_s,
         slice_s=slice_s,
         restarts=restarts_of(endpoint),
     )
+
+
+def scrape_intervals(stamps: Ints, window: Window, reference: int) -> Indices:
+    """Return the rows of the scrapes at the edges of the scrape intervals that touch a window, one at least."""
+    final = min(int(np.searchsorted(stamps, window.end_ns, side="left")), len(stamps) - 1)
+    return np.arange(reference, max(final, reference + 1) + 1)
 
 
 def slice_edges(window: Window, slice_ns: int) -> tuple[Ints, Bools]:

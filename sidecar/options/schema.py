@@ -14,8 +14,6 @@ from exporter.summary import result
 from sidecar.options.config import aliases
 from sidecar.options.fields import declarations
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 
 def configuration(options: type) -> dict[str, Any]:
     """Return the schema of a command's configuration file: every option of the command, also by its other names, with
@@ -31,7 +29,7 @@ def configuration(options: type) -> dict[str, Any]:
     properties |= {alias: _same_as(name, properties) for alias, name in aliases(options).items()}
     properties |= {name.replace("_", "-"): _same_as(name, properties) for name in properties if "_" in name}
     return {
-        "$schema": DIALECT,
+        "$schema": result.DIALECT,
         "title": "Sidelight configuration",
         "description": "Keys may be written with - or _.",
         "type": "object",
