@@ -13,12 +13,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import engine, refused, sidelight
 
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
 from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "2", "--listen", "off", "--quiet")
+TTFT = ("request network", "engine frontend", "queue", "prefill", "response network", "blank output")
 
 
 @asynccontextmanager
@@ -52,33 +57,78 @@ def queue_and_prefill(run: Run) -> dict[str, tuple[float, float]]:
     }
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
-async def test_every_request_is_joined_by_its_trace(tmp_path: Path, name: str):
-    """Its queue and prefill are the engine's own to the bit; each export is passed on; all of it is counted."""
+async def joined(path: Path, name: str, *passed_on: str) -> Run:
+    """Run with an engine that sends spans; queue and prefill are the engine's own to the bit, and all is counted."""
     address = free_pair()
-    async with collector() as (behind, taken):
-        spans = ("--otlp-listen", address, "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
-        told = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", tmp_path / "truth")
-        with engine(*told) as (url, _):
-            done = await asyncio.to_thread(sidelight, "run", "--url", url, *LOAD, *spans, "--out", tmp_path / "run")
+    told = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", path / "truth")
+    with engine(*told) as (url, _):
+        spans = ("--otlp-listen", address, *passed_on)
+        done = await asyncio.to_thread(sidelight, "run", "--url", url, *LOAD, *spans, "--out", path / "run")
     assert 0 == done.code, done.err
-    run = open_run(tmp_path / "run")
-    true = truth(tmp_path / "truth")
+    run = open_run(path / "run")
+    true = truth(path / "truth")
     assert len(true) > 20
     assert {
         name: ((one["scheduled_ns"] - one["queued_ns"]) / 1e9, (one["first_token_ns"] - one["scheduled_ns"]) / 1e9)
         for name, one in true.items()
     } == queue_and_prefill(run)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((path / "run" / "summary.json").read_text())
     assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == summary["correlation"]["coverage"]
     assert run.span_counts is not None
-    assert len(taken) == run.span_counts.exports == run.span_counts.forwarded
-    assert {"hush"} == {request.headers["X-Team"] for request in taken}
+    assert run.span_counts.exports == run.span_counts.forwarded
     assert 0 == run.receiver_deaths
     (event,) = [event for event in run.events if event.name == "spans"]
     # One request was asked before the run, and is none of its own.
     assert (len(true) - 1, 0) == (event.data["awaited"], event.data["missing"])
+    return run
+
+
+async def test_every_export_is_passed_on_with_the_header(tmp_path: Path):
+    """The header reaches the collector over HTTP, and does not stand in the run directory."""
+    async with collector() as (behind, taken):
+        run = await joined(tmp_path, "sglang", "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
+    assert run.span_counts is not None
+    assert len(taken) == run.span_counts.forwarded
+    assert {"hush"} == {request.headers["X-Team"] for request in taken}
     assert "hush" not in (tmp_path / "run" / "manifest.json").read_text()
+
+
+async def test_client_and_engine_stand_in_one_waterfall(tmp_path: Path):
+    """At one collector each engine span is a child of its request's; the phases beside it add up to the client's TTFT.
+
+    The engine's spans are passed on over gRPC, ours are sent over HTTP.
+    """
+    exports: list[ExportTraceServiceRequest] = []
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
+    async with Receiver(spec, log=None, say=print, deliver=lambda _, one: exports.append(one)) as behind:
+        to = ("--otlp-forward", f"grpc://127.0.0.1:{behind.grpc_port}")
+        run = await joined(tmp_path, "vllm", *to, "--otlp-export", f"http://127.0.0.1:{behind.http_port}")
+    assert run.span_counts is not None
+    assert run.span_counts.forwarded == sum(not is_ours(export) for export in exports)
+    ours, engines = (
+        [span for one in exports if is_ours(one) == own for span in spans_of(one)] for own in (True, False)
+    )
+    clients = {(span.trace_id, span.span_id): span for span in ours if not span.parent_span_id}
+    assert run.requests.trace_id.tolist() == [trace.hex() for trace, _ in clients]
+    # The engine tells of a request before the run as well, by which the target was tried.
+    assert set(clients) <= {(span.trace_id, span.parent_span_id) for span in engines}
+    waits_ns = dict.fromkeys(clients, 0)
+    for span in ours:
+        if span.name in TTFT:
+            waits_ns[span.trace_id, span.parent_span_id] += span.end_time_unix_nano - span.start_time_unix_nano
+    ttft_ns = run.requests.first_token_ns - run.requests.submit_ns
+    assert waits_ns.keys() == clients.keys()
+    assert ttft_ns.tolist() == pytest.approx(list(waits_ns.values()), rel=0, abs=10)
+
+
+def is_ours(export: ExportTraceServiceRequest) -> bool:
+    """Tell by their resource whether spans are the client's."""
+    attributes = [one for resource in export.resource_spans for one in resource.resource.attributes]
+    return "sidelight" in {one.value.string_value for one in attributes if one.key == "service.name"}
+
+
+def spans_of(export: ExportTraceServiceRequest) -> list[Span]:
+    return [span for resource in export.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
 
 def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
