@@ -1,12 +1,24 @@
-"""A load from its first preparation to the last scrape after it: plans, warm-up, measurement."""
+"""A load from its first preparation to the last scrape after it: plans, warm-up, measurement.
+
+A target is warmed up by a number of requests, or by the draft until probes agree.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.table import RequestLog
+from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
+from rundir.columns import take
 from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.processes import START_TIMEOUT_S
@@ -20,11 +32,22 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.planning import first_measured, measure_plan, planned_requests, save_requests, write_plan
+from sidecar.run.planning import (
+    DRAFT_ROOM,
+    first_measured,
+    measure_plan,
+    planned_requests,
+    preliminary_plan,
+    save_requests,
+    write_plan,
+)
 from sidecar.run.prepare import Prepared
-from sidecar.run.warm_up import prepare_warm_up, warm_up
 
 SETTLE_LEAST_S = 0.5
+WARM_UP_CONCURRENCY = 4
+# Probes are sent until they agree, but not for ever; nor is a target warmed up for ever.
+MOST_PROBE_ROUNDS = 5
+MOST_WARM_UP_REQUESTS = DRAFT_ROOM // 2
 
 
 async def load(session: Session, options: RunOptions, prepared: Prepared, *, begun_s: float) -> None:
@@ -36,18 +59,20 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
     async with _deadline(session, options.deadline, begun_s):
         session.progress.stage("preparing requests")
-        await unless_stopped(session.stop, prepare_warm_up(session, options, prepared))
-        await unless_stopped(session.stop, _prepare(session, options, prepared))
+        if isinstance(options.warmup, int) and options.warmup:
+            planning = _plan_preliminary(session, options, prepared, "warmup", first_index=0, count=options.warmup)
+            await unless_stopped(session.stop, planning)
+        await unless_stopped(session.stop, _plan_measured(session, options, prepared))
         children = session.workers if session.scraper is None else (*session.workers, session.scraper)
         await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
         async with watching(session):
-            if await warm_up(session, options, prepared):
+            if await _warm_up(session, options, prepared):
                 # The reference scrape lies between the end of the warm-up and the first measured request.
                 await unless_stopped_for(session.stop, settle_s)
             started_ns = session.clock.now_ns()
             await run_phase(
                 session,
-                session.path / RAW / "plan-measure.log",
+                _path(session, "measure"),
                 concurrency=options.concurrency,
                 barrier=options.barrier,
                 until_s=options.duration,
@@ -56,22 +81,116 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
             await settle(session, settle_s, listening=None if session.stop.is_set() else session.listening)
 
 
-async def _prepare(session: Session, options: RunOptions, prepared: Prepared) -> None:
+async def _plan_measured(session: Session, options: RunOptions, prepared: Prepared) -> None:
     """Write the measured plan, and the file of its requests where one was asked for."""
-    plan = session.path / RAW / "plan-measure.log"
-    order = PlanOrder(
-        phase="measure",
-        first_index=first_measured(options),
-        max_model_len=prepared.max_model_len,
-        ignore_eos=options.ignore_eos,
-        urls=len(prepared.served),
-        exact=options.exact_tokens,
-    )
+    plan = _path(session, "measure")
+    order = _order(options, prepared, phase="measure", first_index=first_measured(options))
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
     about = await write_plan(requests, plan, progress=session.progress)
     if options.save_requests is not None:
         about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load)
     record(session, "planned", **about)
+
+
+async def _warm_up(session: Session, options: RunOptions, prepared: Prepared) -> bool:
+    """Warm up as the options say, and record what the report states of it. Returns whether anything was sent."""
+    policy = parse_warmup(str(options.warmup))
+    before_ms: list[float] = []
+    after_ms: list[float] = []
+    drained = True
+    if policy.kind == "count":
+        await run_phase(session, _path(session, "warmup"), concurrency=_width(options, policy.requests))
+    elif policy.kind == "draft":
+        before_ms = await _probe(session, options, prepared, 0)
+        drained = await _by_the_draft(session, options, prepared)
+        for number in range(1, 1 + MOST_PROBE_ROUNDS):
+            after_ms += await _probe(session, options, prepared, number)
+            if session.stop.is_set() or stable(after_ms):
+                break
+    outcome = statement(policy, _log(session, "warmup"), drained=drained, before_ms=before_ms, after_ms=after_ms)
+    record(session, "warmup", **msgspec.to_builtins(outcome))
+    return policy.kind != "none"
+
+
+async def _by_the_draft(session: Session, options: RunOptions, prepared: Prepared) -> bool:
+    """Send rounds until the draft's measure is full. Returns whether each round was drained to its end."""
+    policy = parse_warmup(str(options.warmup))
+    sent = rounds = 0
+    while not session.stop.is_set() and sent < MOST_WARM_UP_REQUESTS:
+        log = _log(session, "warmup")
+        count = min(more_requests(policy, log), MOST_WARM_UP_REQUESTS - sent)
+        if not count:
+            break
+        rounds += 1
+        name = "warmup" if rounds == 1 else f"warmup-{rounds}"
+        await unless_stopped(
+            session.stop,
+            _plan_preliminary(session, options, prepared, "warmup", name=name, first_index=sent, count=count),
+        )
+        await run_phase(session, _path(session, name), concurrency=_width(options, count))
+        sent += count
+        if (_log(session, "warmup").status == "ok").sum() == (log.status == "ok").sum():
+            warn_and_record(session, "the warm-up was stopped: a round brought no complete response")
+            break
+    return not (_log(session, "warmup").status == "cancelled").any()
+
+
+async def _probe(session: Session, options: RunOptions, prepared: Prepared, number: int) -> list[float]:
+    """Send a round of probes, one after the other; return their TTFT in ms, NaN for one that failed."""
+    if session.stop.is_set():
+        return []
+    name = "probe" if number == 0 else f"probe-{number + 1}"
+    first = MOST_WARM_UP_REQUESTS + number * PROBES
+    await unless_stopped(
+        session.stop, _plan_preliminary(session, options, prepared, "probe", name=name, first_index=first, count=PROBES)
+    )
+    await run_phase(session, _path(session, name), concurrency=1)
+    log = _log(session, "probe")
+    round_ = take(log, (log.index >= first) & (log.index < first + PROBES))
+    ttft_ms = request_metrics(round_).ttft_ms
+    return [float(value) for value in np.where(round_.status == "ok", ttft_ms, np.nan)]
+
+
+async def _plan_preliminary(
+    session: Session,
+    options: RunOptions,
+    prepared: Prepared,
+    phase: str,
+    *,
+    name: str = "warmup",
+    first_index: int,
+    count: int,
+) -> None:
+    order = _order(options, prepared, phase=phase, first_index=first_index, count=count, sessions=False)
+    requests = preliminary_plan(options, prepared.target, prepared.tokenizer, order, round_=first_index)
+    about = await write_plan(requests, _path(session, name), progress=session.progress)
+    record(session, "planned", **about)
+
+
+def _order(options: RunOptions, prepared: Prepared, **which: Any) -> PlanOrder:
+    """Return the order of a plan: `which` requests, as the options and the target have all of them."""
+    return PlanOrder(
+        max_model_len=prepared.max_model_len,
+        ignore_eos=options.ignore_eos,
+        urls=len(prepared.served),
+        exact=options.exact_tokens,
+        **which,
+    )
+
+
+def _width(options: RunOptions, count: int) -> int:
+    return min(options.concurrency or WARM_UP_CONCURRENCY, count)
+
+
+def _path(session: Session, name: str) -> Path:
+    return session.path / RAW / f"plan-{name}.log"
+
+
+def _log(session: Session, phase: str) -> RequestLog:
+    """Return the requests of a phase that were sent so far."""
+    session.live.poll()
+    requests = session.live.logs.requests.table()
+    return take(requests, requests.phase == phase)
 
 
 @asynccontextmanager
