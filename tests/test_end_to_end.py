@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -397,13 +396,3 @@ def check_summary(summary: dict[str, Any]) -> None:
     server = summary["server"]
     assert set(QUANTITIES) == set(server["missing"]) | {name for name in QUANTITIES if name in server}
     assert 1.0 == sum(summary["correlation"]["coverage"].values())
-
-
-def test_a_port_in_use_is_said_before_anything_is_recorded(engine: Simulated, tmp_path: Path):
-    """Exit 2 and one line; the same command works once the port is free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        run = sidelight("run", "--url", engine.url, "--listen", listen, "--out", tmp_path / "run", "--quiet")
-    assert (2, "", 1) == (run.code, run.out, run.err.count("\n"))
-    assert run.err.startswith(f"sidelight: --listen {listen}: ")
-    assert not (tmp_path / "run").exists()

@@ -51,9 +51,6 @@ CASES = {
     "page": Case(url="http://{}/page/page"),
     "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "2")),
     "drain": Case(url="http://{}/endless/drain", options=(*QUICK, "--drain-timeout", "0.5")),
-    "name": Case(url="http://no-such-host.invalid:8000"),
-    "always": Case(url="http://{}/always/always"),
-    "tls": Case(url="https://{}/good/tls"),
     "many": Case(
         url="http://{}/good/many",
         options=("--concurrency", "10000", "--requests", "10000", "--warmup", "0"),
@@ -151,24 +148,6 @@ def test_a_server_that_dies_fails_its_requests_and_not_the_run(runs: Callable[[s
     errors = {row["error"] for row in rows if row["status"] != "ok"}
     assert any("Connection refused" in error for error in errors), errors
     assert all(error.startswith(("reset: ", "connect: ")) for error in errors), errors
-
-
-def test_a_name_that_is_none_is_exit_3(runs: Callable[[str], Ended]):
-    """Before anything is recorded."""
-    line = refused(runs("name"), 3)
-    assert line.startswith("sidelight: cannot connect to no-such-host.invalid:8000: no such host")
-
-
-def test_refused_from_the_first_request_on_is_exit_3(runs: Callable[[str], Ended]):
-    """A server that answers a request for one token with 429 is not loaded at all."""
-    assert "HTTP 429 to a request for one token: slow down" in refused(runs("always"), 3)
-
-
-def test_tls_to_a_server_without_it_is_exit_3(runs: Callable[[str], Ended]):
-    """The line asks for what it is."""
-    line = refused(runs("tls"), 3)
-    assert "TLS failed" in line
-    assert line.endswith("is it an http:// server?\n")
 
 
 def test_more_connections_than_open_files_is_exit_2(runs: Callable[[str], Ended]):

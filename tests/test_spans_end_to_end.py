@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from processes import engine, refused, sidelight
+from processes import engine, sidelight
 
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
@@ -152,16 +151,3 @@ def test_a_scrape_may_receive_spans_alone(tmp_path: Path):
     done = sidelight(*scrape, "--metrics", f"http://{free_pair()}/metrics", "--out", tmp_path / "unanswered")
     assert 0 == done.code, done.err
     assert any("no server metrics" in note for note in open_run(tmp_path / "unanswered").notes)
-
-
-@pytest.mark.parametrize("taken", [0, 1], ids=["grpc", "http"])
-def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, taken: int):
-    """One line with the option, the address and the cure; exit 2; no run directory."""
-    address = free_pair()
-    port = int(address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port + taken)):
-        run = sidelight("scrape", "--otlp-listen", address, "--out", tmp_path / "run", path=tmp_path / "run")
-    assert refused(run, 2) == (
-        f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: Address already in use; "
-        "stop what listens there, or choose another HOST:PORT (its PORT+1 is for HTTP) here and in the engine\n"
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from processes import Ended, engine, refused, sidelight
+from processes import Ended, engine, sidelight
 from waiting import BOUND_S
 
 from sidecar.run import open_run
@@ -87,10 +87,3 @@ def test_a_scrape_keeps_them(tmp_path: Path):
     assert [1, 0] == [len(run.endpoints) for run in runs]
     assert 3 == len(runs[0].timings)
     assert (0, 1) == (len(runs[1].timings), len(runs[1].timings.clocks))
-
-
-def test_a_watch_does_not_take_them(tmp_path: Path):
-    """They would be gone for everybody else."""
-    url = "http://127.0.0.1:9/perf_metrics"
-    run = sidelight("watch", "--metrics", url, "--out", tmp_path / "watch", path=tmp_path / "watch")
-    assert f"--metrics {url}: a watch does not read /perf_metrics" in refused(run, 2)

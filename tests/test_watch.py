@@ -7,13 +7,11 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import aiohttp
@@ -21,7 +19,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from processes import refused, sidelight
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, body, call, engine, gateway
 from waiting import BOUND_S
@@ -221,13 +218,3 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
                     await asyncio.sleep(0.02)
             assert before == asked["/old"]
             await one.end()
-
-
-@pytest.mark.parametrize("option", ["--listen", "--otlp-listen"])
-def test_an_address_in_use_is_said_before_anything_is_recorded(tmp_path: Path, option: str):
-    """One line that names the option and the address; exit code 2, and no directory."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        others = {"--listen": "127.0.0.1:0", "--otlp-listen": "127.0.0.1:0", option: address}
-        done = sidelight("watch", *chain(*others.items()), "--out", tmp_path / "watch", path=tmp_path / "watch")
-    assert f"{option} {address}: " in refused(done, 2)

@@ -1,0 +1,171 @@
+"""What a command refuses: one line, the right exit code, and nothing recorded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+from processes import QUICK, Ended, Script, serving
+
+from sidecar.cli import free_pair
+
+Sidelight = Callable[..., Ended]
+
+
+@contextmanager
+def answering(status: int, kind: str, body: bytes) -> Iterator[str]:
+    """Run a server that answers everything with this, and yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def refusal(sidelight: Sidelight) -> Callable[..., str]:
+    """Return the one line of a command that was not begun."""
+
+    def run(code: int, *arguments: str) -> str:
+        ended = sidelight(*arguments)
+        assert (code, "", 1) == (ended.code, ended.out, ended.err.count("\n")), ended.err
+        assert ended.err.startswith("sidelight: ")
+        assert [] == list(Path().iterdir())
+        return ended.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said"),
+    [
+        (200, "text/html", b"<!doctype html><title>Shop</title>", "this is a web page, not an OpenAI-compatible"),
+        (404, "text/html", b"<h1>Not found</h1>", "HTTP 404; this is not an OpenAI-compatible endpoint"),
+        (200, "application/json", b'{"hello": "world"}', "not a list of models"),
+        (401, "application/json", b'{"error": "no key"}', "SIDELIGHT_API_KEY"),
+    ],
+    ids=["web page", "not found", "other JSON", "unauthorised"],
+)
+def test_something_else_at_the_url_is_exit_3(
+    refusal: Callable[..., str], status: int, kind: str, body: bytes, said: str
+):
+    """What it is, and where."""
+    with answering(status, kind, body) as url:
+        line = refusal(3, "run", "--url", url)
+    assert said in line
+    assert url in line
+
+
+def test_a_model_must_be_one_that_is_served(refusal: Callable[..., str]):
+    """The line lists those that are; where there are several, one has to be named."""
+    models = json.dumps({"data": [{"id": "llama"}, {"id": "qwen", "max_model_len": 4096}]}).encode()
+    with answering(200, "application/json", models) as url:
+        unknown = refusal(2, "run", "--url", url, "--model", "gpt-9")
+        unnamed = refusal(2, "run", "--url", f"{url}/v1/")
+    assert unknown == f"sidelight: --model gpt-9: not served; {url}/v1/models serves: llama, qwen\n"
+    assert unnamed == f"sidelight: --model is missing; {url}/v1/models serves: llama, qwen\n"
+
+
+def test_a_directory_in_use_is_exit_2(sidelight: Sidelight, tmp_path: Path):
+    """And what is in it stays as it was."""
+    (tmp_path / "manifest.json").write_text("{}")
+    run = sidelight("run", "--url", "http://192.0.2.1", "--out", tmp_path)
+    assert (2, "", 1) == (run.code, run.out, run.err.count("\n"))
+    assert run.err.startswith(f"sidelight: --out {tmp_path}: holds another run")
+    assert ["{}"] == [path.read_text() for path in tmp_path.iterdir()]
+
+
+def test_a_name_that_is_none_is_exit_3(refusal: Callable[..., str]):
+    line = refusal(3, "run", "--url", "http://no-such-host.invalid:8000", *QUICK)
+    assert line.startswith("sidelight: cannot connect to no-such-host.invalid:8000: no such host")
+
+
+def test_a_server_that_refuses_one_token_or_speaks_no_tls_is_exit_3(refusal: Callable[..., str]):
+    """One that answers the request before the load with 429 is not loaded; for TLS the line asks for what it is."""
+    with serving(Script()) as url:
+        always = refusal(3, "run", "--url", f"{url}/always/always", *QUICK)
+        tls = refusal(3, "run", "--url", f"{url.replace('http', 'https')}/good/tls", *QUICK)
+    assert "HTTP 429 to a request for one token: slow down" in always
+    assert "TLS failed" in tls
+    assert tls.endswith("is it an http:// server?\n")
+
+
+def test_a_server_with_tls_that_is_not_trusted_is_exit_3(refusal: Callable[..., str], authority: Authority):
+    """Asked without TLS the line asks for what it is; an unknown certificate has OpenSSL's reason and both cures."""
+    with serving(Script(), authority.serving("solo")) as url:
+        plain = refusal(3, "run", "--url", f"{url.replace('https', 'http')}/good/plain", *QUICK)
+        unknown = refusal(3, "run", "--url", f"{url}/good/unknown", *QUICK)
+    assert plain.endswith("is it an https:// server?\n")
+    for words in ("self-signed certificate", "--ca FILE", "--insecure"):
+        assert words in unknown
+
+
+def test_a_server_that_wants_a_certificate_is_exit_3_without_one(
+    refusal: Callable[..., str], sidelight: Sidelight, authority: Authority
+):
+    """The line names the option. Why the server hung up it says where that could be read before the wire broke.
+
+    Doctor says of a server what a run would meet there, the metrics page included.
+    """
+    pair = ("--cert", authority.path("stranger.pem"), "--key", authority.path("stranger.key"))
+    with serving(Script(), authority.serving("solo", ask_client="stranger.pem")) as url:
+        trusting = ("--url", f"{url}/good/nobody", "--ca", authority.path("solo.pem"))
+        assert "--cert" in refusal(3, "run", *trusting, *QUICK)
+        for named in (True, False):
+            done = sidelight("doctor", *trusting, *(pair if named else ()))
+            assert (0 if named else 3, "") == (done.code, done.err)
+            assert named == ("ok    chat streams" in done.out)
+            assert named == ("/metrics: 1 series" in done.out)
+            assert named != ("(--cert)" in done.out or "--cert FILE" in done.out)
+
+
+def test_a_watch_does_not_take_the_records_of_requests(refusal: Callable[..., str]):
+    """They would be gone for everybody else."""
+    url = "http://127.0.0.1:9/perf_metrics"
+    assert f"--metrics {url}: a watch does not read /perf_metrics" in refusal(2, "watch", "--metrics", url)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("run", "--listen"), ("watch", "--listen"), ("watch", "--otlp-listen")]
+)
+def test_an_address_in_use_is_said_before_anything_is_recorded(refusal: Callable[..., str], command: str, option: str):
+    """With the option and the address."""
+    options = {"watch": {"--listen": "127.0.0.1:0", "--otlp-listen": "127.0.0.1:0"}}.get(command, {})
+    with serving(Script()) as url, socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        asked = ("--url", f"{url}/good/listen", "--quiet") if command == "run" else ()
+        used = [word for pair in (options | {option: address}).items() for word in pair]
+        assert refusal(2, command, *asked, *used).startswith(f"sidelight: {option} {address}: ")
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["grpc", "http"])
+def test_each_address_of_the_receiver_is_looked_at(refusal: Callable[..., str], taken: int):
+    """With the option, the address and the cure."""
+    address = free_pair()
+    port = int(address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port + taken)):
+        line = refusal(2, "scrape", "--otlp-listen", address)
+    assert line == (
+        f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: Address already in use; "
+        "stop what listens there, or choose another HOST:PORT (its PORT+1 is for HTTP) here and in the engine\n"
+    )
