@@ -20,7 +20,7 @@ import select
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,11 +52,10 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
     of CannotListen or of UnusableFile (a certificate).
     """
     with ExitStack() as logs:
-        log = ScrapeLog(spec.out, spec.rotation)
-        logs.callback(log.close)
-        timings = TimingLog(spec.timings_out) if any(map(clock_of, spec.targets)) else None
-        if timings is not None:
-            logs.callback(timings.close)
+        log = logs.enter_context(closing(ScrapeLog(spec.out, spec.rotation)))
+        timings = None
+        if any(map(clock_of, spec.targets)):
+            timings = logs.enter_context(closing(TimingLog(spec.timings_out)))
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
                 config = ScrapeConfig(
@@ -91,13 +90,10 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
     from scraper.spans.log import SpanLog  # noqa: PLC0415
     from scraper.spans.receiver import Receiver  # noqa: PLC0415
 
-    log = SpanLog(spec.spans_out, spec.rotation)
-    try:
+    with closing(SpanLog(spec.spans_out, spec.rotation)) as log:
         async with Receiver(spec.spans, log=log, say=partial(print, file=sys.stderr, flush=True)) as receiver:
             say("listening", grpc_port=receiver.grpc_port, http_port=receiver.http_port)
             yield receiver
-    finally:
-        log.close()
 
 
 async def _obey(pool: ScrapePool, receiver: Receiver | None, lines: asyncio.StreamReader) -> bool:

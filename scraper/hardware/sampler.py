@@ -60,16 +60,13 @@ def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
 
 async def record(path: str | os.PathLike[str], *, clock_offset_ns: int, stopping: asyncio.Event) -> None:
     """Sample what this machine has into a hardware log until `stopping` is set. Raises OSError, alone or in a group."""
-    log = FrameLog(path)
+    with FrameLog(path) as log:
 
-    def append(record: HardwareLogRecord) -> None:
-        log.append(encode(record))
+        def append(record: HardwareLogRecord) -> None:
+            log.append(encode(record))
 
-    try:
         sources, absent = await asyncio.to_thread(open_sources)
         await sample(sources, append, clock_offset_ns=clock_offset_ns, stopping=stopping, absent=absent)
-    finally:
-        log.close()
 
 
 async def sample(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rundir.access import bare
-from scraper.targets.fetch import scrape
 from scraper.targets.scrape import clock_of
 from scraper.targets.target import Log, Say, ScrapeConfig, Target
 
@@ -72,17 +71,9 @@ class ScrapePool:
             await self._read_clock(url, tick_ns, left_s / len(self._clocks))
 
     async def _read_clock(self, url: str, tick_ns: int, within_s: float) -> None:
-        config = self._config
-        reply = await scrape(
-            config.session,
-            url,
-            tick_ns=tick_ns,
-            clock_offset_ns=config.clock_offset_ns,
-            limits=replace(config.limits, timeout_s=min(config.limits.timeout_s, within_s)),
-            access=config.access,
-            any_json=True,
-        )
-        self._timings.append(reply)
+        limits = self._config.limits
+        limits = replace(limits, timeout_s=min(limits.timeout_s, within_s))
+        self._timings.append(await self._config.scrape(url, tick_ns, limits, any_json=True))
 
     def counts(self) -> dict[str, int]:
         """Return how their scrapes ended, and how many of them do not answer."""

@@ -54,6 +54,18 @@ class ScrapeConfig:
         """Return this moment in Unix ns."""
         return time.monotonic_ns() + self.clock_offset_ns
 
+    async def scrape(self, url: str, tick_ns: int, limits: Limits, *, any_json: bool = False) -> Scrape:
+        """Fetch one page as `targets.fetch.scrape` does."""
+        return await scrape(
+            self.session,
+            url,
+            tick_ns=tick_ns,
+            clock_offset_ns=self.clock_offset_ns,
+            limits=limits,
+            access=self.access,
+            any_json=any_json,
+        )
+
 
 class Target:
     """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count.
@@ -108,7 +120,7 @@ class Target:
                 self.skipped += 1
                 continue
             async with self._busy:
-                await self._scrape(tick_ns, self._config.limits)
+                self._keep(await self._config.scrape(self._url, tick_ns, self._config.limits))
 
     async def scrape(self, tick_ns: int, *, within_s: float) -> None:
         """Scrape now, whatever failed before, after a scrape that may be under way; done in `within_s` seconds."""
@@ -124,22 +136,11 @@ class Target:
         try:
             left_s = within_s - (self._config.now_ns() - asked_ns) / 1e9
             limits = self._config.limits
-            await self._scrape(tick_ns, replace(limits, timeout_s=max(0.001, min(limits.timeout_s, left_s))))
+            limits = replace(limits, timeout_s=max(0.001, min(limits.timeout_s, left_s)))
+            self._keep(await self._config.scrape(self._url, tick_ns, limits))
         finally:
             self._busy.release()
             self._begun.set()
-
-    async def _scrape(self, tick_ns: int, limits: Limits) -> None:
-        config = self._config
-        page = await scrape(
-            config.session,
-            self._url,
-            tick_ns=tick_ns,
-            clock_offset_ns=config.clock_offset_ns,
-            limits=limits,
-            access=config.access,
-        )
-        self._keep(page)
 
     def _keep(self, page: Scrape) -> None:
         error = self._log.append(page) or page.error

@@ -162,7 +162,7 @@ async def _plan_preliminary(
     count: int,
 ) -> None:
     order = _order(options, prepared, phase=phase, first_index=first_index, count=count, sessions=False)
-    requests = preliminary_plan(options, prepared.target, prepared.tokenizer, order, round_=first_index)
+    requests = preliminary_plan(options, prepared.target, prepared.tokenizer, order)
     about = await write_plan(requests, _path(session, name), progress=session.progress)
     record(session, "planned", **about)
 

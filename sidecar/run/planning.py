@@ -84,13 +84,14 @@ def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: t
 
 
 def preliminary_plan(
-    options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder, *, round_: int = 0
+    options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
     """Return requests of a warm-up or of probes, from other seeds, so that nothing measured is cached.
 
-    A warm-up is of the measured workload. Probes are all of one length: only what the engine does differs then.
+    A warm-up is of the measured workload. Probes are all of one length: only what the engine does differs then. Rounds,
+    which differ in their first index, have seeds of their own.
     """
-    key = (1, round_) if round_ else (1,)
+    key = (1, order.first_index) if order.first_index else (1,)
     seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
     requests = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
     return plan(requests, target=target, tokenizer=tokenizer, order=order)
