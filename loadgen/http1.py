@@ -11,6 +11,8 @@ from functools import lru_cache
 from itertools import accumulate, count
 from operator import add
 
+import msgspec
+
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
 _LENGTH_DIGITS = 18
@@ -168,8 +170,7 @@ def chunk_size(line: bytes) -> int:
     return int(digits, 16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dechunked:
+class Dechunked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A body without its chunk framing, and where its pieces lay on the wire.
 
     data_starts[k] in `data` is wire_starts[k] on the wire.

@@ -209,7 +209,8 @@ def _plain(data: bytes) -> tuple[str, _Choice] | None:
     (choice,) = chunk.choices
     said = choice.delta or choice.message or _Delta()
     extras = (chunk.error, chunk.metrics, chunk.timings, chunk.nvext, chunk.generation_stats, choice.meta_info)
-    if choice.finish_reason or said.tool_calls or any(bytes(extra) != b"null" for extra in extras):
+    stated = any(extra is not NULL and bytes(extra) != b"null" for extra in extras)
+    if stated or choice.finish_reason or said.tool_calls:
         return None
     # Where the one reasoning is empty the other counts.
     ambiguous = said.reasoning_content and said.reasoning

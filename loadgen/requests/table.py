@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from operator import attrgetter
@@ -156,7 +156,8 @@ class RequestFold:
         if len(parts) == self._lengths.get(part.index):
             del self._parts[part.index], self._lengths[part.index]
             planned = self._planned.pop(part.index, _UNPLANNED)
-            self._rows += _rows(parts, planned, self._protocol)
+            if (row := _row(parts, planned, self._protocol)) is not None:
+                self._rows.append(row)
             if len(self._rows) == _TABLE_ROWS:
                 self._lay_out()
 
@@ -172,7 +173,7 @@ class RequestFold:
         in_flight = [
             row
             for index, parts in self._parts.items()
-            for row in _rows(parts, self._planned.get(index, _UNPLANNED), self._protocol)
+            if (row := _row(parts, self._planned.get(index, _UNPLANNED), self._protocol)) is not None
         ]
         whole = concat([*self._tables, _columns(in_flight, self._run_id)])
         return take(whole, np.argsort(whole.index, kind="stable"))
@@ -195,8 +196,7 @@ def assemble(
     return fold.table()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     planned: PlannedRequest
     last: RequestPart
     status_code: int
@@ -205,16 +205,16 @@ class _Row:
     reply: Reply
 
 
-def _rows(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol) -> Iterator[_Row]:
-    """Read one request from its parts; nothing without its first. The last part repeats the stamps of those before."""
+def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol) -> _Row | None:
+    """Read one request from its parts; None without its first. The last part repeats the stamps of those before."""
     ordered = sorted(parts, key=attrgetter("seq"))
     known = [part for seq, part in enumerate(ordered) if part.seq == seq]
     if not known:
-        return
+        return None
     reads = unpack(known[0]) if len(known) == 1 else _joined([unpack(part) for part in known])
     status = max(part.status for part in known)
     head = next((part.head for part in known if part.head), b"")
-    yield _Row(
+    return _Row(
         planned=planned,
         last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
         status_code=status,
@@ -224,8 +224,7 @@ def _rows(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Proto
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """What came of a reply: when each read returned, the body's length after each (both int64), and the body."""
 
     stamps_ns: Ints
@@ -241,13 +240,12 @@ def unpack(part: RequestPart) -> Reads:
         return Reads(stamps_ns=np.frombuffer(part.reads_ns, np.int64), ends=ends, body=body)
     if part.packing != COMPACT:
         raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
-    count = (len(part.reads_ns) - 4) // 4 if part.reads_ns else 0
-    stamps_ns = np.empty(count, np.int64)
-    if count:
-        stamps_ns[:1] = np.frombuffer(part.reads_ns, np.int64, 1)
-        stamps_ns[1:] = np.frombuffer(part.reads_ns, np.uint32)[2:]
-    lengths = np.frombuffer(body, np.uint32, count)
-    return Reads(stamps_ns=stamps_ns.cumsum(), ends=lengths.cumsum(dtype=np.int64), body=body[4 * count :])
+    if not part.reads_ns:
+        return Reads(stamps_ns=np.empty(0, np.int64), ends=np.empty(0, np.int64), body=body)
+    steps_ns = np.frombuffer(part.reads_ns, np.uint32)[1:].astype(np.int64)
+    steps_ns[0] = int.from_bytes(part.reads_ns[:8], "little", signed=True)
+    ends = np.frombuffer(body, np.uint32, len(steps_ns)).cumsum(dtype=np.int64)
+    return Reads(stamps_ns=steps_ns.cumsum(), ends=ends, body=body[4 * len(steps_ns) :])
 
 
 def _joined(parts: Sequence[Reads]) -> Reads:

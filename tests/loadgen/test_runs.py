@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.openai import FORM
@@ -29,8 +30,7 @@ def _read(form: Form, pieces: list[bytes]) -> Reply:
 
 
 def _facts(reply: Reply) -> dict[str, Any]:
-    values = {field.name: getattr(reply, field.name) for field in fields(reply)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(reply).items()}
 
 
 def _chunk(delta: dict[str, object] | None = None, **more: object) -> dict[str, object]:

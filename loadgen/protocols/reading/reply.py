@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from loadgen.http1 import Dechunked
@@ -13,8 +13,7 @@ from loadgen.protocols.reading.timings import ServerTimings
 from rundir.columns import Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """What one reply said and when; stamps and counts are -1 where missing.
 
     first_output_ns     the first event the model generated something for, if only blanks or nothing visible
@@ -38,8 +37,8 @@ class Reply:
     first_token_ns: int = -1
     last_token_ns: int = -1
     first_kind: str = ""
-    chunk_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    chunk_chars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    chunk_ns: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    chunk_chars: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     output_tokens: int = -1
     input_tokens: int = -1
     cached_tokens: int = -1
@@ -72,11 +71,12 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
     for _ in reading(seen, form, http_status, head, body, map(int, read_ends)):
         pass
     ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
-    *_, first_output_ns, last_output_ns, done_ns = stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)
+    stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)
+    first_output_ns, last_output_ns, done_ns = stamps[-3:].tolist()
     has_token = seen.first >= 0
     return Reply(
-        first_output_ns=int(first_output_ns),
-        last_output_ns=int(last_output_ns),
+        first_output_ns=first_output_ns,
+        last_output_ns=last_output_ns,
         first_token_ns=int(stamps[seen.first]) if has_token else -1,
         last_token_ns=int(stamps[-4]) if has_token else -1,
         first_kind=seen.first_kind,
@@ -90,7 +90,7 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
         error=seen.error,
         complete=seen.complete,
         done=seen.done_end >= 0,
-        done_ns=int(done_ns),
+        done_ns=done_ns,
         role_only_first=seen.role_only_first,
         blank_before_first=seen.first if has_token else len(seen.ends),
         response_id=seen.response_id,

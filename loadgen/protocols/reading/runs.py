@@ -8,7 +8,6 @@ a run says exactly what its events would say one by one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import add
 
@@ -31,8 +30,7 @@ PROBE = "probe"
 _decode = msgspec.json.Decoder(list[str]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """An event's bytes before its text, from the field's name on, and behind it, with the blank line.
 
     `at` is where the next event of the stream begins, which has the same frame.
@@ -48,8 +46,7 @@ class Frame:
         return self.before.removeprefix(_FIELD) + PROBE.encode() + self.after.removesuffix(_BLANK)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, gc=False):
     """Events behind one another in one frame: where the data line of each ends, and its text."""
 
     ends: list[int]
