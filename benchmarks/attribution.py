@@ -272,7 +272,7 @@ def print_percentiles(rows: list[tuple[Row, Attribution]]) -> None:
     for row, table in rows:
         for part in PARTS:
             truth = getattr(row.case, f"{part}_s")
-            found = server_percentiles(table, row.case.scrapes, part, QS)
+            found = server_percentiles(table, [observe(endpoint) for endpoint in row.case.scrapes], part, QS)
             engines = [one for one in map(observe, row.case.scrapes) if isinstance(one, Observed)]
             if not isinstance(found, ServerPercentiles) or not engines:
                 continue

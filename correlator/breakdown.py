@@ -18,8 +18,9 @@ import numpy as np
 from correlator.estimate import NO_FIRST
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from correlator.exact.table import SLACK_MS, Joined
+from correlator.exact.table import SLACK_S, Joined
 from correlator.requests import RequestColumns
+from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from rundir.columns import Bools, Floats, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")
@@ -43,8 +44,8 @@ class Part:
     by_client: bool = False
 
     def of(self, parts: Parts) -> Floats:
-        """Return this part of each request [n], ms."""
-        values: Floats = getattr(parts, f"{self.column or self.name}_ms")
+        """Return this part of each request [n], s."""
+        values: Floats = getattr(parts, f"{self.column or self.name}_s")
         return values
 
 
@@ -76,24 +77,24 @@ SEND = Part(name="send", label="send", by_client=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Columns of n requests, in their order: float64 ms, NaN where unknown or part of no known TTFT.
+    """Columns of n requests, in their order: float64 s, NaN where unknown or part of no known TTFT.
 
-    ttft_ms, e2e_ms         the client's: submission to first and last token; of a reply in one piece, e2e to its end
-    send_ms                 dispatch to submission, connecting included: before TTFT begins, and in none of its parts
-    network_ms              outside engine and gateway: request_network_ms (submission to arrival there) and
-                            response_network_ms (first token there to first output here), which are known apart only
-                            where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_ms
-    network_split_error_ms  by how much those two may be off, as the clocks are; NaN where they are unknown
-    gateway_ms              in a gateway whose span was joined
-    queue_ms, prefill_ms    in the engine; NaN: unknown, then they are in other_ms
-    other_ms                the rest of TTFT: engine_frontend_ms (in the engine, neither queue nor prefill),
-                            blank_output_ms (first output to first token that is not blank), and what `merged` names
-    decode_ms               first to last token by the engine
-    e2e_other_ms            the rest of e2e_ms, decode_ms taken out too: of other_ms what was not decoding, and how much
+    ttft_s, e2e_s           the client's: submission to first and last token; of a reply in one piece, e2e to its end
+    send_s                  dispatch to submission, connecting included: before TTFT begins, and in none of its parts
+    network_s               outside engine and gateway: request_network_s (submission to arrival there) and
+                            response_network_s (first token there to first output here), which are known apart only
+                            where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_s
+    network_split_error_s   by how much those two may be off, as the clocks are; NaN where they are unknown
+    gateway_s               in a gateway whose span was joined
+    queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
+    other_s                 the rest of TTFT: engine_frontend_s (in the engine, neither queue nor prefill),
+                            blank_output_s (first output to first token that is not blank), and what `merged` names
+    decode_s                first to last token by the engine
+    e2e_other_s             the rest of e2e_s, decode_s taken out too: of other_s what was not decoding, and how much
                             longer than the engine's first token its last was on the way
-    error_ms                standard error of the least certain part; 0 exact, NaN without a source
+    error_s                 standard error of the least certain part; 0 exact, NaN without a source
     source                  one of SOURCES; a join by request id is a trace
-    merged                  what other_ms holds that the source does not tell apart; "" for nothing
+    merged                  what other_s holds that the source does not tell apart; "" for nothing
     reason                  why there is no source; of an estimate, why it rests on no observation, else why there is
                             nothing exact
     quality                 exact of a joined request, else one of `estimate.table.QUALITIES`
@@ -101,22 +102,22 @@ class Parts:
     arrival_ns, engine_first_token_ns  int64 ns Unix by our clock, -1 where unknown
     """
 
-    ttft_ms: Floats
-    e2e_ms: Floats
-    send_ms: Floats
-    request_network_ms: Floats
-    response_network_ms: Floats
-    network_split_error_ms: Floats
-    network_ms: Floats
-    gateway_ms: Floats
-    engine_frontend_ms: Floats
-    queue_ms: Floats
-    prefill_ms: Floats
-    blank_output_ms: Floats
-    decode_ms: Floats
-    other_ms: Floats
-    e2e_other_ms: Floats
-    error_ms: Floats
+    ttft_s: Floats
+    e2e_s: Floats
+    send_s: Floats
+    request_network_s: Floats
+    response_network_s: Floats
+    network_split_error_s: Floats
+    network_s: Floats
+    gateway_s: Floats
+    engine_frontend_s: Floats
+    queue_s: Floats
+    prefill_s: Floats
+    blank_output_s: Floats
+    decode_s: Floats
+    other_s: Floats
+    e2e_other_s: Floats
+    error_s: Floats
     source: Texts
     merged: Texts
     reason: Texts
@@ -131,7 +132,7 @@ class Parts:
     @property
     def covered(self) -> Bools:
         """Which requests have a TTFT and its parts [n]."""
-        return np.asarray((self.source != "none") & np.isfinite(self.ttft_ms), dtype=np.bool_)
+        return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
 
 
 def break_down(
@@ -140,7 +141,7 @@ def break_down(
     attribution: Attribution,
     clocks: ClockOffsets | None = None,
     *,
-    gateway_ms: Floats | None = None,
+    gateway_s: Floats | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
@@ -152,35 +153,34 @@ def break_down(
     """
     exact = joined.source != "none"
     known = exact | (attribution.quality != "none")
-    unknown_ms, no_stamps_ns = np.full(len(joined), np.nan), np.full(len(joined), -1, dtype=np.int64)
+    unknown_s, no_stamps_ns = np.full(len(joined), np.nan), np.full(len(joined), -1, dtype=np.int64)
     # Where no first output was noted apart, the first token is it.
     output_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
-    last_ns = np.where(requests.last_token_ns >= 0, requests.last_token_ns, requests.end_ns)
-    ttft_ms = _span_ms(requests.submit_ns, requests.first_token_ns)
-    e2e_ms = _span_ms(requests.submit_ns, last_ns)
-    engine = _engine_times(joined, attribution, _span_ms(requests.submit_ns, output_ns), e2e_ms)
-    gateway_ms = unknown_ms if gateway_ms is None else np.where(known, gateway_ms, np.nan)
-    network_ms = engine.outside_ms - np.nan_to_num(gateway_ms)
-    before_ms = _sum(network_ms, gateway_ms, engine.queue_ms, engine.prefill_ms)
+    ttft_s = ttft_ns(requests.submit_ns, requests.first_token_ns) / 1e9
+    e2e_s = e2e_ns(requests.submit_ns, requests.last_token_ns, requests.end_ns) / 1e9
+    engine = _engine_times(joined, attribution, span_s(requests.submit_ns, output_ns), e2e_s)
+    gateway_s = unknown_s if gateway_s is None else np.where(known, gateway_s, np.nan)
+    network_s = engine.outside_s - np.nan_to_num(gateway_s)
+    before_s = _sum(network_s, gateway_s, engine.queue_s, engine.prefill_s)
     parts = Parts(
-        ttft_ms=ttft_ms,
-        e2e_ms=e2e_ms,
-        send_ms=_span_ms(requests.dispatch_ns, requests.submit_ns),
-        request_network_ms=unknown_ms,
-        response_network_ms=unknown_ms,
-        network_split_error_ms=unknown_ms,
-        network_ms=network_ms,
-        gateway_ms=gateway_ms,
-        engine_frontend_ms=engine.frontend_ms,
-        queue_ms=engine.queue_ms,
-        prefill_ms=engine.prefill_ms,
-        blank_output_ms=_span_ms(output_ns, requests.first_token_ns),
-        decode_ms=joined.decode_ms,
-        other_ms=np.where(known, ttft_ms - before_ms, np.nan),
-        e2e_other_ms=np.where(known, e2e_ms - _sum(before_ms, joined.decode_ms), np.nan),
-        error_ms=_errors_ms(exact, attribution),
+        ttft_s=ttft_s,
+        e2e_s=e2e_s,
+        send_s=span_s(requests.dispatch_ns, requests.submit_ns),
+        request_network_s=unknown_s,
+        response_network_s=unknown_s,
+        network_split_error_s=unknown_s,
+        network_s=network_s,
+        gateway_s=gateway_s,
+        engine_frontend_s=engine.frontend_s,
+        queue_s=engine.queue_s,
+        prefill_s=engine.prefill_s,
+        blank_output_s=span_s(output_ns, requests.first_token_ns),
+        decode_s=joined.decode_s,
+        other_s=np.where(known, ttft_s - before_s, np.nan),
+        e2e_other_s=np.where(known, e2e_s - _sum(before_s, joined.decode_s), np.nan),
+        error_s=_errors_s(exact, attribution),
         source=_sources(joined, known),
-        merged=_merged(known & np.isfinite(ttft_ms), network_ms, engine),
+        merged=_merged(known & np.isfinite(ttft_s), network_s, engine),
         reason=_reasons(exact, known, joined, attribution),
         quality=np.where(exact, "exact", attribution.quality).astype(np.object_),
         engine_span_id=joined.span_id,
@@ -191,33 +191,33 @@ def break_down(
 
 
 class _EngineTimes(NamedTuple):
-    """Columns [n] in ms, NaN where unknown: outside the engine, and within it."""
+    """Columns [n] in s, NaN where unknown: outside the engine, and within it."""
 
-    outside_ms: Floats
-    frontend_ms: Floats
-    queue_ms: Floats
-    prefill_ms: Floats
+    outside_s: Floats
+    frontend_s: Floats
+    queue_s: Floats
+    prefill_s: Floats
 
 
-def _engine_times(joined: Joined, attribution: Attribution, wait_ms: Floats, e2e_ms: Floats) -> _EngineTimes:
-    """Return the exact times where there are any, else the estimates. `wait_ms` is to the client's first output.
+def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_s: Floats) -> _EngineTimes:
+    """Return the exact times where there are any, else the estimates. `wait_s` is to the client's first output.
 
     What passed outside the engine is, of a reply in one piece, by the end-to-end times.
     """
     exact = joined.source != "none"
-    outside_ms = wait_ms - joined.ttft_ms
-    frontend_ms = joined.ttft_ms - joined.queue_ms - joined.prefill_ms
-    outside_ms[(outside_ms < -SLACK_MS) | (frontend_ms < -SLACK_MS)] = np.nan
-    whole_ms = e2e_ms - joined.e2e_ms
-    whole_ms[whole_ms < -SLACK_MS] = np.nan
-    outside_ms = np.where(np.isnan(wait_ms), whole_ms, outside_ms)
-    outside_ms = np.where(exact, outside_ms, 1e3 * attribution.network_s)
-    frontend_ms = np.where(exact, frontend_ms, 1e3 * attribution.engine_frontend_s)
+    outside_s = wait_s - joined.ttft_s
+    frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
+    outside_s[(outside_s < -SLACK_S) | (frontend_s < -SLACK_S)] = np.nan
+    whole_s = e2e_s - joined.e2e_s
+    whole_s[whole_s < -SLACK_S] = np.nan
+    outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)
+    outside_s = np.where(exact, outside_s, attribution.network_s)
+    frontend_s = np.where(exact, frontend_s, attribution.engine_frontend_s)
     return _EngineTimes(
-        outside_ms=outside_ms,
-        frontend_ms=np.where(np.isnan(outside_ms), np.nan, frontend_ms),
-        queue_ms=np.where(exact, joined.queue_ms, 1e3 * attribution.queue_s),
-        prefill_ms=np.where(exact, joined.prefill_ms, 1e3 * attribution.prefill_s),
+        outside_s=outside_s,
+        frontend_s=np.where(np.isnan(outside_s), np.nan, frontend_s),
+        queue_s=np.where(exact, joined.queue_s, attribution.queue_s),
+        prefill_s=np.where(exact, joined.prefill_s, attribution.prefill_s),
     )
 
 
@@ -227,14 +227,14 @@ def _on_our_clock(parts: Parts, requests: RequestColumns, joined: Joined, clocks
     A span whose stamps contradict the others' divides nothing; on which side of a gateway time passed, no span tells.
     """
     arrival_ns = _moved(joined.arrival_ns, clocks)
-    request_ms = _span_ms(requests.submit_ns, arrival_ns)
-    consistent = (request_ms > -SLACK_MS) & (request_ms < parts.network_ms + SLACK_MS)
-    request_ms[~consistent | np.isfinite(parts.gateway_ms)] = np.nan
+    request_s = span_s(requests.submit_ns, arrival_ns)
+    consistent = (request_s > -SLACK_S) & (request_s < parts.network_s + SLACK_S)
+    request_s[~consistent | np.isfinite(parts.gateway_s)] = np.nan
     return replace(
         parts,
-        request_network_ms=request_ms,
-        response_network_ms=parts.network_ms - request_ms,
-        network_split_error_ms=np.where(np.isfinite(request_ms), clocks.error_ns / 1e6, np.nan),
+        request_network_s=request_s,
+        response_network_s=parts.network_s - request_s,
+        network_split_error_s=np.where(np.isfinite(request_s), clocks.error_ns / 1e9, np.nan),
         arrival_ns=arrival_ns,
         engine_first_token_ns=_moved(first_token_ns(joined), clocks),
     )
@@ -252,16 +252,16 @@ def _sources(joined: Joined, known: Bools) -> Texts:
     return sources.astype(np.object_)
 
 
-def _errors_ms(exact: Bools, attribution: Attribution) -> Floats:
+def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
     errors_s = [getattr(attribution, f"{part.error}_sd_s") for part in TTFT_PARTS if part.error]
-    return np.where(exact, 0.0, 1e3 * np.fmax.reduce(errors_s))
+    return np.where(exact, 0.0, np.fmax.reduce(errors_s))
 
 
-def _merged(rows: Bools, network_ms: Floats, engine: _EngineTimes) -> Texts:
-    """Name what other_ms holds because no source tells it apart."""
+def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
+    """Name what other_s holds because no source tells it apart."""
     labels = ("network", "queue", "prefill", ENGINE_FRONTEND.label)
     unknown = (
-        np.isnan(np.column_stack((network_ms, engine.queue_ms, engine.prefill_ms, engine.frontend_ms))) & rows[:, None]
+        np.isnan(np.column_stack((network_s, engine.queue_s, engine.prefill_s, engine.frontend_s))) & rows[:, None]
     )
     patterns, place = np.unique(unknown, axis=0, return_inverse=True)
     names = [_listed([label for label, absent in zip(labels, row, strict=True) if absent]) for row in patterns.tolist()]
@@ -280,10 +280,6 @@ def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attributio
     return np.where(exact, joined.reason, np.where(known, estimated, neither))
 
 
-def _sum(*parts_ms: Floats) -> Floats:
+def _sum(*parts_s: Floats) -> Floats:
     """Add parts up, unknown ones as 0: what they took stays in what is left."""
-    return np.asarray(np.sum([np.nan_to_num(part_ms) for part_ms in parts_ms], axis=0), dtype=np.float64)
-
-
-def _span_ms(start_ns: Ints, end_ns: Ints) -> Floats:
-    return np.where((start_ns >= 0) & (end_ns >= 0), (end_ns - start_ns) / 1e6, np.nan)
+    return np.asarray(np.sum([np.nan_to_num(part_s) for part_s in parts_s], axis=0), dtype=np.float64)

@@ -49,7 +49,7 @@ SLICE_COLUMNS: dict[str, pa.DataType] = {
 def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
     """Return one row a request of a log and its parts: stamps in int64 ns, durations in float64 ms, null where missing.
 
-    Columns from `network_ms` on are those of `correlator.breakdown.Parts`.
+    Columns from `network_ms` on are those of `correlator.breakdown.Parts`, which has them in seconds.
     """
     metrics = request_metrics(log)
     columns: dict[str, pa.Array[Any]] = {
@@ -89,9 +89,9 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
-        **{name: _real(part.of(parts)) for name, part in PARTS.items()},
+        **{name: _real(1e3 * part.of(parts)) for name, part in PARTS.items()},
         "breakdown_source": pa.array(parts.source, pa.string()),
-        "breakdown_error_ms": _real(parts.error_ms),
+        "breakdown_error_ms": _real(1e3 * parts.error_s),
         "breakdown_quality": pa.array(parts.quality, pa.string()),
         "breakdown_merged": _texts(parts.merged),
         "breakdown_reason": _texts(parts.reason),

@@ -1,4 +1,4 @@
-"""The run directory: the single source of truth of a run, and the only reader of its raw logs.
+"""The run directory: the single source of truth of a run, and its raw logs as tables.
 
 A manifest says what was asked, with what and when; everything measured stands in append-only logs under `raw/`. A run
 whose manifest has no end was cut short, and is read all the same up to the tear.

@@ -117,7 +117,7 @@ def case_of(path: Path, name: str = "") -> Case:
     found = read(path)
     joined = join(found.requests, found.spans)
     exact = np.isin(joined.source, ("trace", "request id"))
-    queue_s, prefill_s = (np.where(exact, ms / 1e3, np.nan) for ms in (joined.queue_ms, joined.prefill_ms))
+    queue_s, prefill_s = (np.where(exact, time_s, np.nan) for time_s in (joined.queue_s, joined.prefill_s))
     return Case(name=name, requests=found.requests, scrapes=found.endpoints, queue_s=queue_s, prefill_s=prefill_s)
 
 

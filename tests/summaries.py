@@ -83,7 +83,9 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
         told = {}
     client = {"ttft_ms": ttft_ms, "e2e_ms": 1200.0, "send_ms": 0.5, "blank_output_ms": 2.0}
     error = {"trace": 0.0, "response": 0.0, "histogram": 4.0}.get(source, np.nan)
-    numbers = {name: np.full(SIZE, value) for name, value in {**client, **told, "error_ms": error}.items()}
+    numbers = {
+        f"{name[:-3]}_s": np.full(SIZE, value / 1e3) for name, value in {**client, **told, "error_ms": error}.items()
+    }
     quality = {"histogram": "shared", "none": "none"}.get(source, "exact")
     texts = {"source": source, "merged": merged, "reason": reason, "quality": quality, "engine_span_id": ""}
     columns: dict[str, npt.NDArray[Any]] = {}

@@ -33,12 +33,18 @@ NOT_SCRAPED = "the server that it was sent to was not scraped"
 APART = "the engines were not scraped at the same times"
 
 
-def attribute(requests: RequestColumns, scrapes: Sequence[EndpointSeries]) -> Attribution:
+def attribute(
+    requests: RequestColumns,
+    scrapes: Sequence[EndpointSeries],
+    observed: Sequence[Observed | Missing] | None = None,
+) -> Attribution:
     """Estimate every request's queue and prefill time from the scrapes of one or several engines.
 
     Over the requests of a scrape interval in which only ours ended, estimates add up to what the engine's sums
     moved by. With several engines, a request belongs to the one whose address it was sent to; where addresses do not
     tell, engines are taken together, and apart again where token sums allow it. Cost: linear in requests and scrapes.
+
+    `observed` is what `observe` returned for each of the scrapes, where the caller has it already.
 
     Nothing is estimated, with the reason for each request:
     - no engine whose histograms of queue and prefill time are observed at the end of a request;
@@ -46,7 +52,7 @@ def attribute(requests: RequestColumns, scrapes: Sequence[EndpointSeries]) -> At
     - several engines, scraped at different times, and addresses that do not tell them apart.
     """
     table = nothing(len(requests.submit_ns), NOT_SCRAPED)
-    observed = [observe(endpoint) for endpoint in scrapes]
+    observed = [observe(endpoint) for endpoint in scrapes] if observed is None else observed
     usable = np.array([isinstance(engine, Observed) for engine in observed], dtype=np.bool_)
     for rows, members in route(requests.endpoint_url, [endpoint.url for endpoint in scrapes], usable):
         engines = [engine for at in members if isinstance(engine := observed[at], Observed)]

@@ -14,13 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from correlator.estimate.intervals import Intervals, Observed, observe
+from correlator.estimate.intervals import Intervals, Observed
 from correlator.estimate.table import Attribution
 from rundir.columns import Floats, Ints
 from rundir.stats import Missing
 from scraper import quantiles
 from scraper.quantiles import Estimates
-from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
 LEAST_COVERED = 0.95
@@ -44,14 +43,15 @@ class ServerPercentiles:
 
 
 def server_percentiles(
-    table: Attribution, scrapes: Sequence[EndpointSeries], part: Literal["queue", "prefill"], qs: ArrayLike
+    table: Attribution, observed: Sequence[Observed | Missing], part: Literal["queue", "prefill"], qs: ArrayLike
 ) -> ServerPercentiles | Missing:
     """Estimate quantiles (0 to 1) of a time over all requests that ended between the first scrape and the last.
 
-    `table` is what `attribute` made of the same scrapes. Missing: no server whose histograms are observed at the end of
-    a request, or nothing was observed. A histogram without buckets leaves the client's spans, whatever they cover.
+    `table` is what `attribute` made of the same scrapes, `observed` what `observe` returned for each endpoint. Missing:
+    no server whose histograms are observed at the end of a request, or nothing was observed. A histogram without
+    buckets leaves the client's spans, whatever they cover.
     """
-    engines = [engine for engine in map(observe, scrapes) if isinstance(engine, Observed)]
+    engines = [engine for engine in observed if isinstance(engine, Observed)]
     counted = sum(int(engine.ends.count[~engine.ends.lost].sum()) for engine in engines)
     if not counted:
         return Missing("no server observed the end of a request, and the times of it, between two scrapes")
@@ -112,18 +112,18 @@ class ServerMeans:
 def server_means(
     ended_ns: Ints,
     ttft_s: Floats,
-    scrapes: Sequence[EndpointSeries],
+    observed: Sequence[Observed | Missing],
     window: Window,
     *,
     no_server: str = "",
 ) -> ServerMeans:
     """Average over a window what servers observed and what clients (ended_ns[n], ttft_s[n] or NaN) waited.
 
-    Server sums run from the last scrape at or before the window's start to the last scrape: what settles after its end
-    is of requests that ended before. Where scrapes began later or ended earlier, only the requests that ended while all
-    servers were scraped count. `no_server` is why nothing was scraped, where the caller knows.
+    `observed` is what `observe` returned for each endpoint. Server sums run from the last scrape at or before the
+    window's start to the last scrape: what settles after its end is of requests that ended before. Where scrapes began
+    later or ended earlier, only the requests that ended while all servers were scraped count. `no_server` is why
+    nothing was scraped, where the caller knows.
     """
-    observed = [observe(endpoint) for endpoint in scrapes]
     engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
     inside = window.holds(ended_ns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.exact.table import SLACK_MS, Joined
+from correlator.exact.table import SLACK_S, Joined
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints
 
@@ -116,7 +116,7 @@ def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
 
 def _agreeing(least: Ints, most: Ints) -> Bools:
     """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late."""
-    slack_ns = int(SLACK_MS * 1e6) // 2
+    slack_ns = round(SLACK_S * 1e9) // 2
     begin, end = least - slack_ns, most + slack_ns
     edges = np.concatenate([begin, end])
     steps = np.concatenate([np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)])
@@ -128,6 +128,6 @@ def _agreeing(least: Ints, most: Ints) -> Bools:
 
 def first_token_ns(joined: Joined) -> Ints:
     """Return when each request's first token was, int64 [n] ns by the engine's clock, -1 where unknown."""
-    known = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_ms)
-    waited_ns = np.rint(np.where(known, joined.ttft_ms, 0.0) * 1e6).astype(np.int64)
+    known = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_s)
+    waited_ns = np.rint(np.where(known, joined.ttft_s, 0.0) * 1e9).astype(np.int64)
     return np.where(known, joined.arrival_ns + waited_ns, -1)

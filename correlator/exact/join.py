@@ -16,6 +16,7 @@ from correlator.exact.matching import Matched, by_record
 from correlator.exact.replies import by_reply
 from correlator.exact.spans import by_request_id, by_trace
 from correlator.exact.table import Find, Joined, put, unjoined
+from loadgen.requests.metrics import span_s
 from loadgen.requests.table import RequestLog
 from scraper.spans.requests import EngineSpans
 
@@ -38,11 +39,10 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     )
     table = unjoined(len(requests.trace_id))
     why: list[list[str]] = [[] for _ in range(len(table))]
-    known = (requests.submit_ns >= 0) & (requests.end_ns >= 0)
-    waited_ms = np.where(known, (requests.end_ns - requests.submit_ns) / 1e6, np.inf)
+    waited_s = np.nan_to_num(span_s(requests.submit_ns, requests.end_ns), nan=np.inf)
     for source, find in sources:
         for row, times in find(np.flatnonzero(table.source == "none").tolist(), why):
-            if reason := put(table, row, source, times, waited_ms=waited_ms[row]):
+            if reason := put(table, row, source, times, waited_s=waited_s[row]):
                 why[row].append(reason)
     for row in np.flatnonzero(table.source == "none").tolist():
         table.reason[row] = _why_none(requests, row, why[row], any_spans=len(spans) > 0)

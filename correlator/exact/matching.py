@@ -118,9 +118,9 @@ def by_record(
         if place < 0:
             why[row].append(matched.reason[row])
             continue
-        times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(timings, f"{name}_s")[place]) * 1e3 for name in TIMES}
+        times_s: dict[str, Any] = {f"{name}_s": float(getattr(timings, f"{name}_s")[place]) for name in TIMES}
         arrival_ns, end_ns = int(timings.arrival_ns[place]), int(timings.last_token_ns[place])
-        yield row, ExactTimes(**times_ms, arrival_ns=arrival_ns, end_ns=end_ns, clock=timings.url[place])
+        yield row, ExactTimes(**times_s, arrival_ns=arrival_ns, end_ns=end_ns, clock=timings.url[place])
 
 
 def _groups(requests: RequestLog, timings: Timings, usable: Bools) -> Iterator[tuple[Ints, Ints]]:

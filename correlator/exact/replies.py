@@ -14,8 +14,10 @@ from loadgen.requests.table import RequestLog
 def by_reply(requests: RequestLog, rows: Sequence[int], why: Sequence[list[str]]) -> Iterator[tuple[int, ExactTimes]]:
     """Give the times that replies state."""
     for row in rows:
-        times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(requests, f"server_{name}_ms")[row]) for name in TIMES}
-        if np.isnan(times_ms["queue_ms"]) and np.isnan(times_ms["prefill_ms"]):
+        times_s: dict[str, Any] = {
+            f"{name}_s": float(getattr(requests, f"server_{name}_ms")[row]) / 1e3 for name in TIMES
+        }
+        if np.isnan(times_s["queue_s"]) and np.isnan(times_s["prefill_s"]):
             why[row].append("its reply tells neither queue nor prefill")
         else:
-            yield row, ExactTimes(**times_ms)
+            yield row, ExactTimes(**times_s)

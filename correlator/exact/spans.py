@@ -69,12 +69,12 @@ def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
     if not stating:
         return None
     first = min(stating, key=lambda place: _first_token_ns(spans, place))
-    times_ms: dict[str, Any] = {f"{name}_ms": float(getattr(spans, f"{name}_s")[first]) * 1e3 for name in TIMES}
-    times_ms["decode_ms"] = float(np.fmax.reduce(spans.decode_s[stating])) * 1e3
+    times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in TIMES}
+    times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
     # Engines that shared a request may have clocks of their own.
     alike = [place for place in stating if spans.clock[place] == spans.clock[first]]
     return ExactTimes(
-        **times_ms,
+        **times_s,
         arrival_ns=int(spans.arrival_ns[first]),
         end_ns=int(spans.end_ns[alike].max()),
         span_id=spans.span_id[first],

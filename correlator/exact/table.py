@@ -12,7 +12,7 @@ from rundir.columns import Floats, Ints, Texts
 SOURCES = ("trace", "request id", "response", "none")
 TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
-SLACK_MS = 10.0
+SLACK_S = 0.010
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Joined:
 
     source                  one of SOURCES
     reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
-    queue_ms, prefill_ms, decode_ms  float64, NaN where unknown; ttft_ms, e2e_ms: from the request's arrival at the
-                            server to its first and last token. A second of a span times 1000, else as it was stated
+    queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from the request's arrival at the
+                            server to its first and last token
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
     span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
                             shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
@@ -32,11 +32,11 @@ class Joined:
 
     source: Texts
     reason: Texts
-    queue_ms: Floats
-    prefill_ms: Floats
-    decode_ms: Floats
-    ttft_ms: Floats
-    e2e_ms: Floats
+    queue_s: Floats
+    prefill_s: Floats
+    decode_s: Floats
+    ttft_s: Floats
+    e2e_s: Floats
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
@@ -50,11 +50,11 @@ class Joined:
 class ExactTimes:
     """What a source states of one request, as the columns of `Joined` have it."""
 
-    queue_ms: float
-    prefill_ms: float
-    decode_ms: float
-    ttft_ms: float
-    e2e_ms: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    ttft_s: float
+    e2e_s: float
     arrival_ns: int = -1
     end_ns: int = -1
     span_id: str = ""
@@ -74,7 +74,7 @@ def unjoined(size: int) -> Joined:
     return Joined(
         source=texts("none"),
         reason=texts(""),
-        **{f"{name}_ms": np.full(size, np.nan) for name in TIMES},
+        **{f"{name}_s": np.full(size, np.nan) for name in TIMES},
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
         span_id=texts(""),
@@ -82,19 +82,19 @@ def unjoined(size: int) -> Joined:
     )
 
 
-def put(table: Joined, row: int, source: str, times: ExactTimes, *, waited_ms: float = np.inf) -> str:
-    """Write one request's times and return '', or return why they cannot be those of a request of `waited_ms`."""
+def put(table: Joined, row: int, source: str, times: ExactTimes, *, waited_s: float = np.inf) -> str:
+    """Write one request's times and return '', or return why they cannot be those of a request of `waited_s`."""
     states = "reply" if source == "response" else "span"
-    parts_ms = [part_ms for part_ms in (times.queue_ms, times.prefill_ms) if not np.isnan(part_ms)]
-    if any(not 0 <= part_ms < np.inf for part_ms in parts_ms):
+    parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
+    if any(not 0 <= part_s < np.inf for part_s in parts_s):
         return f"its {states} tells impossible times"
-    if sum(parts_ms) > waited_ms + SLACK_MS:
+    if sum(parts_s) > waited_s + SLACK_S:
         return f"its {states} tells longer times than the client waited"
     table.source[row] = source
     for name in TIMES:
-        time_ms = getattr(times, f"{name}_ms")
-        getattr(table, f"{name}_ms")[row] = time_ms if 0 <= time_ms < np.inf else np.nan
-    unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_ms"))]
+        time_s = getattr(times, f"{name}_s")
+        getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
+    unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
     table.span_id[row], table.clock[row] = times.span_id, times.clock

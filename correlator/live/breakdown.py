@@ -15,7 +15,7 @@ import numpy as np
 from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.spans import span_times
-from correlator.exact.table import SLACK_MS, Joined, put, unjoined
+from correlator.exact.table import SLACK_S, Joined, put, unjoined
 from correlator.live.client_spans import columns
 from correlator.live.traces import TracedRequest
 from rundir.columns import Bools, Floats, Texts
@@ -51,19 +51,19 @@ class Ended:
 def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     """Break down requests that ended, in their order, by the engines' spans.
 
-    A client's wait that is shorter than what the engine says it did in it, by over SLACK_MS, is a contradiction.
+    A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
     """
     clients = columns([request.client for request in requests])
     joined = _joined(requests)
     no_estimates = nothing(len(requests), "")
     gateways = [request.gateway for request in requests]
-    first_ms = np.array([gateway.first_s if gateway else math.nan for gateway in gateways], dtype=np.float64) * 1e3
-    last_ms = np.array([gateway.whole_s if gateway else math.nan for gateway in gateways], dtype=np.float64) * 1e3
-    parts = break_down(clients, joined, no_estimates, gateway_ms=first_ms - joined.ttft_ms)
+    first_s = np.array([gateway.first_s if gateway else math.nan for gateway in gateways], dtype=np.float64)
+    last_s = np.array([gateway.whole_s if gateway else math.nan for gateway in gateways], dtype=np.float64)
+    parts = break_down(clients, joined, no_estimates, gateway_s=first_s - joined.ttft_s)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = break_down(ends, joined, no_estimates, gateway_ms=last_ms - joined.e2e_ms)
-    inconsistent = _inconsistent(parts, parts.other_ms) | _inconsistent(whole, whole.e2e_other_ms)
+    whole = break_down(ends, joined, no_estimates, gateway_s=last_s - joined.e2e_s)
+    inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
     _discard(parts, inconsistent)
     _discard(whole, inconsistent)
     return Ended(parts=parts, whole=whole, reason=_reasons(requests, parts, joined, inconsistent))
@@ -71,15 +71,15 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
 
 def estimated(parts: Parts) -> Ended:
     """Return requests that were broken down by estimates, or that had none when they left the window."""
-    inconsistent = _inconsistent(parts, np.fmin(parts.other_ms, parts.e2e_other_ms))
+    inconsistent = _inconsistent(parts, np.fmin(parts.other_s, parts.e2e_other_s))
     _discard(parts, inconsistent)
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
     return Ended(parts=parts, whole=parts, reason=np.where(parts.covered, "", why).astype(np.object_))
 
 
-def _inconsistent(parts: Parts, other_ms: Floats) -> Bools:
-    least_ms = np.fmin(np.fmin(parts.network_ms, parts.gateway_ms), other_ms)
-    return np.asarray(least_ms < -SLACK_MS, dtype=np.bool_)
+def _inconsistent(parts: Parts, other_s: Floats) -> Bools:
+    least_s = np.fmin(np.fmin(parts.network_s, parts.gateway_s), other_s)
+    return np.asarray(least_s < -SLACK_S, dtype=np.bool_)
 
 
 def _discard(parts: Parts, rows: Bools) -> None:

@@ -1,6 +1,6 @@
 """A bounded window of spans as they come: when all spans of a request are there, or were waited for long enough.
 
-Which of a trace's spans belong to a request, `traced_requests` knows; what they add up to is `rolling`'s.
+Which of a trace's spans belong to a request is `traces`' part, what they add up to `breakdown`'s.
 """
 
 from __future__ import annotations

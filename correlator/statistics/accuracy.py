@@ -14,8 +14,8 @@ from rundir.fields import NO_UNIT, Count, doc
 from rundir.stats import Missing
 
 Z90 = 1.6448536
-EXACT_MS = 2.0  # what is called exact may be off by less
-ROUNDING_MS = 1e-3
+EXACT_S = 0.002  # what is called exact may be off by less
+ROUNDING_S = 1e-6
 
 
 class PartError(Struct, frozen=True, kw_only=True):
@@ -36,12 +36,12 @@ def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | 
     exact = np.isin(parts.source, ("trace", "response"))
     found = {}
     for name in ("queue", "prefill"):
-        truth_ms = np.where(exact, getattr(parts, f"{name}_ms"), np.nan)
-        estimate_ms, sd_ms = 1e3 * getattr(attribution, f"{name}_s"), 1e3 * getattr(attribution, f"{name}_sd_s")
-        error_ms = np.abs(estimate_ms - truth_ms)
-        known = np.isfinite(error_ms)
+        truth_s = np.where(exact, getattr(parts, f"{name}_s"), np.nan)
+        estimate_s, sd_s = getattr(attribution, f"{name}_s"), getattr(attribution, f"{name}_sd_s")
+        error_s = np.abs(estimate_s - truth_s)
+        known = np.isfinite(error_s)
         if known.any():
-            found[name] = _error(error_ms[known], truth_ms[known], sd_ms[known], attribution.quality[known] == "exact")
+            found[name] = _error(error_s[known], truth_s[known], sd_s[known], attribution.quality[known] == "exact")
     if found:
         return found
     if not exact.any():
@@ -49,12 +49,12 @@ def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | 
     return Missing("; ".join(dict.fromkeys(attribution.reason[exact & (attribution.quality == "none")].tolist())))
 
 
-def _error(error_ms: Floats, truth_ms: Floats, sd_ms: Floats, exact: Bools) -> PartError:
-    whole_ms = float(truth_ms.sum())
+def _error(error_s: Floats, truth_s: Floats, sd_s: Floats, exact: Bools) -> PartError:
+    whole_s = float(truth_s.sum())
     return PartError(
-        compared=len(error_ms),
-        wape=float(error_ms.sum()) / whole_ms if whole_ms > 0 else None,
-        p95_ms=float(np.quantile(error_ms, 0.95)),
-        covered_90=float((error_ms <= Z90 * sd_ms + ROUNDING_MS).mean()),
-        exact_but_wrong=int((error_ms[exact] > EXACT_MS).sum()),
+        compared=len(error_s),
+        wape=float(error_s.sum()) / whole_s if whole_s > 0 else None,
+        p95_ms=1e3 * float(np.quantile(error_s, 0.95)),
+        covered_90=float((error_s <= Z90 * sd_s + ROUNDING_S).mean()),
+        exact_but_wrong=int((error_s[exact] > EXACT_S).sum()),
     )

@@ -75,9 +75,10 @@ def associations(
 ) -> list[Association]:
     """Correlate client measures (by name, [n], NaN where unknown) with each quantity of `server_load.QUANTITIES`.
 
-    The quantity is that of the last scrape at or before submission + lag, lags -8 to 8 s by 0.5 s. Ties share their
-    mean rank; NaN on either side drops the pair. No answer, and the reason: an engine that does not tell, fewer than 10
-    pairs, or a side that never changes. Deterministic. Cost: n log n for each measure, quantity and lag.
+    The quantity is that of the last scrape at or before submission + lag, lags -8 to 8 s by 0.5 s. Only ranks count,
+    so the unit of a measure does not; ties share their mean rank. NaN on either side drops the pair. No answer, and the
+    reason: an engine that does not tell, fewer than 10 pairs, or a side that never changes. Deterministic. Cost:
+    n log n for each measure, quantity and lag.
     """
     order = np.argsort(requests.submit_ns, kind="stable")
     order = order[requests.submit_ns[order] >= 0]

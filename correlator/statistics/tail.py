@@ -23,7 +23,7 @@ from rundir.stats import Missing
 PARTS = tuple(part.name for part in TTFT_PARTS)
 TAILS = {"p95": 0.95, "p99": 0.99}
 MIN_REQUESTS = 20
-LEAST_SPREAD_MS = 1e-3  # less is rounding, not a wait
+LEAST_SPREAD_S = 1e-6  # less is rounding, not a wait
 # A part that is known of fewer of the requests is merged for all of them; else being known or not would vary it.
 LEAST_KNOWN = 0.9
 # How slowly a part with less of the variance varies makes no difference to the intervals.
@@ -79,7 +79,7 @@ class TailShares:
       its variance wants them. Measured cover of a 95 % interval of the queue's share: AR(1) 93 to 95 %, lognormal AR(1)
       83 to 95 % (10 to 107 blocks), queue at 80 % load 78 to 87 % (5 to 36), tails without a fourth moment or a part
       that drifts through most of the run 58 to 84 %.
-    - `requests` have their parts, of `with_ttft`; `mean_ms` and `std_ms` are of the former, `p50_ms` of the latter.
+    - `requests` have their parts, of `with_ttft`; `mean_s` and `std_s` are of the former, `p50_s` of the latter.
     - `merged` and `quality` count requests with parts by what their columns say.
     """
 
@@ -91,9 +91,9 @@ class TailShares:
     mean_share: ByPart
     merged: dict[str, int]
     quality: dict[str, int]
-    mean_ms: float
-    std_ms: float
-    p50_ms: float
+    mean_s: float
+    std_s: float
+    p50_s: float
     tails: dict[str, Tail]
     threshold: Threshold
 
@@ -104,37 +104,37 @@ def tail_shares(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Tai
     `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
     Missing: fewer than 20 requests with parts, or a TTFT that never varied.
     """
-    with_ttft = np.isfinite(parts.ttft_ms)
+    with_ttft = np.isfinite(parts.ttft_s)
     known = with_ttft & (parts.source != "none")
     if known.sum() < MIN_REQUESTS:
         return Missing(
             f"only {known.sum()} requests have a TTFT and the parts of it; at least {MIN_REQUESTS} are needed"
         )
     rows = np.flatnonzero(known)[np.argsort(submit_ns[known], kind="stable")]
-    ttft_ms = parts.ttft_ms[rows]
-    if np.ptp(ttft_ms) < LEAST_SPREAD_MS:
+    ttft_s = parts.ttft_s[rows]
+    if np.ptp(ttft_s) < LEAST_SPREAD_S:
         return Missing("the TTFT never varied")
     columns = _columns(parts, rows)
     names = list(columns)
     table = np.column_stack([columns[name] for name in names])
-    shares, blocks, intervals = _variance_shares(table, ttft_ms)
+    shares, blocks, intervals = _variance_shares(table, ttft_s)
     return TailShares(
         requests=len(rows),
         with_ttft=int(with_ttft.sum()),
         blocks=blocks,
         variance_share=_named(names, shares),
         ci95=dict.fromkeys(PARTS) | dict(zip(names, intervals, strict=True)),
-        mean_share=_named(names, table.mean(axis=0) / ttft_ms.mean()),
+        mean_share=_named(names, table.mean(axis=0) / ttft_s.mean()),
         merged=_counted(parts.merged[rows]),
         quality=_counted(parts.quality[rows]),
-        mean_ms=float(ttft_ms.mean()),
-        std_ms=float(ttft_ms.std()),
-        p50_ms=float(np.quantile(parts.ttft_ms[with_ttft], 0.5)),
+        mean_s=float(ttft_s.mean()),
+        std_s=float(ttft_s.std()),
+        p50_s=float(np.quantile(parts.ttft_s[with_ttft], 0.5)),
         tails={
-            name: _tail(parts, rows, columns, float(np.quantile(parts.ttft_ms[with_ttft], q)))
+            name: _tail(parts, rows, columns, float(np.quantile(parts.ttft_s[with_ttft], q)))
             for name, q in TAILS.items()
         },
-        threshold=_threshold(columns.get("queue"), ttft_ms, waiting if isinstance(waiting, Missing) else waiting[rows]),
+        threshold=_threshold(columns.get("queue"), ttft_s, waiting if isinstance(waiting, Missing) else waiting[rows]),
     )
 
 
@@ -146,30 +146,30 @@ def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
     columns: dict[str, Floats] = {}
     unknown_gateway = np.zeros(len(rows))
     for name in ("gateway", "network", "queue", "prefill"):
-        values = getattr(parts, f"{name}_ms")[rows]
+        values = getattr(parts, f"{name}_s")[rows]
         filled = np.nan_to_num(values) + (unknown_gateway if name == "network" else 0.0)
         if np.isfinite(values).mean() >= LEAST_KNOWN:
             columns[name] = filled
         elif name == "gateway":
             unknown_gateway = filled
-    ttft_ms = parts.ttft_ms[rows]
-    columns["other"] = ttft_ms - np.sum(list(columns.values()), axis=0, initial=0.0)
+    ttft_s = parts.ttft_s[rows]
+    columns["other"] = ttft_s - np.sum(list(columns.values()), axis=0, initial=0.0)
     return {name: columns[name] for name in PARTS if name in columns}
 
 
-def _moments(table: Floats, ttft_ms: Floats) -> Floats:
+def _moments(table: Floats, ttft_s: Floats) -> Floats:
     """Return per request [n, 3 + 2 P] what covariances are made of: 1, T, T^2, parts, parts times T; about means."""
-    parts, whole = table - table.mean(axis=0), (ttft_ms - ttft_ms.mean())[:, None]
+    parts, whole = table - table.mean(axis=0), (ttft_s - ttft_s.mean())[:, None]
     return np.concatenate([np.ones_like(whole), whole, whole * whole, parts, parts * whole], axis=1)
 
 
-def _variance_shares(table: Floats, ttft_ms: Floats) -> tuple[Floats, int, list[tuple[float, float] | None]]:
+def _variance_shares(table: Floats, ttft_s: Floats) -> tuple[Floats, int, list[tuple[float, float] | None]]:
     """Return the shares [P] of the parts table[n, P], the number of blocks, and the shares' intervals."""
-    moments = _moments(table, ttft_ms)
+    moments = _moments(table, ttft_s)
     shares = _shares(moments.sum(axis=0)[None])[0]
     # A slow part behind a fast one shows in the wait's own autocorrelation too late.
     counted = [table[:, at] for at in np.flatnonzero(np.abs(shares) > LEAST_COUNTED)]
-    block = max(block_length(column) for column in (ttft_ms, *counted))
+    block = max(block_length(column) for column in (ttft_s, *counted))
     blocks = block_count(len(table), block)
     resampled = _shares(resampled_sums(moments, block))
     # What each request adds to the shares, but for a factor.
@@ -198,42 +198,42 @@ def _counted(column: Texts) -> dict[str, int]:
     return {str(value): count for value, count in Counter(column.tolist()).most_common() if value}
 
 
-def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_ms: float) -> Tail:
-    ttft_ms = parts.ttft_ms[rows]
-    inside = ttft_ms >= from_ms
-    low, high = np.quantile(ttft_ms, [0.4, 0.6])
-    middle = (ttft_ms >= low) & (ttft_ms <= high)
+def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_s: float) -> Tail:
+    ttft_s = parts.ttft_s[rows]
+    inside = ttft_s >= from_s
+    low, high = np.quantile(ttft_s, [0.4, 0.6])
+    middle = (ttft_s >= low) & (ttft_s <= high)
     parts_of = {name: (column[inside], column[middle]) for name, column in columns.items()}
     explained = int(inside.sum())
-    mean_ms = float(ttft_ms[inside].mean()) if explained else None
+    mean_s = float(ttft_s[inside].mean()) if explained else None
     share: dict[str, float | None] = dict.fromkeys(PARTS)
     above_median_ms: dict[str, float | None] = dict.fromkeys(PARTS)
-    if mean_ms is not None:
-        share |= {name: float(here.mean() / mean_ms) for name, (here, _) in parts_of.items()}
-        above_median_ms |= {name: float(here.mean() - usual.mean()) for name, (here, usual) in parts_of.items()}
-    errors, quality = parts.error_ms[rows][inside], parts.quality[rows][inside]
+    if mean_s is not None:
+        share |= {name: float(here.mean() / mean_s) for name, (here, _) in parts_of.items()}
+        above_median_ms |= {name: 1e3 * float(here.mean() - usual.mean()) for name, (here, usual) in parts_of.items()}
+    errors, quality = parts.error_s[rows][inside], parts.quality[rows][inside]
     return Tail(
-        from_ms=from_ms,
-        requests=int((parts.ttft_ms >= from_ms).sum()),
+        from_ms=1e3 * from_s,
+        requests=int((parts.ttft_s >= from_s).sum()),
         explained=explained,
         estimated=int((quality != "exact").sum()),
         expected=int((quality == "prior").sum()),
-        mean_ms=mean_ms,
-        error_ms=float(np.mean(errors)) if explained and np.isfinite(errors).all() else None,
+        mean_ms=None if mean_s is None else 1e3 * mean_s,
+        error_ms=1e3 * float(np.mean(errors)) if explained and np.isfinite(errors).all() else None,
         share=share,
         above_median_ms=above_median_ms,
     )
 
 
-def _threshold(queue_ms: Floats | None, ttft_ms: Floats, waiting: Floats | Missing) -> Threshold:
-    if queue_ms is None:
+def _threshold(queue_s: Floats | None, ttft_s: Floats, waiting: Floats | Missing) -> Threshold:
+    if queue_s is None:
         return _no_threshold("the queue is not known apart from the rest")
     if isinstance(waiting, Missing):
         return _no_threshold(waiting.reason)
-    known = np.isfinite(waiting) & (ttft_ms > 0)
+    known = np.isfinite(waiting) & (ttft_s > 0)
     if known.sum() < MIN_REQUESTS:
         return _no_threshold(f"only {known.sum()} requests have a sample of the queue's length beside them")
-    length, queue_share = waiting[known], queue_ms[known] / ttft_ms[known]
+    length, queue_share = waiting[known], queue_s[known] / ttft_s[known]
     threshold: float | None = None
     pooled = np.zeros(len(length), dtype=np.bool_)
     lengths = np.unique(length)

@@ -42,46 +42,47 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
 
 def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
     source, engine_ns = parts.source[place], int(parts.engine_first_token_ns[place])
-    request_ms, response_ms = parts.request_network_ms[place], parts.response_network_ms[place]
-    stamped = engine_ns >= 0 and math.isfinite(request_ms)  # else its stamps are inconsistent
+    request_s, response_s = parts.request_network_s[place], parts.response_network_s[place]
+    stamped = engine_ns >= 0 and math.isfinite(request_s)  # else its stamps are inconsistent
     placed = "engine's stamps" if stamped else "in order"
-    before = [("request network", request_ms)] if stamped else [("network", parts.network_ms[place])]
+    before = [("request network", request_s)] if stamped else [("network", parts.network_s[place])]
     yield from _laid(before, submit_ns, source, placed)
     inside = [
-        ("gateway", parts.gateway_ms[place]),
-        (parts.merged[place], _merged_ms(parts, place)),
-        (ENGINE_FRONTEND.label, parts.engine_frontend_ms[place]),
-        ("queue", parts.queue_ms[place]),
-        ("prefill", parts.prefill_ms[place]),
+        ("gateway", parts.gateway_s[place]),
+        (parts.merged[place], _merged_s(parts, place)),
+        (ENGINE_FRONTEND.label, parts.engine_frontend_s[place]),
+        ("queue", parts.queue_s[place]),
+        ("prefill", parts.prefill_s[place]),
     ]
-    begin_ns = engine_ns - _ns(sum(ms for _, ms in inside if ms > 0)) if stamped else submit_ns + _ns(before[0][1])
+    inside_s = sum(time_s for _, time_s in inside if time_s > 0)
+    begin_ns = engine_ns - _ns(inside_s) if stamped else submit_ns + _ns(before[0][1])
     inner = list(_laid(inside, begin_ns, source, placed))
     yield from inner
     if stamped and output_ns >= 0:
-        yield from _laid([("response network", response_ms)], output_ns - _ns(response_ms), source, placed)
+        yield from _laid([("response network", response_s)], output_ns - _ns(response_s), source, placed)
     decode_ns = engine_ns if stamped else output_ns if output_ns >= 0 else inner[-1].end_ns if inner else -1
     if decode_ns >= 0:
-        yield from _laid([("decode", parts.decode_ms[place])], decode_ns, source, placed)
+        yield from _laid([("decode", parts.decode_s[place])], decode_ns, source, placed)
 
 
 def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed: str) -> Iterator[Phase]:
     """Put parts that are known one behind the other; no gap comes of rounding."""
-    passed_ms = 0.0
-    for name, ms in parts:
-        if ms >= 0:
-            start_ns = begin_ns + _ns(passed_ms)
-            passed_ms += ms
-            yield Phase(name=name, start_ns=start_ns, end_ns=begin_ns + _ns(passed_ms), source=source, placed=placed)
+    passed_s = 0.0
+    for name, time_s in parts:
+        if time_s >= 0:
+            start_ns = begin_ns + _ns(passed_s)
+            passed_s += time_s
+            yield Phase(name=name, start_ns=start_ns, end_ns=begin_ns + _ns(passed_s), source=source, placed=placed)
 
 
-def _merged_ms(parts: Parts, place: int) -> float:
+def _merged_s(parts: Parts, place: int) -> float:
     """Return what `other` includes for want of a source, NaN where there is nothing."""
     if not parts.merged[place]:
         return math.nan
-    known = (parts.engine_frontend_ms[place], parts.blank_output_ms[place])
-    return float(parts.other_ms[place] - sum(ms for ms in known if ms > 0))
+    known = (parts.engine_frontend_s[place], parts.blank_output_s[place])
+    return float(parts.other_s[place] - sum(time_s for time_s in known if time_s > 0))
 
 
-def _ns(ms: float) -> int:
+def _ns(time_s: float) -> int:
     """Return ns; 0 for what is not known."""
-    return round(ms * 1e6) if math.isfinite(ms) else 0
+    return round(time_s * 1e9) if math.isfinite(time_s) else 0

@@ -28,7 +28,7 @@ SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_
 TEXT_CHARS = 300
 
 _PARTS = (SEND, *TTFT_PARTS, DECODE, *INNER_PARTS)
-_TIMES = ("ttft_ms", *(f"{part.name}_ms" for part in _PARTS), "error_ms")
+_TIMES = ("ttft", *(part.name for part in _PARTS), "error")
 # What a request's clock has seen of it, for the end of one that had none.
 _STAMPS = ("dispatch_ns", "submit_ns", "first_read_ns", "last_output_ns", "last_token_ns")
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
@@ -139,7 +139,7 @@ def _ours(source: SpanSource, place: int) -> dict[str, Value]:
     requests, parts = source.requests, source.parts
     late_ns = requests.dispatch_ns[place] - requests.scheduled_ns[place]
     return {
-        **{f"sidelight.{name}": _number(getattr(parts, name)[place]) for name in _TIMES},
+        **{f"sidelight.{name}_ms": _number(1e3 * getattr(parts, f"{name}_s")[place]) for name in _TIMES},
         **{f"sidelight.{name}": getattr(parts, name)[place] for name in ("source", "quality", "merged", "reason")},
         "sidelight.engine_span_id": parts.engine_span_id[place],
         "sidelight.dispatch_delay_ms": float(late_ns) / 1e6 if requests.scheduled_ns[place] >= 0 else None,

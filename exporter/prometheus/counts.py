@@ -41,7 +41,7 @@ def counted(
     `reasons`[n], each one of `before.missing`, say why a TTFT was not broken down; "" where it was.
     """
     whole = parts if whole is None else whole
-    ended = (whole.source != "none") & np.isfinite(whole.e2e_ms)
+    ended = (whole.source != "none") & np.isfinite(whole.e2e_s)
     source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
     return PartCounts(
@@ -65,7 +65,7 @@ def _observed(
         rows = source == name
         for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
-            new = bucketize(np.maximum(part.of(parts)[rows] / 1e3, 0.0), LATENCY_BOUNDS_S)
+            new = bucketize(np.maximum(part.of(parts)[rows], 0.0), LATENCY_BOUNDS_S)
             key = (part.name, name)
             after[key] = add(after[key], new) if key in after else new
     return after

@@ -179,7 +179,7 @@ class Explained:
 
 def group(of: Explained, rows: Bools) -> Group:
     """Describe some of the requests."""
-    timed = rows & np.isfinite(of.parts.ttft_ms)
+    timed = rows & np.isfinite(of.parts.ttft_s)
     return Group(
         requests=int(timed.sum()),
         coverage=coverage(of.parts, timed),
@@ -208,18 +208,18 @@ def counted(words: Texts) -> dict[str, int]:
 
 def _breakdown(of: Explained, rows: Bools) -> Breakdown:
     parts = of.parts
-    timed, covered = rows & np.isfinite(parts.ttft_ms), rows & parts.covered
-    ended = rows & (parts.source != "none") & np.isfinite(parts.e2e_ms)
+    timed, covered = rows & np.isfinite(parts.ttft_s), rows & parts.covered
+    ended = rows & (parts.source != "none") & np.isfinite(parts.e2e_s)
     why = "no request has a breakdown of its own" if timed.any() else UNTIMED
     e2e = {json_name(part): E2ePart(**_part(of, part, ended, "e2e", why)) for part in E2E_PARTS}
     ttft: dict[str, Any] = {
         json_name(part): TtftPart(**_part(of, part, covered, "ttft", why)) for part in (*TTFT_PARTS, *INNER_PARTS, SEND)
     }
     return Breakdown(
-        ttft_ms=Whole(**asdict(describe(parts.ttft_ms[covered if covered.any() else timed], why))),
+        ttft_ms=Whole(**asdict(describe(1e3 * parts.ttft_s[covered if covered.any() else timed], why))),
         **ttft,
         merged=counted(parts.merged[covered & (parts.merged != "")]),
-        e2e=E2eBreakdown(e2e_ms=Whole(**asdict(describe(parts.e2e_ms[ended], why))), **e2e),
+        e2e=E2eBreakdown(e2e_ms=Whole(**asdict(describe(1e3 * parts.e2e_s[ended], why))), **e2e),
     )
 
 
@@ -230,14 +230,14 @@ def json_name(part: Part) -> str:
 
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
     """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
-    values = part.of(of.parts)
-    known = rows & np.isfinite(values)
-    total_ms = float(getattr(of.parts, f"{whole}_ms")[rows].sum())
+    values_ms = 1e3 * part.of(of.parts)
+    known = rows & np.isfinite(values_ms)
+    total_ms = float((1e3 * getattr(of.parts, f"{whole}_s")[rows]).sum())
     sources = sorted(set(of.parts.source[known].tolist()))
     source = ("client" if part.by_client else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {
-        **asdict(describe(values[known], _why_unknown(of, part) if rows.any() else why)),
-        f"share_of_{whole}": float(values[known].sum()) / total_ms if sources and total_ms > 0 else None,
+        **asdict(describe(values_ms[known], _why_unknown(of, part) if rows.any() else why)),
+        f"share_of_{whole}": float(values_ms[known].sum()) / total_ms if sources and total_ms > 0 else None,
         "source": source,
         "error_ms": _error_ms(of, part, known) if sources else None,
     }
@@ -246,7 +246,7 @@ def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[
 def _error_ms(of: Explained, part: Part, rows: Bools) -> float:
     """Return the root mean square of the requests' standard errors."""
     if part.within == "network":
-        return float(np.sqrt((of.parts.network_split_error_ms[rows] ** 2).mean()))
+        return float(np.sqrt(((1e3 * of.parts.network_split_error_s[rows]) ** 2).mean()))
     if not part.error:
         return 0.0
     estimated = rows & (of.parts.source == "histogram")

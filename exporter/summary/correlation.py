@@ -256,7 +256,7 @@ def correlation(of: Findings) -> Correlation:
     as succeeded here, within 2 %.
     """
     parts, means = of.parts, of.means
-    timed = np.isfinite(parts.ttft_ms)
+    timed = np.isfinite(parts.ttft_s)
     ok = int(of.ok.sum())
     comparable = means.missing is None and abs(means.server_requests - ok) <= COMPARABLE_RATIO * ok
     whole = group(of, np.ones(len(parts), dtype=np.bool_))
@@ -335,17 +335,17 @@ def _slice(parts: Parts, rows: Bools, start_ns: int, end_ns: int) -> BreakdownSl
     size = int(covered.sum())
     means: dict[str, float | None] = {}
     for part in TTFT_PARTS:
-        values = part.of(parts)[covered]
-        means[json_name(part)] = float(np.nansum(values)) / size if np.isfinite(values).any() else None
+        values_ms = 1e3 * part.of(parts)[covered]
+        means[json_name(part)] = float(np.nansum(values_ms)) / size if np.isfinite(values_ms).any() else None
     shown = covered if size else rows
     return BreakdownSlice(
         start_ns=start_ns,
         end_ns=end_ns,
         requests=int(rows.sum()),
         covered=size,
-        ttft_ms=float(parts.ttft_ms[shown].mean()) if shown.any() else None,
+        ttft_ms=float((1e3 * parts.ttft_s[shown]).mean()) if shown.any() else None,
         **means,
-        error_ms=float(np.sqrt((parts.error_ms[covered] ** 2).mean())) if size else None,
+        error_ms=float(np.sqrt(((1e3 * parts.error_s[covered]) ** 2).mean())) if size else None,
         coverage=coverage(parts, rows),
         quality=quality(parts, rows),
         missing=UNTIMED if not rows.any() else UNSET if size else _commonest(parts.reason[rows]),

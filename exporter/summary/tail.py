@@ -69,9 +69,9 @@ def tail_attribution(attribution: TailShares | Missing) -> TailAttribution:
         mean_share=attribution.mean_share,
         merged=attribution.merged,
         quality=attribution.quality,
-        mean_ms=attribution.mean_ms,
-        std_ms=attribution.std_ms,
-        p50_ms=attribution.p50_ms,
+        mean_ms=1e3 * attribution.mean_s,
+        std_ms=1e3 * attribution.std_s,
+        p50_ms=1e3 * attribution.p50_s,
         tail=attribution.tails,
         threshold=attribution.threshold,
         sentence=sentence(attribution),
@@ -89,8 +89,9 @@ def sentence(attribution: TailShares | Missing) -> str:
     label = "p99" if attribution.with_ttft >= LEAST_FOR_P99 else "p95"
     tail = attribution.tails[label]
     rest = name_of_rest(attribution.merged, attribution.requests)
-    if 0 < tail.from_ms <= HARDLY_RATIO * attribution.p50_ms:
-        ratio = f"{label} is {tail.from_ms / attribution.p50_ms:.2f} times p50"
+    p50_ms = 1e3 * attribution.p50_s
+    if 0 < tail.from_ms <= HARDLY_RATIO * p50_ms:
+        ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
         name, share = ranked(attribution.mean_share)[0]
         estimated = attribution.requests - attribution.quality.get("exact", 0)
         trust = _trust(

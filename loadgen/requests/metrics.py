@@ -41,16 +41,15 @@ class RequestMetrics:
 
 def request_metrics(log: RequestLog) -> RequestMetrics:
     """Return the metrics of each request, whatever its status; `take` rows first to look at some."""
-    end_ns = np.where(log.last_token_ns >= 0, log.last_token_ns, log.end_ns)
     tokens = counts(log.output_tokens)
-    e2e_ms = span_ms(log.submit_ns, end_ns)
+    e2e_ms = e2e_ns(log.submit_ns, log.last_token_ns, log.end_ns) / 1e6
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot_ms = np.where(tokens >= 2, span_ms(log.first_output_ns, log.last_output_ns) / (tokens - 1), np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
     gaps_ms, row = _gaps(log)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
     return RequestMetrics(
-        ttft_ms=span_ms(log.submit_ns, log.first_token_ns),
+        ttft_ms=ttft_ns(log.submit_ns, log.first_token_ns) / 1e6,
         tpot_ms=tpot_ms,
         e2e_ms=e2e_ms,
         request_output_tps=tps,
@@ -67,9 +66,29 @@ def schedule_lateness_ms(log: RequestLog) -> Floats:
     return span_ms(log.scheduled_ns, log.dispatch_ns)
 
 
+def ttft_ns(submit_ns: Ints, first_token_ns: Ints) -> Floats:
+    """Return the time to first token of requests, float64[n]; NaN where there was none."""
+    return span_ns(submit_ns, first_token_ns)
+
+
+def e2e_ns(submit_ns: Ints, last_token_ns: Ints, end_ns: Ints) -> Floats:
+    """Return the end-to-end time of requests, float64[n]: to the last token, without one to the end of the reply."""
+    return span_ns(submit_ns, np.where(last_token_ns >= 0, last_token_ns, end_ns))
+
+
 def span_ms(start_ns: Ints, end_ns: Ints) -> Floats:
-    """Return milliseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
-    return np.where((start_ns >= 0) & (end_ns >= 0), (end_ns - start_ns) / 1e6, np.nan)
+    """Return milliseconds from one stamp to another as `span_ns` does."""
+    return span_ns(start_ns, end_ns) / 1e6
+
+
+def span_s(start_ns: Ints, end_ns: Ints) -> Floats:
+    """Return seconds from one stamp to another as `span_ns` does."""
+    return span_ns(start_ns, end_ns) / 1e9
+
+
+def span_ns(start_ns: Ints, end_ns: Ints) -> Floats:
+    """Return nanoseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
+    return np.where((start_ns >= 0) & (end_ns >= 0), end_ns - start_ns, np.nan)
 
 
 def counts(values: Ints) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,17 +11,18 @@ import numpy as np
 
 from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
+from correlator.estimate.intervals import Observed, observe
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
-from correlator.exact.table import SLACK_MS, Joined
+from correlator.exact.table import SLACK_S, Joined
 from correlator.statistics.association import associations
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Findings, ReceivedSpans, correlation
-from loadgen.requests.metrics import request_metrics
+from loadgen.requests.metrics import span_s, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
 from rundir.stats import Missing
@@ -32,10 +33,14 @@ from sidecar.directory import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correlated:
-    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n]."""
+    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n].
+
+    `observed` is what each endpoint's scrapes show of the ends of requests.
+    """
 
     parts: Parts
     attribution: Attribution
+    observed: Sequence[Observed | Missing]
     clocks: Mapping[str, ClockOffset]
     records: Matched | None = None
 
@@ -44,24 +49,24 @@ def correlated(run: Run) -> Correlated:
     """Return every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
     records = matched(run.requests, run.timings) if run.timings.clocks else None
     joined = join(run.requests, run.spans, records)
-    attribution = attribute(run.requests, run.endpoints)
+    observed = [observe(endpoint) for endpoint in run.endpoints]
+    attribution = attribute(run.requests, run.endpoints, observed)
     clocks = clock_offsets(run.requests, joined)
-    parts = break_down(run.requests, joined, attribution, clocks, gateway_ms=_gateway_ms(run, joined))
-    return Correlated(parts=parts, attribution=attribution, clocks=clocks.by_engine, records=records)
+    parts = break_down(run.requests, joined, attribution, clocks, gateway_s=_gateway_s(run, joined))
+    return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
 
 
-def _gateway_ms(run: Run, joined: Joined) -> Floats:
+def _gateway_s(run: Run, joined: Joined) -> Floats:
     """Return how much later than the engine a gateway had each request's first output; NaN where that is unknown.
 
     What is below 0, or beyond what passed outside the engine, by over 10 ms is discarded.
     """
     requests = run.requests
     first_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
-    gateway_ms = 1e3 * first_s - joined.ttft_ms
-    waited_ms = np.where(requests.first_output_ns >= 0, (requests.first_output_ns - requests.submit_ns) / 1e6, np.nan)
-    outside_ms = waited_ms - joined.ttft_ms
-    consistent = (gateway_ms > -SLACK_MS) & (gateway_ms < outside_ms + SLACK_MS)
-    return np.where(consistent, gateway_ms, np.nan)
+    gateway_s = first_s - joined.ttft_s
+    outside_s = span_s(requests.submit_ns, requests.first_output_ns) - joined.ttft_s
+    consistent = (gateway_s > -SLACK_S) & (gateway_s < outside_s + SLACK_S)
+    return np.where(consistent, gateway_s, np.nan)
 
 
 def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -> Correlation:
@@ -73,7 +78,7 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -
         parts=parts,
         attribution=take(times.attribution, rows),
         clocks=times.clocks,
-        means=_means(run, measured, window),
+        means=_means(run, times, measured, window),
         ok=measured.status == "ok",
         submit_ns=measured.submit_ns,
         workload_class=measured.workload_class,
@@ -82,7 +87,7 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -
         percentiles=_percentiles(run, times, window),
         spans=_spans(run),
         records=times.records,
-        associations=associations(measured, {"ttft_ms": parts.ttft_ms}, run.endpoints),
+        associations=associations(measured, {"ttft_ms": parts.ttft_s}, run.endpoints),
         tail=tail_shares(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
     )
     return correlation(findings)
@@ -96,17 +101,17 @@ def _percentiles(
     Those of a request that ended well count, whether or not it could be estimated.
     """
     exact = np.isin(times.parts.source, ("trace", "response"))
-    observed = exact & (times.attribution.quality == "none") & (run.requests.status == "ok")
-    best = {"interval": np.where(observed, 0, times.attribution.interval)}
+    ended = exact & (times.attribution.quality == "none") & (run.requests.status == "ok")
+    best = {"interval": np.where(ended, 0, times.attribution.interval)}
     for part in ("queue", "prefill"):
-        best[f"{part}_s"] = getattr(times.parts, f"{part}_ms") / 1e3
+        best[f"{part}_s"] = getattr(times.parts, f"{part}_s")
         best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(times.attribution, f"{part}_sd_s"))
     table = take(replace(times.attribution, **best), run.requests.phase == "measure")
-    scrapes = [_since(endpoint, window.start_ns) for endpoint in run.endpoints]
+    observed = [observe(_since(endpoint, window.start_ns)) for endpoint in run.endpoints]
     wanted = list(PERCENTILES.values())
     return {
-        "queue_ms": server_percentiles(table, scrapes, "queue", wanted),
-        "prefill_ms": server_percentiles(table, scrapes, "prefill", wanted),
+        "queue_ms": server_percentiles(table, observed, "queue", wanted),
+        "prefill_ms": server_percentiles(table, observed, "prefill", wanted),
     }
 
 
@@ -128,14 +133,14 @@ def _spans(run: Run) -> ReceivedSpans | None:
     )
 
 
-def _means(run: Run, measured: RequestLog, window: Window) -> ServerMeans:
+def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) -> ServerMeans:
     """Return what the histograms' sums tell of the run as a whole."""
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     ok = take(measured, measured.status == "ok")
     return server_means(
         ok.end_ns,
-        request_metrics(ok).ttft_ms / 1e3,
-        run.endpoints,
+        ttft_ns(ok.submit_ns, ok.first_token_ns) / 1e9,
+        times.observed,
         window,
         no_server=run.manifest.get("server_missing") or "",
     )

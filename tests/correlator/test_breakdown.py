@@ -26,7 +26,7 @@ from scraper.spans.requests import EngineSpans, engine_spans
 Floats = npt.NDArray[np.float64]
 MS = 10**6
 SUBMIT_NS = 1000 * MS
-TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")
+TTFT_PARTS = ("network_s", "gateway_s", "queue_s", "prefill_s", "other_s")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,12 @@ def parts_of(run: Any, *, spans: EngineSpans | None = None) -> Parts:
 def off_by_ms(parts: Parts) -> float:
     """The most by which the parts of a TTFT differ from it."""
     whole = np.sum([np.nan_to_num(getattr(parts, name)) for name in TTFT_PARTS], axis=0)
-    return float(np.abs(whole - parts.ttft_ms)[parts.covered].max(initial=0.0))
+    return 1e3 * float(np.abs(whole - parts.ttft_s)[parts.covered].max(initial=0.0))
+
+
+def seconds(*expected: float) -> Any:
+    """Return times that are the same but for rounding, which differences of seconds have."""
+    return pytest.approx(list(expected), rel=1e-12, abs=0)
 
 
 def requests(*rows: dict[str, float]) -> Any:
@@ -64,7 +69,7 @@ def requests(*rows: dict[str, float]) -> Any:
 
 
 def joined(*rows: dict[str, Any]) -> Joined:
-    """What was joined: nothing, but for what is said."""
+    """What was joined: nothing, but for what is said, in seconds."""
     table = unjoined(len(rows))
     table.reason[:] = "no spans came"
     for place, row in enumerate(rows):
@@ -73,7 +78,7 @@ def joined(*rows: dict[str, Any]) -> Joined:
     return table
 
 
-SPAN = {"source": "trace", "reason": "", "queue_ms": 20.0, "prefill_ms": 50.0, "decode_ms": 395.0, "ttft_ms": 90.0}
+SPAN = {"source": "trace", "reason": "", "queue_s": 0.02, "prefill_s": 0.05, "decode_s": 0.395, "ttft_s": 0.09}
 
 
 def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
@@ -81,11 +86,11 @@ def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
     parts, found = parts_of(main), join(main.requests, main.spans)
 
     assert ["trace"] * 397 == parts.source.tolist()
-    for name in ("queue_ms", "prefill_ms", "decode_ms"):
+    for name in ("queue_s", "prefill_s", "decode_s"):
         assert getattr(found, name).tobytes() == getattr(parts, name).tobytes()
     assert off_by_ms(parts) < 1e-6
     assert {""} == set(parts.merged)
-    assert {0.0} == set(parts.error_ms)
+    assert {0.0} == set(parts.error_s)
     assert {"exact"} == set(parts.quality)
 
 
@@ -93,11 +98,11 @@ def test_nothing_of_a_recording_happens_before_its_cause(main: Any):
     """By the offset that is stated, each request arrives after it was sent and speaks before it was heard."""
     parts = parts_of(main)
 
-    assert (parts.request_network_ms >= 0).all()
-    assert (parts.response_network_ms >= 0).all()
+    assert (parts.request_network_s >= 0).all()
+    assert (parts.response_network_s >= 0).all()
     assert (parts.arrival_ns >= main.requests.submit_ns).all()
     assert (parts.engine_first_token_ns <= main.requests.first_output_ns).all()
-    assert float(np.abs(parts.request_network_ms + parts.response_network_ms - parts.network_ms).max()) < 1e-6
+    assert float(np.abs(parts.request_network_s + parts.response_network_s - parts.network_s).max()) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -124,10 +129,10 @@ def test_every_odd_case_ends_in_its_source(edges: Any, phase: str, source: str, 
 def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
     """What passed outside the engine is by the end-to-end times."""
     parts = take(parts_of(edges), edges.requests.workload_class == "nonstream")
-    assert np.isnan(parts.ttft_ms).all()
-    assert np.isnan(parts.other_ms).all()
-    assert np.isfinite([parts.queue_ms, parts.prefill_ms, parts.decode_ms, parts.network_ms, parts.e2e_other_ms]).all()
-    assert (parts.network_ms > 0).all()
+    assert np.isnan(parts.ttft_s).all()
+    assert np.isnan(parts.other_s).all()
+    assert np.isfinite([parts.queue_s, parts.prefill_s, parts.decode_s, parts.network_s, parts.e2e_other_s]).all()
+    assert (parts.network_s > 0).all()
     assert {""} == set(parts.merged)
 
 
@@ -135,8 +140,8 @@ def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
     """Unsampled requests have no span: where network ends and the engine begins is not told, and not guessed."""
     parts = take(parts_of(edges), edges.requests.workload_class == "unsampled")
     assert {"network and engine frontend"} == set(parts.merged)
-    assert np.isnan([parts.network_ms, parts.request_network_ms, parts.engine_frontend_ms]).all()
-    assert parts.other_ms.tolist() == (parts.ttft_ms - (parts.queue_ms + parts.prefill_ms)).tolist()
+    assert np.isnan([parts.network_s, parts.request_network_s, parts.engine_frontend_s]).all()
+    assert parts.other_s.tolist() == (parts.ttft_s - (parts.queue_s + parts.prefill_s)).tolist()
 
 
 def test_replies_tell_what_spans_do_of_every_request(main: Any):
@@ -144,7 +149,7 @@ def test_replies_tell_what_spans_do_of_every_request(main: Any):
     by_span, by_reply = parts_of(main), parts_of(main, spans=engine_spans([]))
 
     assert ["response"] * 397 == by_reply.source.tolist()
-    assert float(np.abs(by_reply.other_ms - by_span.other_ms - by_span.network_ms).max()) < 1e-6
+    assert float(np.abs(by_reply.other_s - by_span.other_s - by_span.network_s).max()) < 1e-9
 
 
 def test_spans_go_before_estimates_request_by_request(main: Any):
@@ -168,59 +173,61 @@ def test_a_span_tells_every_part():
     parts = break_down(requests({}), arrived, nothing(1, "no scrapes"), clocks)
 
     shown = (
-        "send_ms",
-        "request_network_ms",
-        "response_network_ms",
-        "network_ms",
-        "engine_frontend_ms",
-        "other_ms",
-        "e2e_ms",
-        "e2e_other_ms",
+        "send_s",
+        "request_network_s",
+        "response_network_s",
+        "network_s",
+        "engine_frontend_s",
+        "other_s",
+        "e2e_s",
+        "e2e_other_s",
     )
-    assert [5.0, 4.0, 6.0, 10.0, 20.0, 20.0, 500.0, 25.0] == [getattr(parts, name)[0] for name in shown]
-    assert np.isnan(parts.gateway_ms[0])
+    expected = [0.005, 0.004, 0.006, 0.01, 0.02, 0.02, 0.5, 0.025]
+    assert seconds(*expected) == [getattr(parts, name)[0] for name in shown]
+    assert np.isnan(parts.gateway_s[0])
     assert (SUBMIT_NS + 4 * MS, SUBMIT_NS + 94 * MS) == (parts.arrival_ns[0], parts.engine_first_token_ns[0])
-    assert 0.5 == parts.network_split_error_ms[0]
+    assert 0.0005 == parts.network_split_error_s[0]
 
 
 def test_blank_output_is_a_part_of_other():
     """The engine spoke at 100 ms, but nothing that shows before 130."""
     parts = break_down(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))
 
-    assert (30.0, 20.0, 50.0) == (parts.blank_output_ms[0], parts.engine_frontend_ms[0], parts.other_ms[0])
-    assert np.isnan([parts.request_network_ms[0], parts.response_network_ms[0]]).all()
+    assert seconds(0.03, 0.02, 0.05) == [parts.blank_output_s[0], parts.engine_frontend_s[0], parts.other_s[0]]
+    assert np.isnan([parts.request_network_s[0], parts.response_network_s[0]]).all()
 
 
 def test_a_gateways_time_is_taken_out_of_the_networks():
-    parts = break_down(requests({}), joined(SPAN), nothing(1, ""), gateway_ms=np.array([3.0]))
+    parts = break_down(requests({}), joined(SPAN), nothing(1, ""), gateway_s=np.array([0.003]))
 
-    assert (7.0, 3.0, 20.0) == (parts.network_ms[0], parts.gateway_ms[0], parts.other_ms[0])
+    assert seconds(0.007, 0.003, 0.02) == [parts.network_s[0], parts.gateway_s[0], parts.other_s[0]]
 
 
 @pytest.mark.parametrize(
-    ("told", "merged", "other_ms"),
+    ("told", "merged", "other_s"),
     [
-        ({**SPAN, "ttft_ms": np.nan}, "network and engine frontend", 30.0),
-        ({**SPAN, "queue_ms": np.nan}, "queue and engine frontend", 40.0),
-        ({**SPAN, "queue_ms": np.nan, "ttft_ms": np.nan}, "network, queue and engine frontend", 50.0),
-        ({**SPAN, "prefill_ms": np.nan}, "prefill and engine frontend", 70.0),
-        ({**SPAN, "ttft_ms": 115.0}, "network and engine frontend", 30.0),
-        ({**SPAN, "ttft_ms": 40.0}, "network and engine frontend", 30.0),
+        ({**SPAN, "ttft_s": np.nan}, "network and engine frontend", 0.03),
+        ({**SPAN, "queue_s": np.nan}, "queue and engine frontend", 0.04),
+        ({**SPAN, "queue_s": np.nan, "ttft_s": np.nan}, "network, queue and engine frontend", 0.05),
+        ({**SPAN, "prefill_s": np.nan}, "prefill and engine frontend", 0.07),
+        ({**SPAN, "ttft_s": 0.115}, "network and engine frontend", 0.03),
+        ({**SPAN, "ttft_s": 0.04}, "network and engine frontend", 0.03),
     ],
 )
-def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_ms: float):
+def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_s: float):
     """Also where the engine's TTFT is longer than the client's, or shorter than its own parts, by over 10 ms."""
     parts = break_down(requests({}), joined(told), nothing(1, ""))
 
-    assert (merged, other_ms) == (parts.merged[0], parts.other_ms[0])
-    assert off_by_ms(parts) == 0.0
+    assert merged == parts.merged[0]
+    assert seconds(other_s) == [parts.other_s[0]]
+    assert off_by_ms(parts) < 1e-12
 
 
 def test_a_late_stamp_shows_as_a_network_below_zero():
     """By how much, and the sum holds."""
-    parts = break_down(requests({}), joined({**SPAN, "ttft_ms": 100.4}), nothing(1, ""))
+    parts = break_down(requests({}), joined({**SPAN, "ttft_s": 0.1004}), nothing(1, ""))
 
-    assert pytest.approx(-0.4) == parts.network_ms[0]
+    assert pytest.approx(-0.0004) == parts.network_s[0]
     assert off_by_ms(parts) < 1e-9
 
 
@@ -229,7 +236,7 @@ def test_no_source_has_both_reasons():
     parts = break_down(requests({}), joined({}), nothing(1, "no scrape succeeded"))
 
     assert ("none", "no scrape succeeded; no spans came") == (parts.source[0], parts.reason[0])
-    assert np.isnan([parts.other_ms[0], parts.network_ms[0], parts.error_ms[0]]).all()
+    assert np.isnan([parts.other_s[0], parts.network_s[0], parts.error_s[0]]).all()
 
 
 def test_estimates_that_do_not_tell_the_network_apart_merge_it():
@@ -251,10 +258,10 @@ def test_estimates_that_do_not_tell_the_network_apart_merge_it():
         parts.merged[0],
         parts.quality[0],
     )
-    assert (pytest.approx(30.0), pytest.approx(3.0)) == (parts.other_ms[0], parts.error_ms[0])
+    assert (pytest.approx(0.03), pytest.approx(0.003)) == (parts.other_s[0], parts.error_s[0])
 
 
-MAYBE_MS = st.one_of(st.just(float("nan")), st.floats(0, 1e6))
+MAYBE_S = st.one_of(st.just(float("nan")), st.floats(0, 1e3))
 
 
 @st.composite
@@ -269,14 +276,14 @@ def tables(draw: st.DrawFn) -> tuple[Any, Joined, Attribution]:
     told: list[dict[str, Any]] = []
     for row in rows:
         source = draw(st.sampled_from(("trace", "request id", "response", "none")))
-        names = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms")
-        told.append({"source": source} | ({} if source == "none" else {name: draw(MAYBE_MS) for name in names}))
+        names = ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s")
+        told.append({"source": source} | ({} if source == "none" else {name: draw(MAYBE_S) for name in names}))
         if draw(st.booleans()):
             row["first_token"] = row["last_token"] = row["first_output"] = -10.0
     names = [one.name for one in fields(Attribution) if one.name.endswith("_s")]
     guess = replace(
         nothing(size, "why"),
-        **{name: np.array([draw(MAYBE_MS) / 1e3 for _ in range(size)]) for name in names},
+        **{name: np.array([draw(MAYBE_S) for _ in range(size)]) for name in names},
         quality=np.array([draw(st.sampled_from(("shared", "prior", "none"))) for _ in range(size)], dtype=np.object_),
     )
     return requests(*rows), joined(*told), guess
@@ -291,8 +298,8 @@ def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]
     assert off_by_ms(parts) < 1e-6
     assert set(parts.source) <= set(SOURCES)
     silent = parts.source == "none"
-    assert np.isnan([parts.other_ms[silent], parts.e2e_other_ms[silent]]).all()
-    merged = np.isnan(parts.network_ms) | np.isnan(parts.queue_ms) | np.isnan(parts.prefill_ms)
+    assert np.isnan([parts.other_s[silent], parts.e2e_other_s[silent]]).all()
+    merged = np.isnan(parts.network_s) | np.isnan(parts.queue_s) | np.isnan(parts.prefill_s)
     assert (parts.merged[parts.covered & merged] != "").all()
 
 

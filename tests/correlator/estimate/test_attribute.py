@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recordings import kept, log_of
 
 from correlator.estimate import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
+from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import server_percentiles
 from correlator.estimate.table import Attribution
 from loadgen.requests.table import RequestLog
@@ -442,4 +443,4 @@ def test_without_scrapes_there_is_a_reason_and_without_requests_nothing():
     nothing = [without(scraped(made, 0.1), range(10000))]
     table = attribute(seen(made), nothing)
     assert ({"none"}, {"no scrape succeeded"}) == (set(table.quality), set(table.reason))
-    assert isinstance(server_percentiles(table, nothing, "queue", [0.5]), Missing)
+    assert isinstance(server_percentiles(table, [observe(endpoint) for endpoint in nothing], "queue", [0.5]), Missing)

@@ -90,7 +90,7 @@ def means(
     return server_means(
         np.array([round(at * 1e9) for at in ended_s], dtype=np.int64),
         np.array(ttft_s),
-        endpoints,
+        [observe(endpoint) for endpoint in endpoints],
         Window(start_ns=0, end_ns=round(end_s * 1e9)),
         no_server=no_server,
     )

@@ -11,6 +11,7 @@ import recordings
 from recordings import Case
 
 from correlator.estimate import attribute
+from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import server_percentiles
 from correlator.estimate.table import Attribution
 from correlator.statistics.accuracy import PartError, agreement
@@ -20,9 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 def errors(case: Case, table: Attribution) -> tuple[PartError, PartError]:
     """Compare queue and prefill with the truth, where there is one, as a run does with what its spans tell."""
-    truth = SimpleNamespace(
-        source=np.full(len(table), "trace"), queue_ms=1e3 * case.queue_s, prefill_ms=1e3 * case.prefill_s
-    )
+    truth = SimpleNamespace(source=np.full(len(table), "trace"), queue_s=case.queue_s, prefill_s=case.prefill_s)
     found = agreement(truth, table)
     return found["queue"], found["prefill"]
 
@@ -108,7 +107,7 @@ def test_percentiles_are_read_off_the_clients_spans(main: Case):
     table = attribute(thinned.requests, thinned.scrapes)
 
     for part, allowed in (("queue", (0.001, 0.02, 0.02)), ("prefill", (0.1, 0.1, 0.1))):
-        found = server_percentiles(table, thinned.scrapes, part, [0.5, 0.9, 0.99])
+        found = server_percentiles(table, [observe(endpoint) for endpoint in thinned.scrapes], part, [0.5, 0.9, 0.99])
         assert ("client spans", 1.0) == (found.source, found.covered_ratio)
         truth = np.quantile(getattr(main, f"{part}_s"), [0.5, 0.9, 0.99])
         assert (np.abs(found.values_s - truth) <= np.array(allowed) * np.maximum(truth, 1.0 * (part == "queue"))).all()
@@ -121,7 +120,7 @@ def test_percentiles_of_an_engine_that_others_use_stay_those_of_its_buckets(main
     shared = main.every(5).withheld(0.35, 1)
     table = attribute(shared.requests, shared.scrapes)
 
-    found = server_percentiles(table, shared.scrapes, "queue", [0.5])
+    found = server_percentiles(table, [observe(endpoint) for endpoint in shared.scrapes], "queue", [0.5])
 
     assert "buckets and sums" == found.source
     assert 0.6 < found.covered_ratio < 0.7

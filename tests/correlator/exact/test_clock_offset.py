@@ -37,7 +37,7 @@ def told(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 
     for column, ms in ((joined.arrival_ns, at_ms), (joined.end_ns, end_ms)):
         known = np.isfinite(ms)
         column[known] = START_NS + (ms[known] * MS).astype(np.int64) + ahead_ns[known]
-    joined.ttft_ms[:], joined.clock[:] = first_ms - at_ms, clock
+    joined.ttft_s[:], joined.clock[:] = (first_ms - at_ms) / 1e3, clock
     return joined
 
 

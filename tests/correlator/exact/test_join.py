@@ -67,7 +67,7 @@ def test_every_request_of_a_run_is_joined_by_its_trace(main: Recording):
     place = {trace: number for number, trace in enumerate(main.spans.trace_id)}
     rows = [place[trace] for trace in main.requests.trace_id]
     for part in ("queue", "prefill", "decode", "ttft", "e2e"):
-        assert (1e3 * getattr(main.spans, f"{part}_s")[rows]).tobytes() == getattr(joined, f"{part}_ms").tobytes()
+        assert getattr(main.spans, f"{part}_s")[rows].tobytes() == getattr(joined, f"{part}_s").tobytes()
     assert (main.spans.arrival_ns[rows] == joined.arrival_ns).all()
     assert list(main.spans.span_id[rows]) == list(joined.span_id)
 
@@ -78,10 +78,11 @@ def test_all_three_sources_tell_the_same(main: Recording):
     by_trace, by_id = join(main.requests, main.spans), join(nameless, main.spans)
     by_reply = join(main.requests, engine())
     assert [{"trace"}, {"request id"}, {"response"}] == [set(one.source) for one in (by_trace, by_id, by_reply)]
-    for part in ("queue_ms", "prefill_ms", "decode_ms"):
-        expected = getattr(by_trace, part).tobytes()
-        assert expected == getattr(by_id, part).tobytes()
-        assert expected == getattr(by_reply, part).tobytes()
+    for part in ("queue_s", "prefill_s", "decode_s"):
+        expected = getattr(by_trace, part)
+        assert expected.tobytes() == getattr(by_id, part).tobytes()
+        # Replies were read in ms, and files state ms.
+        assert (1e3 * expected).tobytes() == (1e3 * getattr(by_reply, part)).tobytes()
     assert (by_reply.arrival_ns == -1).all()
 
 
@@ -119,7 +120,7 @@ def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edg
     assert (9, 15) == (int(cancelled.sum()), int((~cancelled).sum()))
     assert {"none"} == set(joined.source[here][cancelled])
     assert {"trace"} == set(joined.source[here][~cancelled])
-    assert np.isnan(joined.queue_ms[here][cancelled]).all()
+    assert np.isnan(joined.queue_s[here][cancelled]).all()
 
 
 def test_ids_that_were_sent_three_times_join_nothing_by_themselves(edges: Recording):
@@ -144,7 +145,7 @@ def test_of_several_choices_the_first_token_counts():
     )
     joined = join(requests({"trace_id": "t"}), spans)
     assert "b" == joined.span_id[0]
-    assert (100.0, 60.0, 900.0) == (joined.queue_ms[0], joined.prefill_ms[0], joined.decode_ms[0])
+    assert (0.1, 0.06, 0.9) == (joined.queue_s[0], joined.prefill_s[0], joined.decode_s[0])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: 
     spans = engine({"request_id": engine_id, "queue_ms": 1, "prefill_ms": 2}, {"request_id": "foreign", "queue_ms": 9})
     joined = join(requests(ids, {}), spans)
     assert ["request id", "none"] == joined.source.tolist()
-    assert (1.0, 2.0) == (joined.queue_ms[0], joined.prefill_ms[0])
+    assert (0.001, 0.002) == (joined.queue_s[0], joined.prefill_s[0])
 
 
 def test_several_prompts_are_one_request():
@@ -173,7 +174,7 @@ def test_several_prompts_are_one_request():
         )
     )
     joined = join(requests({"response_id": "cmpl-1"}), spans)
-    assert ("request id", 2.0) == (joined.source[0], joined.decode_ms[0])
+    assert ("request id", 0.002) == (joined.source[0], joined.decode_s[0])
 
 
 def test_the_forms_are_the_engines_own():
@@ -204,7 +205,7 @@ def test_a_trace_of_several_requests_is_told_apart_by_their_ids():
     spans = engine(*({"trace_id": "t", "request_id": str(1 - number), "queue_ms": 10 * number} for number in range(2)))
     joined = join(requests(*rows), spans)
     assert ["request id"] * 2 == joined.source.tolist()
-    assert [10.0, 0.0] == joined.queue_ms.tolist()
+    assert [0.01, 0.0] == joined.queue_s.tolist()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_reply_may_tell_a_part(told: dict[str, Any], reason: str):
     """What it leaves open is said, and never a zero."""
     joined = join(requests(told), engine())
     assert ("response", reason) == (joined.source[0], joined.reason[0])
-    assert np.isnan(joined.decode_ms[0])
+    assert np.isnan(joined.decode_s[0])
 
 
 @pytest.mark.parametrize(

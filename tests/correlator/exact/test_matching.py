@@ -173,9 +173,9 @@ def test_joined_times_are_those_of_the_record():
     joined = join(told.requests, engine_spans([]), found)
     assert ({"response"}, {""}) == (set(joined.source), set(joined.reason))
     for part in ("queue", "prefill", "decode", "ttft", "e2e"):
-        expected = 1e3 * getattr(told.timings, f"{part}_s")[found.row]
-        assert (expected[1:] == getattr(joined, f"{part}_ms")[1:]).all()
-    assert (1.0, 2.0, -1) == (joined.queue_ms[0], joined.prefill_ms[0], joined.arrival_ns[0])
+        expected = getattr(told.timings, f"{part}_s")[found.row]
+        assert (expected[1:] == getattr(joined, f"{part}_s")[1:]).all()
+    assert (0.001, 0.002, -1) == (joined.queue_s[0], joined.prefill_s[0], joined.arrival_ns[0])
     assert (told.timings.arrival_ns[found.row][1:] == joined.arrival_ns[1:]).all()
     assert (told.timings.last_token_ns[found.row][1:] == joined.end_ns[1:]).all()
 

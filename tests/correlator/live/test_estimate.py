@@ -110,7 +110,7 @@ def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Tr
     assert set(range(161)) == set(found)
     assert {"histogram"} == {str(one.parts.source[0]) for one in found.values()}
     for part, truth_ms, wape in (("queue", traffic.queue_ms, 0.02), ("prefill", traffic.prefill_ms, 0.15)):
-        told = np.array([float(getattr(found[place].parts, f"{part}_ms")[0]) for place in range(161)])
+        told = np.array([1e3 * float(getattr(found[place].parts, f"{part}_s")[0]) for place in range(161)])
         assert np.abs(told - truth_ms).sum() / truth_ms.sum() < wape, part
 
 

@@ -63,13 +63,15 @@ BLANK = ("blank output", 170, 175, "client", "client's stamps")
 
 
 def parts_of(*rows: dict[str, Any]) -> Parts:
-    """Parts by what is known of each request; a row without a source has none."""
+    """Parts by what is known of each request, times in ms; a row without a source has none."""
     columns: dict[str, Any] = {}
     for column in fields(Parts):
         default, kind = {"Floats": (np.nan, np.float64), "Ints": (-1, np.int64)}.get(
             str(column.type), ("none" if column.name == "source" else "", np.object_)
         )
-        columns[column.name] = np.array([row.get(column.name, default) for row in rows], dtype=kind)
+        name = f"{column.name[:-2]}_ms" if kind is np.float64 else column.name
+        values = np.array([row.get(name, default) for row in rows], dtype=kind)
+        columns[column.name] = values / 1e3 if kind is np.float64 else values
     return Parts(**columns)
 
 

@@ -72,8 +72,8 @@ def test_the_parts_on_the_page_add_up_to_the_waits(number: int):
     """Of TTFT and whole, whatever buckets they fall into."""
     table = ended(number)
     found = samples(count(table))
-    ttft_s = np.nansum(np.where(table.parts.covered, table.parts.ttft_ms, np.nan)) / 1e3
-    e2e_s = np.nansum(np.where(table.whole.source != "none", table.whole.e2e_ms, np.nan)) / 1e3
+    ttft_s = np.nansum(np.where(table.parts.covered, table.parts.ttft_s, np.nan))
+    e2e_s = np.nansum(np.where(table.whole.source != "none", table.whole.e2e_s, np.nan))
     assert float(ttft_s) == pytest.approx(summed(found, "sidelight_ttft_part_seconds", "trace"))
     assert float(e2e_s) == pytest.approx(summed(found, "sidelight_e2e_part_seconds", "trace"))
 
@@ -91,13 +91,13 @@ def test_counting_on_is_counting_all_at_once():
 def test_stamps_that_are_late_let_no_sum_fall():
     """A part a little below 0 counts as 0: Prometheus takes a sum that falls for a restart."""
     table = ended(1)
-    late = _with_network(table.parts, -3.0)
+    late = _with_network(table.parts, -0.003)
     after = counted(nothing_counted(), late)
     assert 0.0 == after.ttft["network", "trace"].sum_s
 
 
-def _with_network(parts: Parts, ms: float) -> Parts:
-    parts.network_ms[:] = np.where(np.isfinite(parts.network_ms), ms, np.nan)
+def _with_network(parts: Parts, time_s: float) -> Parts:
+    parts.network_s[:] = np.where(np.isfinite(parts.network_s), time_s, np.nan)
     return parts
 
 
@@ -140,7 +140,7 @@ def test_other_on_the_page_is_the_summarys():
     """The engine's front end is in it, and beside it by itself."""
     table = ended(5)
     found = samples(count(table))
-    other_s, frontend_s = (np.nansum(column) / 1e3 for column in (table.parts.other_ms, table.parts.engine_frontend_ms))
+    other_s, frontend_s = (np.nansum(column) for column in (table.parts.other_s, table.parts.engine_frontend_s))
     of = {name: (("part", name), ("source", "trace")) for name in ("other", "engine_frontend")}
     assert other_s > 0.1
     assert other_s == pytest.approx(found["sidelight_ttft_part_seconds_sum", of["other"]])

@@ -65,9 +65,9 @@ def blamed(p99: Tail, **change: Any) -> TailShares:
         mean_share=shares(queue=0.1, prefill=0.8, network=0.05, other=0.05),
         merged={},
         quality={"exact": 1000},
-        mean_ms=800.0,
-        std_ms=700.0,
-        p50_ms=100.0,
+        mean_s=0.8,
+        std_s=0.7,
+        p50_s=0.1,
         tails={"p95": structs.replace(p99, share=shares(prefill=0.7, queue=0.3)), "p99": p99},
         threshold=Threshold(waiting=4.0, requests=300, fewest=0.0),
     )

@@ -90,7 +90,7 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
 def test_the_table_is_whole_however_long_the_wait():
     """Nothing is cut off where a TTFT is half an hour."""
     long = summaries.parts("histogram", ttft_ms=1_800_200.0)
-    rows = table_of(summaries.correlated(summaries.findings(replace(long, queue_ms=np.full(100, 1_800_150.0)))))
+    rows = table_of(summaries.correlated(summaries.findings(replace(long, queue_s=np.full(100, 1800.15)))))
     numbers = ["1,800,150.0"] * 3
     assert ["queue", *numbers, "100", "%", "█" * 8, "estimate", "±", "3.00"] in rows
 
@@ -271,7 +271,7 @@ def test_where_none_succeeded_the_reason_is_that():
 
 def test_replies_in_one_piece_have_their_end_to_end_time_told():
     """They have no TTFT; where the rest went is known all the same."""
-    whole = replace(summaries.parts(), ttft_ms=np.full(100, np.nan))
+    whole = replace(summaries.parts(), ttft_s=np.full(100, np.nan))
     found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
     assert (
         "Where the TTFT went is not known: no request with a first token ended here. Of a mean E2E of 1,200.0 ms: 5.00 "
