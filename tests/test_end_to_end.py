@@ -154,14 +154,12 @@ def configured(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> E
 
 @pytest.fixture(scope="module")
 def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A run of which one load worker of two got SIGKILL, and of which a report was made."""
+    """A run of which one load worker of two got SIGKILL."""
     path = tmp_path_factory.mktemp("worker") / "run"
     with running(engine, path, "--seed", "8", "--workers", "2") as process:
         until(lambda: answered(path) or process.poll() is not None, "answers to both")
         os.kill(load_workers(process.pid)[1], signal.SIGKILL)
-        run = ended(process, path)
-    sidelight("report", path)
-    return run
+        return ended(process, path)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, sidelight, until
+from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, until
 from waiting import BOUND_S
+
+from sidecar.report.derive import derive
 
 NOT_WAITED_FOR = "sidelight: interrupted; `sidelight report RUN` evaluates what a run had recorded\n"
 
@@ -51,7 +53,7 @@ def test_a_second_signal_is_not_kept_waiting(runs: Callable[[str], Ended], name:
     run = runs(name)
     assert (130, "", NOT_WAITED_FOR, "interrupted") == (run.code, run.out, run.err, run.manifest["status"])
     assert not (run.path / "summary.json").exists()
-    assert 0 == sidelight("report", run.path, "--formats", "parquet").code
+    derive(run.path, ["parquet"])
     rows = run.requests()
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
     assert any(row["first_token_ns"] for row in rows)

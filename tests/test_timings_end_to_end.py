@@ -10,6 +10,7 @@ from urllib.request import Request, urlopen
 from processes import Ended, engine, sidelight
 from waiting import BOUND_S
 
+from sidecar.report.derive import derive
 from sidecar.run import open_run
 
 LOAD = ("--rate", "20", "--duration", "3", "--warmup", "2", "--listen", "off", "--quiet")
@@ -34,7 +35,7 @@ def errors_ms(run: Ended, truth: Path) -> list[float]:
 
 def test_a_run_is_joined_by_time(tmp_path: Path):
     """At 20 requests a second at least 98 of 100, true to a microsecond; the usual page is found all the same, the way
-    in and out are told apart, and `report` derives the same again.
+    in and out are told apart, and the same is derived again.
     """
     told = ("--engine", "trtllm", "--perf-metrics", "1000", "--truth", tmp_path / "truth")
     with engine(*told) as (url, _):
@@ -53,7 +54,7 @@ def test_a_run_is_joined_by_time(tmp_path: Path):
     assert [f"{url}/perf_metrics"] == done.manifest["timing_targets"]
     assert [f"{url}/prometheus/metrics"] == [one["url"] for one in done.manifest["metrics_targets"]]
     before = (done.path / "requests.parquet").read_bytes()
-    assert 0 == sidelight("report", done.path).code
+    derive(done.path)
     assert before == (done.path / "requests.parquet").read_bytes()
 
 
