@@ -10,28 +10,20 @@ from processes import QUICK, Case, Ended, Script, kept, launching, serving
 
 
 @pytest.fixture(scope="module")
-def strict(authority: Authority) -> Iterator[str]:
-    """A server, by a certificate that no system knows, that speaks to one client alone."""
-    with serving(Script(), authority.serving("solo", ask_client="stranger.pem")) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def secured(
-    authority: Authority, strict: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Ended]]:
-    """Runs against a server with TLS, and against one that asks who comes."""
+def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ended]]:
+    """Runs against a server whose certificate no system knows, and against one that speaks to one client alone."""
     trusting = (*QUICK, "--ca", authority.path("solo.pem"))
     client = ("--cert", authority.path("stranger.pem"), "--key", authority.path("stranger.key"))
-    cases = {
-        "ca": Case(url="https://{}/good/ca", options=trusting),
-        "insecure": Case(url="https://{}/good/insecure", options=(*QUICK, "--insecure")),
-        "client": Case(url=f"{strict}/good/client", options=(*trusting, *client)),
-        "both": Case(url=f"{strict}/good/both", options=(*trusting, "--cert", authority.path("stranger-both.pem"))),
-    }
-    directory = tmp_path_factory.mktemp("secured")
-    with serving(Script(), authority.serving("solo")) as url, launching(cases, url, directory) as found:
-        yield found
+    strict = serving(Script(), authority.serving("solo", ask_client="stranger.pem"))
+    with serving(Script(), authority.serving("solo")) as url, strict as own:
+        cases = {
+            "ca": Case(url="https://{}/good/ca", options=trusting),
+            "insecure": Case(url="https://{}/good/insecure", options=(*QUICK, "--insecure")),
+            "client": Case(url=f"{own}/good/client", options=(*trusting, *client)),
+            "both": Case(url=f"{own}/good/both", options=(*trusting, "--cert", authority.path("stranger-both.pem"))),
+        }
+        with launching(cases, url, tmp_path_factory.mktemp("secured")) as found:
+            yield found
 
 
 @pytest.mark.parametrize("name", ["ca", "insecure", "client", "both"])
