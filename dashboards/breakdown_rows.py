@@ -9,7 +9,7 @@ from correlator.breakdown import ENGINE_FRONTEND, TTFT_PARTS
 QUEUE = f'{SIDECAR}, part="queue"'
 TTFT_BY_PART = total("sidelight_ttft_part_seconds_sum", SIDECAR, by="part")
 TTFT_SUM = total("sidelight_ttft_part_seconds_sum", SIDECAR)
-# Every request that is broken down has an observation of this part, of the others only where it is told.
+# Every request that is broken down has an observation of this part, of the others only where it is known.
 TTFT_COUNT = total("sidelight_ttft_part_seconds_count", f'{SIDECAR}, part="other"')
 E2E_BY_PART = total("sidelight_e2e_part_seconds_sum", SIDECAR, by="part")
 E2E_COUNT = total("sidelight_e2e_part_seconds_count", f'{SIDECAR}, part="other"')
@@ -62,7 +62,7 @@ WHERE_TTFT_WENT = Row(
             "Requests by source of their breakdown",
             {"{{source}}": total("sidelight_requests_total", SIDECAR, by="source")},
             "Trace and response are the engine's own times, exact; histogram is estimated from scrapes; none is not "
-            "told. Estimates come up to a quarter of a minute later.",
+            "known. Estimates come up to a quarter of a minute later.",
             unit="reqps",
         ),
         stack(

@@ -86,8 +86,8 @@ ANSWER_FIRST = Row(
         tile(
             "Broken down",
             {"share": share("sidelight_requests_total", 'source!="none"')},
-            "Share of requests whose wait is told in parts, over the range shown. Below 100 % the parts speak of some "
-            "requests only; why the others are missing stands further down.",
+            "Share of requests whose TTFT is broken down, over the range shown. Below 100 % the parts describe some "
+            "requests only; a panel further down has the reasons for the others.",
             unit="percentunit",
             instant=True,
             steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
