@@ -18,6 +18,7 @@ from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PAR
 from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
+from loadgen.requests.metrics import stamped_ms
 from rundir.columns import Bools, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
 from rundir.stats import STATISTICS, Statistics, describe
@@ -216,10 +217,10 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
         json_name(part): TtftPart(**_part(of, part, covered, "ttft", why)) for part in (*TTFT_PARTS, *INNER_PARTS, SEND)
     }
     return Breakdown(
-        ttft_ms=Whole(**asdict(describe(1e3 * parts.ttft_s[covered if covered.any() else timed], why))),
+        ttft_ms=Whole(**asdict(describe(stamped_ms(parts.ttft_s[covered if covered.any() else timed]), why))),
         **ttft,
         merged=counted(parts.merged[covered & (parts.merged != "")]),
-        e2e=E2eBreakdown(e2e_ms=Whole(**asdict(describe(1e3 * parts.e2e_s[ended], why))), **e2e),
+        e2e=E2eBreakdown(e2e_ms=Whole(**asdict(describe(stamped_ms(parts.e2e_s[ended]), why))), **e2e),
     )
 
 
@@ -232,7 +233,7 @@ def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[
     """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
     values_ms = 1e3 * part.of(of.parts)
     known = rows & np.isfinite(values_ms)
-    total_ms = float((1e3 * getattr(of.parts, f"{whole}_s")[rows]).sum())
+    total_ms = float(stamped_ms(getattr(of.parts, f"{whole}_s")[rows]).sum())
     sources = sorted(set(of.parts.source[known].tolist()))
     source = ("client" if part.by_client else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {

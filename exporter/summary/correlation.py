@@ -37,6 +37,7 @@ from exporter.summary.breakdown import (
     quality,
 )
 from exporter.summary.tail import TailAttribution, tail_attribution
+from loadgen.requests.metrics import stamped_ms
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, StampNs, doc
@@ -343,7 +344,7 @@ def _slice(parts: Parts, rows: Bools, start_ns: int, end_ns: int) -> BreakdownSl
         end_ns=end_ns,
         requests=int(rows.sum()),
         covered=size,
-        ttft_ms=float((1e3 * parts.ttft_s[shown]).mean()) if shown.any() else None,
+        ttft_ms=float(stamped_ms(parts.ttft_s[shown]).mean()) if shown.any() else None,
         **means,
         error_ms=float(np.sqrt(((1e3 * parts.error_s[covered]) ** 2).mean())) if size else None,
         coverage=coverage(parts, rows),

@@ -86,6 +86,11 @@ def span_s(start_ns: Ints, end_ns: Ints) -> Floats:
     return span_ns(start_ns, end_ns) / 1e9
 
 
+def stamped_ms(seconds: Floats) -> Floats:
+    """Return the milliseconds of times between stamps, which are whole nanoseconds: to the bit those of `span_ms`."""
+    return np.rint(1e9 * seconds) / 1e6
+
+
 def span_ns(start_ns: Ints, end_ns: Ints) -> Floats:
     """Return nanoseconds from one stamp to another, float64[n]; NaN where either is missing (-1)."""
     return np.where((start_ns >= 0) & (end_ns >= 0), end_ns - start_ns, np.nan)

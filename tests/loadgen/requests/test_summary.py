@@ -12,7 +12,7 @@ from logs import request_log as _log
 from msgspec.structs import asdict
 
 from loadgen.requests import summary as metrics
-from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
+from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, span_ms, span_s, stamped_ms
 from loadgen.requests.slo import parse_slo
 from rundir.stats import QUANTILES, describe
 
@@ -79,6 +79,13 @@ def test_statistics_are_numpys(values: list[float]):
     std = 0.0 if equal else float(np.std(values, ddof=1))
     assert (std if len(values) > 1 else None) == block["std"]
     json.dumps(block, allow_nan=False)
+
+
+@given(st.lists(st.integers(-1, 10**13), min_size=1))
+def test_a_time_is_the_same_to_the_bit_by_seconds(ends_ns: list[int]):
+    """The breakdown keeps seconds, the client milliseconds: a summary says one TTFT, not two."""
+    start_ns, end_ns = np.zeros(len(ends_ns), np.int64), np.array(ends_ns, np.int64)
+    np.testing.assert_array_equal(span_ms(start_ns, end_ns), stamped_ms(span_s(start_ns, end_ns)))
 
 
 def test_no_values_are_missing_for_a_reason():
