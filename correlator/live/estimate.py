@@ -96,21 +96,24 @@ class EstimateWindow:
             excess -= len(batch)
 
     def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Parts]:
-        """Return the requests that waited and are estimated now, or cannot be; at most every `step_s` there are any.
+        """Return the requests that waited and are estimated now; at most every `step_s` there are any.
 
-        What cannot be estimated is tried again in a fuller window until it leaves it, or `all_of_it` is asked for.
+        What cannot be estimated is tried again in a fuller window until `leaving` gives it out.
         """
-        parts = []
-        if self._batches and (now_ns >= self._next_ns or all_of_it):
-            self._next_ns = now_ns + self._step_ns
-            parts = self._estimate()
+        if not self._batches or (now_ns < self._next_ns and not all_of_it):
+            return []
+        self._next_ns = now_ns + self._step_ns
+        return self._estimate()
+
+    def leaving(self, now_ns: int, *, all_of_it: bool = False) -> list[Parts]:
+        """Return the requests that leave the window without an estimate; with `all_of_it`, whatever still waits."""
         while self._batches and (all_of_it or self._batches[0].held_ns < now_ns - self._window_ns):
             self._give_up(self._batches.popleft(), slice(None))
-        if self._given_up:
-            requests = concat(self._given_up)
-            parts.append(_break_down(requests, nothing(len(requests), "no estimate in the window")))
-            self._given_up = []
-        return parts
+        given_up, self._given_up = self._given_up, []
+        if not given_up:
+            return []
+        requests = concat(given_up)
+        return [_break_down(requests, nothing(len(requests), "no estimate in the window"))]
 
     def _give_up(self, batch: _Batch, rows: slice) -> None:
         waiting = np.flatnonzero(batch.waits[rows])

@@ -5,7 +5,8 @@ Which of a trace's spans belong to a request is `traces`' part, what they add up
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -28,14 +29,23 @@ _NOTHING = Span()
 class TraceWindow:
     """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`.
 
-    `repeated` spans came again, `evicted` had to make room for newer ones.
+    `repeated` spans came again, `evicted` had to make room for newer ones. `defective` requests (at least) were in
+    traces that could not be read for a defect of ours: `guard`, which each trace is read under, decides what becomes
+    of the exception; such a trace is dropped, and costs no other.
     """
 
     def __init__(
-        self, *, settle_s: float = SETTLE_S, most_spans: int = MOST_SPANS, most_bytes: int = MOST_BYTES
+        self,
+        *,
+        settle_s: float = SETTLE_S,
+        most_spans: int = MOST_SPANS,
+        most_bytes: int = MOST_BYTES,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.repeated = 0
         self.evicted = 0
+        self.defective = 0
+        self._guard = guard
         self._settle_ns = round(settle_s * 1e9)
         self._most_spans, self._most_bytes = most_spans, most_bytes
         self._traces: dict[bytes, Trace] = {}  # in the order of their last spans
@@ -75,17 +85,35 @@ class TraceWindow:
         for trace_id in list(self._open):
             trace = self._traces[trace_id]
             if now_ns >= trace.look_ns or all_of_it:
-                requests += self._finish(trace_id, trace, now_ns, all_of_it=all_of_it)
-        self._forget(now_ns - round(KEEP_S * 1e9))
+                self._read(requests, trace_id, trace, now_ns, all_of_it=all_of_it)
+        with self._guard():
+            self._forget(now_ns - round(KEEP_S * 1e9))
         return requests
+
+    def _read(
+        self, requests: list[TracedRequest], trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool
+    ) -> None:
+        """Add the requests of a trace that can be given out; a trace that cannot be read is dropped and counted."""
+        is_read = False
+        with self._guard():
+            requests += self._finish(trace_id, trace, now_ns, all_of_it=all_of_it)
+            is_read = True
+        if not is_read:
+            clients = trace.spans.keys() - trace.engine.keys() - trace.done
+            self.defective += max(1, sum(trace.spans[key].is_call for key in clients))
+            self._drop(trace_id)
 
     def _take(self, received: ReceivedSpan) -> None:
         span, received_ns, role = received.span, received.received_ns, received.kind.role
-        trace = self._traces.pop(span.trace_id, None) or Trace(oldest_ns=received_ns)
-        self._traces[span.trace_id] = trace
-        if span.span_id in trace.spans:
+        trace = self._traces.get(span.trace_id)
+        if trace is not None and span.span_id in trace.spans:
             self.repeated += 1
             return
+        if trace is None:
+            trace = Trace(oldest_ns=received_ns)
+        else:
+            del self._traces[span.trace_id]
+        self._traces[span.trace_id] = trace
         trace.spans[span.span_id] = client_span(received)
         if role in ("request", "stage"):
             copy = own_copy(received)
@@ -128,12 +156,14 @@ class TraceWindow:
         """Make room: the trace that nothing came for the longest goes, and its requests as they are."""
         trace_id = next(iter(self._traces))
         trace = self._traces[trace_id]
-        left = self._finish(trace_id, trace, 0, all_of_it=True)
+        left: list[TracedRequest] = []
+        self._read(left, trace_id, trace, 0, all_of_it=True)
         self._overflow += [
             TracedRequest(client=request.client, gateway=None, engine=(), evicted=True) for request in left
         ]
         self.evicted += len(trace.spans)
-        self._drop(trace_id)
+        if trace_id in self._traces:
+            self._drop(trace_id)
 
     def _forget(self, before_ns: int) -> None:
         while self._traces:
@@ -142,10 +172,13 @@ class TraceWindow:
                 break
             self._drop(trace_id)
         # A trace that goes on and on loses its oldest spans.
-        for trace in self._traces.values():
+        for trace_id, trace in list(self._traces.items()):
             if trace.oldest_ns >= before_ns:
                 continue
             old = [key for key, span in trace.spans.items() if span.received_ns < before_ns]
+            if len(old) == len(trace.spans):  # our clock was set back, and it is not at the head
+                self._drop(trace_id)
+                continue
             self._remove(trace, old)
             trace.oldest_ns = min(span.received_ns for span in trace.spans.values())
 

@@ -58,7 +58,7 @@ class LiveParts:
             due.append(self._fresh.popleft()[1])
         if due:
             self._join(concat(due), now_ns)
-        for parts in self._window.estimates(now_ns):
+        for parts in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
             self.counts = counted(self.counts, parts)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import REASONS, break_down_ended, estimated
+from correlator.live.breakdown import DEFECT, REASONS, Ended, break_down_ended, estimated
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
@@ -49,7 +50,7 @@ class WatchView:
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
         self._run_id = run_id
-        self._window = TraceWindow()
+        self._window = TraceWindow(guard=self.failures.guard)
         self._estimate = EstimateWindow()
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
@@ -62,6 +63,7 @@ class WatchView:
             e2e=bucketize([], LATENCY_BOUNDS_S),
         )
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
+        self._defective = 0  # requests that a defect of ours lost
         self._received = {"exports": 0, "spans": 0}
         self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
@@ -74,7 +76,13 @@ class WatchView:
 
     @property
     def parts(self) -> PartCounts:
-        return self._parts
+        """Return what was counted by part; what a defect of ours lost is among the requests without a breakdown."""
+        lost = self._defective + self._window.defective
+        return replace(
+            self._parts,
+            requests={**self._parts.requests, SOURCES[-1]: self._parts.requests[SOURCES[-1]] + lost},
+            missing={**self._parts.missing, DEFECT: lost},
+        )
 
     def missed(self, back_ns: int) -> None:
         """Say that until then there was no receiver."""
@@ -98,16 +106,35 @@ class WatchView:
         for _, payload in self._tails.news(SPANS, in_turn=True):
             with self.failures.guard():
                 self._take_spans(payload)
-        with self.failures.guard():
-            self._count_ended(now_ns, all_of_it=all_of_it)
+        self._count_ended(now_ns, all_of_it=all_of_it)
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
+        """Count what has ended. Each step has a guard of its own, so that none takes away what another has found."""
         finished = self._window.finished(now_ns, all_of_it=all_of_it)
-        self._count_clients(finished)
-        free = hold_traced(self._estimate, finished, now_ns)
-        estimates = [estimated(parts) for parts in self._estimate.estimates(now_ns, all_of_it=all_of_it)]
-        for ended in ([break_down_ended(free)] if free else []) + estimates:
-            self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
+        self._each(self._count_clients, finished)
+        free: list[TracedRequest] = []
+        lost = self._each(lambda requests: free.extend(hold_traced(self._estimate, requests, now_ns)), finished)
+        lost += self._each(lambda requests: self._count_parts(break_down_ended(requests)), free)
+        self._defective += lost
+        for estimates in (self._estimate.estimates, self._estimate.leaving):
+            with self.failures.guard():
+                for parts in estimates(now_ns, all_of_it=all_of_it):
+                    self._count_parts(estimated(parts))
+
+    def _each(self, step: Callable[[Sequence[TracedRequest]], None], requests: Sequence[TracedRequest]) -> int:
+        """Take a step for all requests at once, or where that fails for each alone. Returns for how many it failed."""
+        if not requests or self._succeeds(step, requests):
+            return 0
+        return sum(not self._succeeds(step, [request]) for request in requests)
+
+    def _succeeds(self, step: Callable[[Sequence[TracedRequest]], None], requests: Sequence[TracedRequest]) -> bool:
+        before = self.failures.count
+        with self.failures.guard():
+            step(requests)
+        return self.failures.count == before
+
+    def _count_parts(self, ended: Ended) -> None:
+        self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:
         """Delete what is beyond the limits, of what was read."""
@@ -126,7 +153,7 @@ class WatchView:
             phase="watch",
             client=self._client,
             engines=tuple(engine.counts for engine in self._engines.values()),
-            parts=self._parts,
+            parts=self.parts,
             watch=WatchCounts(
                 receiver=receiver,
                 forward_queue=self._forward_queue,

@@ -88,7 +88,7 @@ def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> 
         finished = window.finished(now_ns)
         order += [_place(one) for one in finished]
         assert [] == hold_traced(estimate, finished, now_ns)
-        for ended in map(estimated, estimate.estimates(now_ns)):
+        for ended in map(estimated, (*estimate.estimates(now_ns), *estimate.leaving(now_ns))):
             for row in range(len(ended)):
                 found[order.pop(0)] = _row(ended, row)
     return found
@@ -129,7 +129,7 @@ def test_the_window_is_bounded(traffic: Traffic):
     requests, now_ns = all_at_once(traffic)
     assert [] == hold_traced(estimate, requests, now_ns)
     assert {"requests": 50, "waiting": 50} == estimate.sizes
-    reasons = [reason for parts in estimate.estimates(now_ns, all_of_it=True) for reason in estimated(parts).reason]
+    reasons = [reason for parts in estimate.leaving(now_ns, all_of_it=True) for reason in estimated(parts).reason]
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 

@@ -124,6 +124,32 @@ def test_a_span_that_came_twice_counts_once():
     assert 4 == window.repeated
 
 
+@pytest.mark.parametrize("again_s", [5, 30, 40, 59, 70, 150])
+def test_a_span_that_comes_again_late_loses_nobodys_request(again_s: int):
+    """An exporter sends again after a time-out or a restart, when its trace is the oldest of all that are kept."""
+    window, came = TraceWindow(), 0
+    for at_s in range(200):
+        if at_s in (0, again_s):
+            window.take(export([call(trace=b"\xff" * 16)], at_s=at_s))
+        trace = bytes([at_s + 1]) * 16
+        window.take(export([call(trace=trace), engine(trace=trace)], at_s=at_s))
+        came += len(finished(window, at_s))
+    came += len(window.finished(NOON + 200 * S, all_of_it=True))
+    assert 200 + 1 + (again_s > KEEP_S) == came
+    assert int(again_s <= KEEP_S) == window.repeated
+    assert [] == window.finished(NOON + 300 * S)
+    assert {"spans": 0, "traces": 0, "pending": 0} == window.sizes
+
+
+def test_a_trace_that_is_older_than_its_place_is_forgotten_too():
+    """Stamps go back where our clock was set: nothing is left behind, and nothing raises."""
+    window = TraceWindow()
+    window.take(export([call(trace=b"B" * 16)], at_s=100))
+    window.take(export([call(trace=b"A" * 16)], at_s=1))
+    assert 2 == len(window.finished(NOON + 120 * S))
+    assert {"spans": 1, "traces": 1, "pending": 0} == window.sizes
+
+
 def test_a_span_that_breaks_the_rules_is_counted_by_the_receiver_alone():
     """It is no part of any request; nor is one whose clock is an hour off."""
     window = TraceWindow()

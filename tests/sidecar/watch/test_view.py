@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+from sent_spans import NOON, S, call, engine, export
 from series import scraped
 
+from correlator.live import breakdown, window
+from correlator.live.breakdown import Ended
+from correlator.live.traces import Trace, TracedRequest
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
+from scraper.spans.log import SpanLog
 from sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -29,3 +36,48 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
     assert shown.watch is not None
     assert 2 == shown.watch.errors
     assert [{"requests_running": 7.0}] == [engine.gauges for engine in shown.engines]
+
+
+POISON = b"P" * 16
+
+
+def polled(path: Path) -> WatchView:
+    """Return a view of five requests, one of them of the trace POISON, that have all ended."""
+    spans = SpanLog(path / "spans-000000.log")
+    for trace in (b"1" * 16, b"2" * 16, POISON, b"3" * 16, b"4" * 16):
+        spans.append(export([call(trace=trace), engine(trace=trace)]))
+    spans.close()
+    with WatchView(path, run_id="r") as view:
+        view.poll(NOON + 30 * S)
+    return view
+
+
+def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A defect on one is counted as what it is; the others of that look are broken down."""
+
+    def fail(requests: Sequence[TracedRequest]) -> Ended:
+        if any(one.engine[0].span.trace_id == POISON for one in requests):
+            raise ZeroDivisionError
+        return breakdown.break_down_ended(requests)
+
+    monkeypatch.setattr("sidecar.watch.view.break_down_ended", fail)
+    parts = polled(tmp_path).parts
+    assert (4, 1) == (parts.requests["trace"], parts.requests["none"])
+    assert {"defect": 1} == {reason: count for reason, count in parts.missing.items() if count}
+
+
+def test_a_trace_that_cannot_be_read_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is dropped, and its requests are counted as lost to a defect."""
+    whole = window.requests_of
+
+    def fail(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
+        if any(span.span.trace_id == POISON for span in trace.engine.values()):
+            raise ZeroDivisionError
+        return whole(trace)
+
+    monkeypatch.setattr(window, "requests_of", fail)
+    view = polled(tmp_path)
+    assert (4, 1, 1) == (view.parts.requests["trace"], view.parts.requests["none"], view.parts.missing["defect"])
+    snapshot = view.snapshot(restarts=0)
+    assert snapshot.watch is not None
+    assert (1, 0) == (snapshot.watch.errors, snapshot.watch.sizes["pending"])
