@@ -13,6 +13,7 @@ from rich.console import Console
 
 from exporter import report as text
 from exporter import tables
+from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
 from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tokenizer, Tool, Workload
@@ -176,7 +177,7 @@ def print_report(summary: Summary, path: Path) -> None:
 def _engine_here(run: Run) -> bool:
     """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
     config = run.manifest["config"]
-    host = next((urlsplit(url).hostname or "" for url in (*text.urls_of(config), *(config.get("metrics") or ()))), "")
+    host = next((urlsplit(url).hostname or "" for url in (*urls_of(config), *(config.get("metrics") or ()))), "")
     return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")
 
 

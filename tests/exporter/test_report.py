@@ -12,7 +12,7 @@ import summaries
 from logs import request_log
 
 from exporter.report import WIDTH, as_text
-from exporter.report.breakdown import answer
+from exporter.report.conclusion import answer
 from exporter.report.format import cell, ms, percent
 from exporter.summary.correlation import Correlation
 from loadgen.requests.summary import client_summary

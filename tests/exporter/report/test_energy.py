@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from exporter.report.energy import energy_section
+from exporter.report.tables.energy import energy_section
 from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
 from scraper.hardware.summary import Hardware, hardware_summary
 from scraper.window.window import Window

@@ -18,7 +18,9 @@ from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
-from exporter.report.breakdown import answer, basis, breakdown_table, group_tables
+from exporter.report.conclusion import answer
+from exporter.report.method import basis
+from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.summary.breakdown import Coverage, Quality
 from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
 from exporter.tables import PARTS

@@ -9,7 +9,7 @@ import pytest
 from recordings import request_log
 from series import PREFILL, QUEUE, gauge, histogram, scraped
 
-from exporter.report.breakdown import answer
+from exporter.report.conclusion import answer
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans

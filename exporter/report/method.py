@@ -1,92 +1,27 @@
-"""Where the TTFT went, for people: the table, the answer in a sentence, and what both rest on."""
+"""How the numbers came about and how far off they may be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator
 
 from msgspec.structs import asdict
-from rich.table import Table
-from rich.text import Text
 
-from correlator.breakdown import E2E_PARTS, INNER_PARTS, TTFT_PARTS, Part
-from exporter.report.format import ms, percent, table
-from exporter.summary.breakdown import Breakdown, E2eBreakdown, TtftPart, json_name
+from exporter.report.format import ms, percent
 from exporter.summary.correlation import Clock, Correlation, EngineClock, EstimateAccuracy
-from rundir.stats import Statistics
+from exporter.summary.result import Summary
+from loadgen.requests.self_check import SelfCheck
 
-BAR = 8
-SOURCES = {
-    "trace": "engine's spans",
-    "response": "replies, records",
-    "histogram": "estimate",
-    "mixed": "several",
-    "client": "client",
-}
 MOST_CLOCKS = 3  # engines named whose clocks are not known
-LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
 
 
-def answer(correlation: Correlation) -> str:
-    """Return where the mean TTFT went, in a sentence; or why that cannot be said.
-
-    Of replies in one piece, which have no TTFT, where the mean end-to-end time went.
-    """
-    breakdown = correlation.breakdown
-    if not correlation.missing:
-        return _shared_out(breakdown, "ttft", TTFT_PARTS)
-    why = f"Where the TTFT went is not known: {correlation.missing}."
-    if correlation.requests or breakdown.e2e.other_ms.mean is None:
-        return why
-    return f"{why} {_shared_out(breakdown.e2e, 'e2e', E2E_PARTS)}"
-
-
-def _shared_out(breakdown: Breakdown | E2eBreakdown, whole: Literal["ttft", "e2e"], parts: Sequence[Part]) -> str:
-    mean_ms = getattr(breakdown, f"{whole}_ms").mean
-    shares = (
-        f"{ms(mean_ms * share)} ms ({percent(share)}) {part.label}"
-        for part in parts
-        if (share := getattr(getattr(breakdown, json_name(part)), f"share_of_{whole}")) is not None
-    )
-    return f"Of a mean {whole.upper()} of {ms(mean_ms)} ms: {', '.join(shares)}."
-
-
-def breakdown_table(correlation: Correlation) -> Table:
-    """Return the parts of the TTFT over the requests that know them, each with its share, source and error.
-
-    A row within another makes that up; its share is of TTFT too.
-    """
-    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=18)
-    breakdown = correlation.breakdown
-    sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
-    for part in TTFT_PARTS:
-        described: TtftPart = getattr(breakdown, json_name(part))
-        if described.mean is None:
-            continue
-        shown.add_row(*_row(part.label, described, sources))
-        for inner in (inner for inner in INNER_PARTS if inner.within == part.name):
-            described = getattr(breakdown, json_name(inner))
-            share = described.share_of_ttft
-            if share is not None and (part.name == "network" or share > LEAST_SHARE):
-                shown.add_row(*_row(f"  {inner.label}", described, sources, bar=False), style="dim")
-    shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
-    if breakdown.send_ms.mean is not None:
-        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
-    return shown
-
-
-def group_tables(correlation: Correlation) -> Iterator[Table]:
-    """Yield the mean parts by workload class, and by the URL that was asked, where there are several."""
-    for groups, title in ((correlation.classes, "class"), (correlation.urls, "URL")):
-        if not groups:
-            continue
-        known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
-        labels = (part.label for part in known)
-        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
-        for label, group in groups.items():
-            means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))
-            shown.add_row(label, f"{group.requests:,}", *map(ms, means))
-        yield shown
+def method(summary: Summary) -> Iterator[str]:
+    """Yield what the numbers rest on, the load generator's own error, and the draft's verdict."""
+    if not summary.correlation.missing:
+        yield from basis(summary.correlation)
+    yield _generator(summary.self_check)
+    compliance = summary.methodology
+    warm_up = compliance.warmup.sentence if compliance.warmup else ""
+    yield f"{compliance.draft}: {compliance.missing}. {warm_up}".rstrip()
 
 
 def basis(correlation: Correlation) -> Iterator[str]:
@@ -176,12 +111,9 @@ def _measured(accuracy: EstimateAccuracy) -> Iterator[str]:
         )
 
 
-def _row(label: str, part: TtftPart, sources: Mapping[str, str], *, bar: bool = True) -> tuple[str | Text, ...]:
-    share, error_ms = part.share_of_ttft, part.error_ms
-    drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
-    certainty = "" if error_ms is None else "exact" if error_ms == 0 else f"± {ms(error_ms)}"
-    return label, *_times(part), percent(share), drawn, sources[part.source or ""], certainty
-
-
-def _times(part: Statistics) -> tuple[str, ...]:
-    return tuple(map(ms, (part.mean, part.p50, part.p99)))
+def _generator(check: SelfCheck) -> str:
+    late_ms, cpu = check.schedule_lateness_ms.p99, check.cpu_ratio.max
+    late = f"submissions late by p99 {ms(late_ms)} ms" if late_ms is not None else ""
+    busy = f"busiest process {percent(cpu)} of a core" if cpu is not None else ""
+    facts = ", ".join(fact for fact in (late, busy) if fact)
+    return f"The load generator {check.verdict}{f': {facts}' if facts else ''}."

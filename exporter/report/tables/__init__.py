@@ -1,0 +1,1 @@
+"""The tables of the report, one module a table or a family of them."""

@@ -1,0 +1,73 @@
+"""Where the TTFT went: a row for each part, with its share, source and error; and by workload class and URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from correlator.breakdown import INNER_PARTS, TTFT_PARTS
+from exporter.report.format import ms, percent, table
+from exporter.summary.breakdown import TtftPart, json_name
+from exporter.summary.correlation import Correlation
+from rundir.stats import Statistics
+
+BAR = 8
+SOURCES = {
+    "trace": "engine's spans",
+    "response": "replies, records",
+    "histogram": "estimate",
+    "mixed": "several",
+    "client": "client",
+}
+LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
+
+
+def breakdown_table(correlation: Correlation) -> Table:
+    """Return the parts of the TTFT over the requests that know them, each with its share, source and error.
+
+    A row within another makes that up; its share is of TTFT too.
+    """
+    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=18)
+    breakdown = correlation.breakdown
+    sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
+    for part in TTFT_PARTS:
+        described: TtftPart = getattr(breakdown, json_name(part))
+        if described.mean is None:
+            continue
+        shown.add_row(*_row(part.label, described, sources))
+        for inner in (inner for inner in INNER_PARTS if inner.within == part.name):
+            described = getattr(breakdown, json_name(inner))
+            share = described.share_of_ttft
+            if share is not None and (part.name == "network" or share > LEAST_SHARE):
+                shown.add_row(*_row(f"  {inner.label}", described, sources, bar=False), style="dim")
+    shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
+    if breakdown.send_ms.mean is not None:
+        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
+    return shown
+
+
+def group_tables(correlation: Correlation) -> Iterator[Table]:
+    """Yield the mean parts by workload class, and by the URL that was asked, where there are several."""
+    for groups, title in ((correlation.classes, "class"), (correlation.urls, "URL")):
+        if not groups:
+            continue
+        known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
+        labels = (part.label for part in known)
+        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
+        for label, group in groups.items():
+            means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))
+            shown.add_row(label, f"{group.requests:,}", *map(ms, means))
+        yield shown
+
+
+def _row(label: str, part: TtftPart, sources: Mapping[str, str], *, bar: bool = True) -> tuple[str | Text, ...]:
+    share, error_ms = part.share_of_ttft, part.error_ms
+    drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
+    certainty = "" if error_ms is None else "exact" if error_ms == 0 else f"± {ms(error_ms)}"
+    return label, *_times(part), percent(share), drawn, sources[part.source or ""], certainty
+
+
+def _times(part: Statistics) -> tuple[str, ...]:
+    return tuple(map(ms, (part.mean, part.p50, part.p99)))

@@ -1,0 +1,102 @@
+"""What the engine's metrics pages showed of the measured window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from msgspec import UNSET, UnsetType
+from rich.console import RenderableType
+from rich.text import Text
+
+from exporter.report.format import cell, ms, table
+from exporter.summary.correlation import ServerTimes, TimePercentiles
+from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
+from scraper.window.summary import Server
+
+WIDE = 0.2
+HISTOGRAM_ROWS = (
+    ("queue_time", "queue time"),
+    ("prefill_time", "prefill time"),
+    ("decode_time", "decode time"),
+    ("ttft", "TTFT"),
+    ("inter_token_latency", "ITL"),
+    ("e2e_latency", "E2E"),
+)
+CLIENT_EYES = {"queue_time": "queue_ms", "prefill_time": "prefill_ms"}
+GAUGE_ROWS = (
+    ("requests_running", "requests running"),
+    ("requests_waiting", "requests waiting"),
+    ("kv_cache_usage", "KV cache usage"),
+)
+COUNTER_ROWS = (
+    ("prompt_tokens", "prompt tokens"),
+    ("generation_tokens", "generation tokens"),
+    ("requests_finished", "requests finished"),
+    ("preemptions", "preemptions"),
+    ("prefix_cache_queries", "prefix cache queries"),
+    ("prefix_cache_hits", "prefix cache hits"),
+)
+
+
+def server_section(server: Server, by_client: ServerTimes) -> Iterator[RenderableType]:
+    """Show the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
+    engine = server.engine
+    if engine is None:
+        yield Text(f"Server: {server.reason}", style="yellow")
+        yield Text("")
+        return
+    title = f"Server: {engine.name} {engine.version or ''}".rstrip()
+    shown = table(title, "count", "mean", "p50", "p99", "max")
+    for key, label in HISTOGRAM_ROWS:
+        histogram: Histogram | UnsetType = getattr(server, key)
+        if histogram and not isinstance(histogram.stats.mean, UnsetType):
+            seen: TimePercentiles | None = getattr(by_client, CLIENT_EYES.get(key, ""), None)
+            estimates = (
+                _seen(seen, name) if seen and seen.source == "client spans" else _estimate(histogram, name)
+                for name in ("p50", "p99")
+            )
+            stats = histogram.stats
+            shown.add_row(f"{label}, ms", f"{stats.count:,}", ms(1e3 * histogram.stats.mean), *estimates, "")
+    for key, label in GAUGE_ROWS:
+        gauge: Gauge | UnsetType = getattr(server, key)
+        if gauge and gauge.stats.mean is not UNSET:
+            shown.add_row(label, "", *(cell(_known(gauge.stats, name)) for name in ("mean", "p50", "p99", "max")))
+    for key, label in COUNTER_ROWS:
+        counter: Counter | UnsetType = getattr(server, key)
+        if counter and not isinstance(counter.stats.total, UnsetType):
+            shown.add_row(label, cell(counter.stats.total), "", "", "", "")
+    if shown.row_count:
+        yield shown
+    else:
+        yield Text(f"Server: {engine.name}, nothing in the measured window\n", style="yellow")
+
+
+def _known(of: SampleStatistics | Range, name: str) -> float | None:
+    """Return a number, None where it is absent."""
+    number = getattr(of, name)
+    return None if number is UNSET else float(number)
+
+
+def _estimate(histogram: Histogram, name: str) -> str:
+    """Return a percentile in ms, its 90 % interval where that is wide, only its end where the value is lost in it."""
+    value, interval = _known(histogram.stats, name), (histogram.intervals or {}).get(name, Range())
+    if value is None:
+        return "-"
+    low, high = _known(interval, "low"), _known(interval, "high")
+    low_ms, high_ms = -math.inf if low is None else 1e3 * low, math.inf if high is None else 1e3 * high
+    if name in (histogram.unresolved or ()):
+        return f"≤ {cell(high_ms)}" if math.isfinite(high_ms) else f"≥ {cell(max(low_ms, 0.0))}"
+    return _between(1e3 * value, low_ms, high_ms)
+
+
+def _seen(percentiles: TimePercentiles, name: str) -> str:
+    """Return a percentile in ms that was read off the client's requests, as `_estimate` shows one of buckets."""
+    value_ms, interval = getattr(percentiles, name), (percentiles.intervals or {}).get(name)
+    if value_ms is None or interval is None or interval.low is None or interval.high is None:
+        return ms(value_ms)
+    return _between(value_ms, interval.low, interval.high)
+
+
+def _between(value_ms: float, low_ms: float, high_ms: float) -> str:
+    return f"{cell(low_ms)}-{cell(high_ms)}" if high_ms - low_ms > WIDE * value_ms else ms(value_ms)
