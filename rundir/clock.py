@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 ANCHOR_TRIES = 25
+# Slewing moves both clocks alike; the wall clock is further from the monotonic one only when it was set, or after a
+# suspension of the machine, in which the monotonic clock stands still.
+STEP_NS = 1_000_000_000
+_STEP_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +36,28 @@ class Clock:
         return self.monotonic_ns() + self.offset_ns
 
 
-def anchor() -> Clock:
+def anchor(wall_ns: Callable[[], int] = time.time_ns) -> Clock:
     """Read the wall clock between two monotonic reads, several times, and keep the tightest."""
+    width_ns, offset_ns = _offset_ns(ANCHOR_TRIES, wall_ns)
+    return Clock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
+
+
+def step_ns(clock: Clock, wall_ns: Callable[[], int] = time.time_ns) -> int:
+    """Return by how much the wall clock was set since a clock was anchored to it, ns; 0 for up to STEP_NS."""
+    moved_ns = _offset_ns(_STEP_TRIES, wall_ns)[1] - clock.offset_ns
+    return moved_ns if abs(moved_ns) > STEP_NS else 0
+
+
+def _offset_ns(tries: int, wall_ns: Callable[[], int]) -> tuple[int, int]:
+    """Return the tightest of several readings: its width, and the wall clock minus the monotonic clock."""
 
     def reading() -> tuple[int, int]:
         before = time.monotonic_ns()
-        wall = time.time_ns()
+        wall = wall_ns()
         after = time.monotonic_ns()
         return after - before, wall - (before + after) // 2
 
-    width_ns, offset_ns = min(reading() for _ in range(ANCHOR_TRIES))
-    return Clock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
+    return min(reading() for _ in range(tries))
 
 
 def iso_ms(stamp_ns: int) -> str:

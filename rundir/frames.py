@@ -187,6 +187,12 @@ class LogTails:
                 self._tails.pop(path).close()
                 self._done.add(path)
 
+    def clock_moved(self, patterns: Sequence[str], moved_ns: int) -> None:
+        """Let files be as old as they were before the wall clock was set by so much, which `prune` goes by."""
+        for path in (path for pattern in patterns for path in self._directory.glob(pattern)):
+            stat = path.stat()
+            os.utime(path, ns=(stat.st_atime_ns + moved_ns, stat.st_mtime_ns + moved_ns))
+
     def prune(self, patterns: Sequence[str], *, keep_s: float, keep_bytes: int) -> None:
         """Delete the files that were written to last longer ago, and the oldest of those beyond so many bytes.
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RAW = "raw"
+CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, zlib.error)
 

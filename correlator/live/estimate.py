@@ -81,6 +81,13 @@ class EstimateWindow:
             del self._pages[gone]
             self._scraped_ns.pop(gone, None)
 
+    def clock_moved(self, moved_ns: int) -> None:
+        """Note that the clock that stamps scrapes was set by so much: those before cannot be compared with new ones."""
+        self.forget_pages(())
+        self._next_ns += moved_ns
+        for batch in self._batches:
+            batch.held_ns += moved_ns
+
     def hold(self, requests: Requests, waits: Bools, now_ns: int) -> None:
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):

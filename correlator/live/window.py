@@ -79,6 +79,15 @@ class TraceWindow:
         for trace_id in self._open:
             self._traces[trace_id].look_ns = 0
 
+    def clock_moved(self, moved_ns: int) -> None:
+        """Note that the receiver's clock was set by so much: what came before is as old as it was."""
+        self._back_ns += moved_ns
+        for trace in self._traces.values():
+            trace.oldest_ns, trace.newest_ns = trace.oldest_ns + moved_ns, trace.newest_ns + moved_ns
+            trace.look_ns += moved_ns
+            for key, span in trace.spans.items():
+                trace.spans[key] = replace(span, received_ns=span.received_ns + moved_ns)
+
     def finished(self, now_ns: int, *, all_of_it: bool = False) -> list[TracedRequest]:
         """Return the requests all of whose spans are there, or that were waited for long enough, or every one left."""
         requests, self._overflow = self._overflow, []

@@ -27,6 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import connection_problem
+from rundir.clock import anchor, step_ns
 from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
 from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
 from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord, packed
@@ -50,7 +51,13 @@ class Receiver:
     """
 
     def __init__(
-        self, spec: ReceiverSpec, *, log: SpanLog | None, say: Callable[[str], None], deliver: Deliver | None = None
+        self,
+        spec: ReceiverSpec,
+        *,
+        log: SpanLog | None,
+        say: Callable[[str], None],
+        deliver: Deliver | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Read the addresses. Raises ValueError for an invalid one, or an invalid forwarding URL."""
         for address in (spec.grpc, spec.http):
@@ -58,6 +65,7 @@ class Receiver:
         classify(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
+        self._wall_ns, self._begun = wall_ns, anchor(wall_ns)
         self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
         self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
         self._said: set[str] = set()
@@ -216,6 +224,8 @@ class Receiver:
         """Check, log, deliver and queue one export; return the reply that says what of it was bad."""
         received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
         request = parsed(body)
+        if self._spec.restarts_at_clock_step and step_ns(self._begun, self._wall_ns):
+            raise turned_away("the clock of this machine was just set; the receiver starts again by the new time")
         await self._keep(via, body, received_ns)
         self._totals["exports"] += 1
         reply = ExportTraceServiceResponse()
@@ -239,16 +249,24 @@ class Receiver:
         self._totals["spans"] += 1
         if received.fault == OFF_CLOCK:
             self._totals["off_clock"] += 1
-            off_s = received.off_clock_s
             names = [one.value.string_value[:60] for one in received.resource.attributes if one.key == "service.name"]
-            text = f"spans{f' of {names[0]!r}' if names else ''} that came over {via} are not used: their clock is"
-            where = "ahead of" if off_s > 0 else "behind"
-            self._say_once(OFF_CLOCK, f"{text} {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)")
+            whose = f"spans{f' of {names[0]!r}' if names else ''} that came over {via}"
+            self._say_once(OFF_CLOCK, f"{whose} are not used: {self._whose_clock(received.off_clock_s)}")
         elif received.fault:
             self._totals["bad_spans"] += 1
             self._say_once(received.fault, f"spans that came over {via} are not used: {received.fault}")
         elif received.kind.tells_all or self._completes(received):
             self._traces[received.span.trace_id] = None
+
+    def _whose_clock(self, off_s: float) -> str:
+        """Return whose clock is to be set right: the sender's only where ours was not set meanwhile."""
+        if moved_ns := step_ns(self._begun, self._wall_ns):
+            return (
+                f"the clock of this machine was set by {moved_ns / 1e9:+.0f} s since the receiver began, and its "
+                "stamps are by the time before; start again"
+            )
+        where = "ahead of" if off_s > 0 else "behind"
+        return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
 
     def _completes(self, received: ReceivedSpan) -> bool:
         """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""

@@ -19,7 +19,11 @@ GRPC_PORT = 4317
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to."""
+    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to.
+
+    restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
+    exports are turned away whose spans seem to be stamped by another clock.
+    """
 
     grpc: str = "127.0.0.1:4317"
     http: str = "127.0.0.1:4318"
@@ -27,6 +31,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forward: str = ""
     access: Access = Access()
     limit_bytes: int = LIMIT_BYTES
+    restarts_at_clock_step: bool = False
 
 
 class CannotListen(Exception):

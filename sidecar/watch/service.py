@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import msgspec
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from rundir.access import masked
-from rundir.clock import Clock, anchor
+from rundir.clock import Clock, anchor, step_ns
 from rundir.frames import Rotation, next_number
 from scraper.commands import SetTargets, Spec
 from sidecar import directory as run_directory
@@ -38,6 +39,7 @@ POLL_S = 0.5
 SLICE_S = 10.0  # of what `report` makes of the logs
 SUMMARY_EVERY_S = 60.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+CLOCK_EVERY_S = 1.0
 SOUND_S = 60.0  # a receiver that has lived so long died of something new
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
@@ -46,6 +48,7 @@ _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is delet
 class Watch:
     """What the tasks of one watch share.
 
+    `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
     `lives` counts receivers that came up, `restarts` those that died; `receiver` is None while there is none, and
     `down_ns` then says since when. `not_ready_reason` holds what /readyz answers; empty when the watch is ready.
     """
@@ -59,6 +62,8 @@ class Watch:
     page: LivePage
     not_ready_reason: list[str]
     begun_ns: int
+    wall_ns: Callable[[], int] = time.time_ns
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     receiver: Child | None = None
@@ -74,7 +79,13 @@ class Watch:
             record_note(self, text)
 
 
-async def watch(options: WatchOptions, *, command: Sequence[str], progress: Progress) -> str:
+async def watch(
+    options: WatchOptions,
+    *,
+    command: Sequence[str],
+    progress: Progress,
+    wall_ns: Callable[[], int] = time.time_ns,
+) -> str:
     """Watch until SIGTERM or SIGINT; return the summary line. SIGHUP reads the configuration file again.
 
     Raises SidelightError before anything is recorded (an address in use, an unusable directory), and where the first
@@ -82,7 +93,7 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
     """
     run_directory.require_free(options.out)
     require_ports(options)
-    clock = anchor()
+    clock = anchor(wall_ns)
     page = LivePage()
     not_ready_reason = ["starting"]  # what /readyz says
     async with AsyncExitStack() as stack:
@@ -103,6 +114,7 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
             page=page,
             not_ready_reason=not_ready_reason,
             begun_ns=clock.now_ns(),
+            wall_ns=wall_ns,
         )
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(shared))
@@ -110,7 +122,7 @@ async def watch(options: WatchOptions, *, command: Sequence[str], progress: Prog
         await _until_stopped(shared)
         record(shared, "phase_end", phase="measure")
         await asyncio.to_thread(_look, shared, all_of_it=True)
-        elapsed_s = (clock.now_ns() - shared.begun_ns) / 1e9
+        elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts)
 
 
@@ -153,14 +165,20 @@ async def _until_stopped(shared: Watch) -> None:
 
 
 async def _receive_on(shared: Watch) -> None:
-    """Keep a receiver up, whatever it dies of; after each death, wait longer. The first has to come up."""
+    """Keep a receiver up, whatever it dies of; after each death, wait longer. The first has to come up.
+
+    When the wall clock was set, the next receiver stamps by the new time.
+    """
     deaths_in_a_row = 0
     while True:
         begun_s = asyncio.get_running_loop().time()
         try:
             async with Child("the receiver", ["scraper.worker"]) as child:
                 await _begin(shared, child)
-                await child.expect("an end")  # it says no such thing: this waits for its death
+                moved_ns = await _clock_step(shared, child)
+                shared.receiver, shared.not_ready_reason[0] = None, "the clock was set, and the receiver starts again"
+            await _set_clock(shared, moved_ns)
+            continue
         except WorkerDied as death:
             if shared.lives == 0:
                 raise
@@ -172,9 +190,11 @@ async def _receive_on(shared: Watch) -> None:
 
 async def _begin(shared: Watch, child: Child) -> None:
     options, raw = shared.options, shared.path / run_directory.RAW
-    number = max(next_number(raw, pattern) for pattern in (SPANS, SCRAPES))
+    number = _next_log(shared)
     host = options.otlp_listen.rpartition(":")[0]
     spans = receiver_spec(options, shared.clock)
+    if spans is not None:
+        spans = msgspec.structs.replace(spans, restarts_at_clock_step=True)
     if spans is not None and shared.ports is not None:  # senders know these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
     spec = Spec(
@@ -198,6 +218,40 @@ async def _begin(shared: Watch, child: Child) -> None:
         shared.down_ns = None
     shared.not_ready_reason[0] = ""
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
+
+
+async def _clock_step(shared: Watch, child: Child) -> int:
+    """Wait until the wall clock is set; return by how much, ns. Raises WorkerDied when the receiver dies before."""
+    dying = asyncio.ensure_future(child.expect("an end"))  # it says no such thing: this waits for its death
+    try:
+        while not (moved_ns := step_ns(shared.clock, shared.wall_ns)):
+            await asyncio.wait([dying], timeout=CLOCK_EVERY_S)
+            if dying.done():
+                dying.result()
+    finally:
+        dying.cancel()
+    return moved_ns
+
+
+async def _set_clock(shared: Watch, moved_ns: int) -> None:
+    """Go on by the new time, once all that is stamped by the old one has been read; no receiver runs meanwhile."""
+    async with shared.looking:
+        await asyncio.to_thread(_look, shared)
+        shared.clock = anchor(shared.wall_ns)
+        shared.begun_ns += moved_ns
+        shared.view.clock_moved(moved_ns)
+    step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
+    with suppress(OSError):  # as in warn_and_record
+        record(shared, run_directory.CLOCK_SET, **step)
+    shared.warn_and_record(
+        f"the clock of this machine was set {abs(moved_ns) / 1e9:.1f} s {'ahead' if moved_ns > 0 else 'back'}, or it "
+        "was suspended; stamps are by the new time from here on, and earlier ones are moved by as much"
+    )
+
+
+def _next_log(shared: Watch) -> int:
+    """Return the number of the logs that the next receiver writes."""
+    return max(next_number(shared.path / run_directory.RAW, pattern) for pattern in (SPANS, SCRAPES))
 
 
 def _on_receiver_death(shared: Watch, death: WorkerDied) -> None:
@@ -239,8 +293,9 @@ async def _reload_on(shared: Watch) -> None:
 async def _look_on(shared: Watch) -> None:
     last_summary_s = asyncio.get_running_loop().time()
     while not shared.stop.is_set():
-        # A thread: estimates take a second, and the page is to be there meanwhile.
-        await asyncio.to_thread(_look, shared)
+        async with shared.looking:
+            # A thread: estimates take a second, and the page is to be there meanwhile.
+            await asyncio.to_thread(_look, shared)
         if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
             last_summary_s += SUMMARY_EVERY_S
             elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9

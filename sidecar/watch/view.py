@@ -88,6 +88,12 @@ class WatchView:
         """Say that until then there was no receiver."""
         self._window.missed(back_ns)
 
+    def clock_moved(self, moved_ns: int) -> None:
+        """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
+        self._window.clock_moved(moved_ns)
+        self._estimate.clock_moved(moved_ns)
+        self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
+
     def scrape_only(self, urls: Collection[str]) -> None:
         """Forget, at the next look, the pages that are no longer scraped."""
         self._wanted = frozenset(masked(url) for url in urls)

@@ -10,7 +10,7 @@ import lzma
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,13 +78,16 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(path: Path, now_ns: int = 10**18, **spec: object) -> AsyncIterator[Listening]:
+async def listening(
+    path: Path, now_ns: int = 10**18, wall_ns: Callable[[], int] = time.time_ns, **spec: object
+) -> AsyncIterator[Listening]:
     log = SpanLog(path / "spans.log")
     one = Listening(path / "spans.log")
     offset_ns = now_ns - time.monotonic_ns()
     whole = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": offset_ns, **spec}
     try:
-        async with Receiver(ReceiverSpec(**whole), log=log, say=one.said.append) as one.receiver:  # type: ignore[arg-type]
+        checked = ReceiverSpec(**whole)  # type: ignore[arg-type]
+        async with Receiver(checked, log=log, say=one.said.append, wall_ns=wall_ns) as one.receiver:
             yield one
     finally:
         log.close()
@@ -292,6 +295,34 @@ async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, 
     assert ([(b"o" * 16).hex(), (b"t" * 16).hex()], {OFF_CLOCK: 2}) == (list(spans.trace_id), spans.refused)
     assert (pytest.approx(off_s, abs=60), True) == (spans.off_clock_s[0], bool(np.isnan(spans.off_clock_s[1])))
     assert (-1, -1, True) == (spans.arrival_ns[0], spans.end_ns[0], bool(np.isnan(spans.queue_s[0])))
+
+
+async def test_no_sender_is_blamed_where_our_own_clock_was_set(tmp_path: Path):
+    """Such spans are not used, and it is said whose clock moved."""
+    moved_s = 0
+    async with listening(tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9) as one:
+        moved_s = 3600
+        stamp_ns = 10**18 + moved_s * 10**9
+        await one.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
+    assert 1 == one.receiver.counts().off_clock
+    (said,) = one.said
+    assert "are not used: the clock of this machine was set by +3600 s since the receiver began" in said
+
+
+async def test_exports_are_turned_away_until_a_receiver_with_the_new_time_is_there(tmp_path: Path):
+    """Where another follows: nothing is logged by the old time once the clock was set, and senders try again."""
+    moved_s = 0
+    async with listening(
+        tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9, restarts_at_clock_step=True
+    ) as one:
+        assert b"" == await one.send("http", export())
+        moved_s = -2
+        assert 503 == (await one.over_http(export()))[0]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await one.over_grpc(export())
+    assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
+    assert one.receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
+    assert 1 == len(one.bodies())
 
 
 async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):

@@ -1,0 +1,81 @@
+"""A watch whose machine gets another time of day while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from sent_spans import MS, NOON, body, call, engine
+from waiting import BOUND_S
+
+from rundir.access import Access
+from scraper.spans.forward import Unavailable, Wire
+from sidecar.options.watch import WatchOptions, check_watch
+from sidecar.progress import Progress
+from sidecar.run import open_run
+from sidecar.watch.service import watch
+
+
+@dataclass
+class Said(Progress):
+    """What a watch says, kept."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__("quiet")
+
+    def stage(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.lines.append(text)
+
+    async def until(self, pattern: str, *, times: int = 1) -> str:
+        """Wait until it was said so often; return what the pattern holds."""
+        async with asyncio.timeout(BOUND_S):
+            while len(matches := re.findall(pattern, "\n".join(self.lines))) < times:  # noqa: ASYNC110  its threads too
+                await asyncio.sleep(0.05)
+        return str(matches[0])
+
+
+async def test_spans_are_used_once_the_clock_is_right(tmp_path: Path):
+    """It was an hour slow at the start; that it was set is said and recorded, no sender is blamed, no span lost."""
+    slow_s = 3600
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(
+        watch(options, command=[], progress=said, wall_ns=lambda: time.time_ns() - slow_s * 10**9)
+    )
+    port = await said.until(r"gRPC at 127\.0\.0\.1:(\d+)")
+    page = await said.until(r"http://\S+/metrics")
+    slow_s = 0
+    await said.until(r"the clock of this machine was set 3600\.\d s ahead")
+    clock_ms = (time.time_ns() - NOON) / MS
+    async with asyncio.timeout(BOUND_S), Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+        while True:
+            try:
+                await wire.send(body([call(clock_ms=clock_ms), engine(clock_ms=clock_ms)]))
+                break
+            except Unavailable:
+                await asyncio.sleep(0.1)
+    async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
+        text = ""
+        while 'sidelight_requests_total{source="trace"} 1.0\n' not in text:
+            text = await (await session.get(page)).text()
+            await asyncio.sleep(0.05)
+    assert "sidelight_receiver_restarts_total 0.0" in text
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)
+    run = open_run(tmp_path / "watch")
+    assert run.span_counts is not None
+    assert (0, 0) == (run.span_counts.off_clock, run.receiver_deaths)
+    (step,) = (event for event in run.events if event.name == "clock_set")
+    assert 3600 == round(step.data["moved_ns"] / 1e9)
+    assert any("the clock of this machine was set" in note for note in run.notes)
