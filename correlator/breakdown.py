@@ -32,7 +32,8 @@ class Part:
 
     column      of `Parts`, without its unit; the name where nothing else is stated
     within      the name of the part that holds it; "" of those that add up to the whole
-    error       the column of `Attribution` whose standard error is that of its estimate, "" for none
+    error       the column of `Attribution` whose standard error is that of its estimate, "" for none; `clocks` for that
+                of the clocks' offset, `unstated` where it is not known
     by_client   the client measures it alone, without any other source
     """
 
@@ -66,11 +67,16 @@ E2E_PARTS = (
 ENGINE_FRONTEND = Part(name="engine_frontend", label="engine frontend", within="other", error="engine_frontend")
 # What parts consist of, where that is known.
 INNER_PARTS = (
-    Part(name="request_network", label="request network", within="network"),
-    Part(name="response_network", label="response network", within="network"),
+    Part(name="request_network", label="to the engine", within="network", error="clocks"),
+    Part(name="response_network", label="from the engine", within="network", error="clocks"),
+    Part(name="round_trip", label="TCP round trip", within="network", error="unstated", by_client=True),
+    Part(name="beyond_round_trip", label="proxies and HTTP", within="network", error="unstated"),
     ENGINE_FRONTEND,
     Part(name="blank_output", label="blank output", within="other", by_client=True),
 )
+# What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
+OUTSIDE_ENGINE = "outside the engine"
+NETWORK = "network"
 # Before the TTFT begins.
 SEND = Part(name="send", label="send", by_client=True)
 
@@ -81,9 +87,11 @@ class Parts:
 
     ttft_s, e2e_s           the client's: submission to first and last token; of a reply in one piece, e2e to its end
     send_s                  dispatch to submission, connecting included: before TTFT begins, and in none of its parts
-    network_s               outside engine and gateway: request_network_s (submission to arrival there) and
+    network_s               outside the engine, less gateway_s: request_network_s (submission to arrival there) and
                             response_network_s (first token there to first output here), which are known apart only
                             where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_s
+    round_trip_s            of network_s, one round trip of TCP to the server that was asked, as far as it was measured;
+                            beyond_round_trip_s: what that leaves, in gateways, proxies and HTTP on both sides
     network_split_error_s   by how much those two may be off, as the clocks are; NaN where they are unknown
     gateway_s               in a gateway whose span was joined
     queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
@@ -109,6 +117,8 @@ class Parts:
     response_network_s: Floats
     network_split_error_s: Floats
     network_s: Floats
+    round_trip_s: Floats
+    beyond_round_trip_s: Floats
     gateway_s: Floats
     engine_frontend_s: Floats
     queue_s: Floats
@@ -135,6 +145,13 @@ class Parts:
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
 
 
+def network_label(*, gateway: int, requests: int) -> str:
+    """Return what people read for the part `network` of so many requests, in `gateway` of which a gateway is known."""
+    if not gateway:
+        return OUTSIDE_ENGINE
+    return NETWORK if gateway >= requests else f"rest {OUTSIDE_ENGINE}"
+
+
 def break_down(
     requests: RequestColumns,
     joined: Joined,
@@ -142,11 +159,12 @@ def break_down(
     clocks: ClockOffsets | None = None,
     *,
     gateway_s: Floats | None = None,
+    round_trip_s: Floats | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
     Wherever there are a source and a TTFT, network, gateway, queue, prefill and other (NaN as 0) sum to it. What passed
-    in a gateway [n] is taken out of the network's part.
+    in a gateway [n] is taken out of the network's part. `round_trip_s` [n] is that of TCP to the server asked.
 
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is discarded
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
@@ -162,6 +180,8 @@ def break_down(
     gateway_s = unknown_s if gateway_s is None else np.where(known, gateway_s, np.nan)
     network_s = engine.outside_s - np.nan_to_num(gateway_s)
     before_s = _sum(network_s, gateway_s, engine.queue_s, engine.prefill_s)
+    # A network that took less than the round trip, by an estimate or a late stamp, is that of a shorter one.
+    trip_s = unknown_s if round_trip_s is None else np.minimum(round_trip_s, np.maximum(network_s, 0.0))
     parts = Parts(
         ttft_s=ttft_s,
         e2e_s=e2e_s,
@@ -170,6 +190,8 @@ def break_down(
         response_network_s=unknown_s,
         network_split_error_s=unknown_s,
         network_s=network_s,
+        round_trip_s=trip_s,
+        beyond_round_trip_s=network_s - trip_s,
         gateway_s=gateway_s,
         engine_frontend_s=engine.frontend_s,
         queue_s=engine.queue_s,

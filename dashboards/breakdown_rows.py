@@ -21,8 +21,9 @@ WHERE_TTFT_WENT = Row(
             "Mean TTFT by part",
             {"{{part}}": f"{TTFT_BY_PART} / ignoring (part) group_left () ({TTFT_COUNT} > 0)"},
             "The height is the client's mean TTFT, each request's wait joined with the engine's own times of that "
-            "very request. The thickest band is where to work first. Other is the engine's front end (neither queue "
-            "nor prefill) and what no source tells apart.",
+            "very request. The thickest band is where to work first. Outside the engine are the network and every "
+            "proxy that sends no spans; a gateway whose spans come has a band of its own. Other is the engine's front "
+            "end (neither queue nor prefill) and what no source tells apart.",
         ),
         stack(
             "Share of TTFT",

@@ -21,8 +21,10 @@ from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
-from panels import COLOURS, SIDECAR, Panel
+from panels import COLOURS, DISPLAYED, SIDECAR, Panel
 from rows import ROWS
+
+from correlator.breakdown import E2E_PARTS
 
 with warnings.catch_warnings():
     # The SDK warns on import that v2 is preferred; v2 needs a newer Grafana than many run.
@@ -31,6 +33,8 @@ with warnings.catch_warnings():
 
 TARGET = Path(__file__).parent / "grafana" / "sidelight.json"
 DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+# The series of a panel with one for each part.
+PARTS = {part.name for part in E2E_PARTS}
 # Quantiles over fewer seconds hold too few requests to mean anything.
 MIN_INTERVAL = "5s"
 
@@ -164,10 +168,11 @@ def _graph(panel: Panel) -> timeseries.Panel:
         graph = graph.max(panel.highest)
     if panel.kind == "stack":
         graph = graph.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
-    names = panel.queries.keys() | ({"queue", "prefill", "other"} if "{{part}}" in panel.queries else set())
+    names = panel.queries.keys() | (PARTS if "{{part}}" in panel.queries else set())
     for name in sorted(names & COLOURS.keys()):
         colour = model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": COLOURS[name]})
-        graph = graph.override_by_name(name, [colour])
+        shown = [model.DynamicConfigValue(id_val="displayName", value=DISPLAYED[name])] if name in DISPLAYED else []
+        graph = graph.override_by_name(name, [colour, *shown])
     return graph
 
 

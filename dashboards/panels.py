@@ -36,6 +36,9 @@ COLOURS = {
     "in flight, client": "blue",
 }
 
+# What people read for a series where its label's value would mislead: proxies without spans are in that part too.
+DISPLAYED = {"network": "outside the engine, no known gateway"}
+
 Kind = Literal["tile", "lines", "stack", "heatmap"]
 
 

@@ -22,7 +22,7 @@ from sidecar.cli import free_pair
 from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "2", "--listen", "off", "--quiet")
-TTFT = ("request network", "engine frontend", "queue", "prefill", "response network", "blank output")
+TTFT = ("to the engine", "engine frontend", "queue", "prefill", "from the engine", "blank output")
 
 
 @asynccontextmanager

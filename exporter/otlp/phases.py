@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from correlator.breakdown import ENGINE_FRONTEND, Parts
+from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, Parts, network_label
 from loadgen.requests.table import RequestLog
+
+_LABELS = {part.name: part.label for part in INNER_PARTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
 
     - with the engine's stamps on our clock its phases end at its first token by those; what is in the engine
       and in neither queue nor prefill is put before both
-    - without them the phases follow each other from the submission on, the network's two ways as one
+    - without them the phases follow each other from the submission on, the two ways outside the engine as one
     - parts that the source does not separate are one phase with their names
     """
     source = parts.source[place]
@@ -45,7 +47,8 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     request_s, response_s = parts.request_network_s[place], parts.response_network_s[place]
     stamped = engine_ns >= 0 and math.isfinite(request_s)  # else its stamps are inconsistent
     placed = "engine's stamps" if stamped else "in order"
-    before = [("request network", request_s)] if stamped else [("network", parts.network_s[place])]
+    label = network_label(gateway=int(math.isfinite(parts.gateway_s[place])), requests=1)
+    before = [(_LABELS["request_network"], request_s)] if stamped else [(label, parts.network_s[place])]
     yield from _laid(before, submit_ns, source, placed)
     inside = [
         ("gateway", parts.gateway_s[place]),
@@ -59,7 +62,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     inner = list(_laid(inside, begin_ns, source, placed))
     yield from inner
     if stamped and output_ns >= 0:
-        yield from _laid([("response network", response_s)], output_ns - _ns(response_s), source, placed)
+        yield from _laid([(_LABELS["response_network"], response_s)], output_ns - _ns(response_s), source, placed)
     decode_ns = engine_ns if stamped else output_ns if output_ns >= 0 else inner[-1].end_ns if inner else -1
     if decode_ns >= 0:
         yield from _laid([("decode", parts.decode_s[place])], decode_ns, source, placed)

@@ -56,6 +56,11 @@ ENGINE_COUNTERS = {
 }
 
 
+NETWORK_HELP = (
+    "Part network is all time outside the engine and the gateways that are known by their spans: proxies are in it."
+)
+
+
 class LivePage(Collector):
     """The page of one run: owns a registry of its own and the latest snapshot.
 
@@ -172,8 +177,8 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
     if counts is None:
         return
     for name, what, found in (
-        ("ttft", "TTFT of each request by part; of one source, all parts add up to it.", counts.ttft),
-        ("e2e", "End-to-end time of each request by part; of one source, all parts add up to it.", counts.e2e),
+        ("ttft", f"TTFT of each request by part; of one source, all parts add up to it. {NETWORK_HELP}", counts.ttft),
+        ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
     what = "What a part of each request's time consists of, where it is known: engine_frontend is in other."

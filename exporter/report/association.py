@@ -9,7 +9,7 @@ from msgspec import UnsetType
 from correlator.statistics.association import LAGS_S, Association
 from correlator.statistics.bootstrap import FEW_BLOCKS
 from exporter.summary.correlation import Correlation
-from exporter.summary.tail import NAMES, name_of_rest, percent, ranked
+from exporter.summary.tail import name_of_rest, part_names, percent, ranked
 
 WORTH_NAMING = 0.05
 
@@ -29,13 +29,13 @@ def variance_rows(correlation: Correlation) -> Iterator[str]:
     ):
         return
     (name, share), *others = ranked(shares)
-    rest = name_of_rest(tail.merged or {}, requests)
-    words = [f"{NAMES.get(name, rest)} makes {percent(share)} of its variance"]
+    names = part_names(shares, name_of_rest(tail.merged or {}, requests))
+    words = [f"{names[name]} makes {percent(share)} of its variance"]
     interval = intervals[name]
     if interval is not None:
         low, high = (min(max(end, 0.0), 1.0) if 0 <= share <= 1 else end for end in interval)
         words[0] += f" (95 % interval {100 * low:.0f} to {100 * high:.0f} %{_guess(blocks)})"
-    words += [f"{NAMES.get(other, rest)} {percent(part)}" for other, part in others if part >= WORTH_NAMING]
+    words += [f"{names[other]} {percent(part)}" for other, part in others if part >= WORTH_NAMING]
     yield f"How the TTFT varies: {', '.join(words)}."
 
 

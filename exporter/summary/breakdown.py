@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PARTS, Part, Parts
+from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PARTS, Part, Parts, network_label
 from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
@@ -89,7 +89,9 @@ class E2eBreakdown(Struct, frozen=True, kw_only=True):
     """The parts of the end-to-end time; they sum to it."""
 
     e2e_ms: Annotated[Whole, doc("What is broken down.", "ms")]
-    network_ms: Annotated[E2ePart, doc("Outside engine and gateway, up to the first output.", "ms")]
+    network_ms: Annotated[
+        E2ePart, doc("Outside the engine, less `gateway_ms`, up to the first output; `network_label` names it.", "ms")
+    ]
     gateway_ms: Annotated[E2ePart, doc("In a gateway whose span was joined.", "ms")]
     queue_ms: Annotated[E2ePart, doc("Wait in the engine's queue.", "ms")]
     prefill_ms: Annotated[E2ePart, doc("First scheduling to first token.", "ms")]
@@ -106,8 +108,28 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     network_ms: Annotated[
         TtftPart,
         doc(
-            "Outside engine and gateway: first output - submit, less the engine's own TTFT. Below 0 by as much as"
-            " stamps are late.",
+            "Outside the engine: first output - submit, less the engine's own TTFT, and less `gateway_ms` where a "
+            "gateway's span says how long it took. Without one, gateways and proxies are in it, and the HTTP front end "
+            "of the server. Below 0 by as much as stamps are late.",
+            "ms",
+        ),
+    ]
+    network_label: Annotated[
+        str,
+        doc(
+            "What `network_ms` is, in words: `outside the engine` where no gateway's part is known, `network` where "
+            "it is of every request, else `rest outside the engine`."
+        ),
+    ]
+    round_trip_ms: Annotated[
+        TtftPart,
+        doc("Of `network_ms`: one round trip of TCP to the server that was asked (`self_check.network_rtt_ms`).", "ms"),
+    ]
+    beyond_round_trip_ms: Annotated[
+        TtftPart,
+        doc(
+            "Of `network_ms`: what the round trip does not explain: gateways and proxies without spans, the transfer "
+            "of the prompt, HTTP on both sides.",
             "ms",
         ),
     ]
@@ -216,7 +238,10 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
     ttft: dict[str, Any] = {
         json_name(part): TtftPart(**_part(of, part, covered, "ttft", why)) for part in (*TTFT_PARTS, *INNER_PARTS, SEND)
     }
+    whole = covered if covered.any() else ended
+    gateways, outside = (int((whole & np.isfinite(column)).sum()) for column in (parts.gateway_s, parts.network_s))
     return Breakdown(
+        network_label=network_label(gateway=gateways, requests=outside),
         ttft_ms=Whole(**asdict(describe(stamped_ms(parts.ttft_s[covered if covered.any() else timed]), why))),
         **ttft,
         merged=counted(parts.merged[covered & (parts.merged != "")]),
@@ -227,6 +252,11 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
 def json_name(part: Part) -> str:
     """Return what a part is called in the summary."""
     return f"{part.name}_ms"
+
+
+def label_of(part: Part, breakdown: Breakdown) -> str:
+    """Return what people read for a part: the network is only called so where no gateway can be in it."""
+    return breakdown.network_label if part.name == "network" else part.label
 
 
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
@@ -244,9 +274,11 @@ def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[
     }
 
 
-def _error_ms(of: Explained, part: Part, rows: Bools) -> float:
-    """Return the root mean square of the requests' standard errors."""
-    if part.within == "network":
+def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
+    """Return the root mean square of the requests' standard errors, None where they are not known."""
+    if part.error == "unstated":
+        return None
+    if part.error == "clocks":
         return float(np.sqrt(((1e3 * of.parts.network_split_error_s[rows]) ** 2).mean()))
     if not part.error:
         return 0.0
@@ -259,7 +291,9 @@ def _why_unknown(of: Explained, part: Part) -> str:
     """Return why a part is known in none of the requests that have a breakdown."""
     if part.name == "gateway":
         return "no gateway span has its first output; included in network_ms"
-    if part.within == "network":
+    if part.error == "unstated":
+        return "no round trip was measured"
+    if part.error == "clocks":
         reasons = dict.fromkeys(clock.reason for clock in of.clocks.values() if clock.reason)
         return ": ".join(("in network_ms", *(["; ".join(reasons)] if reasons else [])))
     return "no source separates it: included in other_ms"

@@ -12,7 +12,6 @@ from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tai
 from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import Missing
 
-NAMES = {"network": "the network", "gateway": "the gateway", "queue": "queueing", "prefill": "prefill"}
 REST = "the engine outside queue and prefill"
 # Below that, the 99th percentile of a run is its slowest request.
 LEAST_FOR_P99 = 100
@@ -88,7 +87,7 @@ def sentence(attribution: TailShares | Missing) -> str:
         return f"What makes slow requests slow is not known: {attribution.reason}."
     label = "p99" if attribution.with_ttft >= LEAST_FOR_P99 else "p95"
     tail = attribution.tails[label]
-    rest = name_of_rest(attribution.merged, attribution.requests)
+    names = part_names(attribution.mean_share, name_of_rest(attribution.merged, attribution.requests))
     p50_ms = 1e3 * attribution.p50_s
     if 0 < tail.from_ms <= HARDLY_RATIO * p50_ms:
         ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
@@ -97,7 +96,7 @@ def sentence(attribution: TailShares | Missing) -> str:
         trust = _trust(
             attribution.requests, attribution.with_ttft, estimated, attribution.quality.get("prior", 0), None
         )
-        return f"TTFT hardly varies ({ratio}); {NAMES.get(name, rest)} is {percent(share)} of it{trust}."
+        return f"TTFT hardly varies ({ratio}); {names[name]} is {percent(share)} of it{trust}."
     if 2 * tail.explained < tail.requests:
         return (
             f"What the {label} TTFT is made of is not known: {tail.explained} of the {tail.requests} requests there "
@@ -108,8 +107,8 @@ def sentence(attribution: TailShares | Missing) -> str:
     (name, share), *others = ranked(tail.share)
     if share > 0.5:
         start = _start(attribution.threshold) if name == "queue" else ""
-        return f"{label} TTFT is {NAMES.get(name, rest)}: {percent(share)} of it{start}{trust}."
-    largest = [f"{NAMES.get(part, rest)} is {percent(ratio)}" for part, ratio in [(name, share), *others[:1]]]
+        return f"{label} TTFT is {names[name]}: {percent(share)} of it{start}{trust}."
+    largest = [f"{names[part]} is {percent(ratio)}" for part, ratio in [(name, share), *others[:1]]]
     return f"No part is most of the {label} TTFT: {', '.join(largest)}{trust}."
 
 
@@ -117,6 +116,15 @@ def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
     """Return the parts whose share is known, largest first."""
     known = [(name, share) for name in PARTS if (share := shares[name]) is not None]
     return sorted(known, key=lambda pair: -pair[1])
+
+
+def part_names(shares: Mapping[str, float | None], rest: str) -> dict[str, str]:
+    """Return what each part is called in a sentence; `rest` is the name of `other`.
+
+    Without a gateway's part, what is outside the engine may be a gateway's as well as the network's.
+    """
+    outside = "time outside the engine" if shares.get("gateway") is None else "time outside engine and gateway"
+    return {"network": outside, "gateway": "the gateway", "queue": "queueing", "prefill": "prefill", "other": rest}
 
 
 def name_of_rest(merged: Mapping[str, int], requests: int) -> str:

@@ -18,10 +18,12 @@ from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
 from correlator.exact.table import SLACK_S, Joined
+from correlator.requests import address
 from correlator.statistics.association import associations
 from correlator.statistics.server_load import waiting_at
 from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Findings, ReceivedSpans, correlation
+from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.metrics import span_s, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
@@ -52,7 +54,14 @@ def correlated(run: Run) -> Correlated:
     observed = [observe(endpoint) for endpoint in run.endpoints]
     attribution = attribute(run.requests, run.endpoints, observed)
     clocks = clock_offsets(run.requests, joined)
-    parts = break_down(run.requests, joined, attribution, clocks, gateway_s=_gateway_s(run, joined))
+    parts = break_down(
+        run.requests,
+        joined,
+        attribution,
+        clocks,
+        gateway_s=_gateway_s(run, joined),
+        round_trip_s=_round_trip_s(run),
+    )
     return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
 
 
@@ -67,6 +76,14 @@ def _gateway_s(run: Run, joined: Joined) -> Floats:
     outside_s = span_s(requests.submit_ns, requests.first_output_ns) - joined.ttft_s
     consistent = (gateway_s > -SLACK_S) & (gateway_s < outside_s + SLACK_S)
     return np.where(consistent, gateway_s, np.nan)
+
+
+def _round_trip_s(run: Run) -> Floats:
+    """Return the round trip of TCP to the server that each request asked [n], NaN where none was measured."""
+    measured = msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip])
+    by_address = {address(trip.url): trip.median / 1e3 for trip in measured if trip.median is not None}
+    by_url = {url: by_address.get(address(url), np.nan) for url in set(run.requests.endpoint_url)}
+    return np.array([by_url[url] for url in run.requests.endpoint_url], dtype=np.float64)
 
 
 def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -> Correlation:

@@ -223,6 +223,16 @@ def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str,
     assert off_by_ms(parts) < 1e-12
 
 
+def test_a_round_trip_explains_no_more_than_there_is():
+    """What it leaves is in proxies and HTTP; of a network that is shorter it is all, of one below zero nothing."""
+    rows = [{}, {"first_output": 90.02}, {"first_output": 89.9}, {}]
+    trips_s = np.array([0.001, 0.001, 0.001, np.nan])
+    parts = break_down(requests(*rows), joined(*[SPAN] * 4), nothing(4, ""), round_trip_s=trips_s)
+    assert pytest.approx([0.001, 0.00002, 0.0], abs=1e-12) == parts.round_trip_s[:3].tolist()
+    assert pytest.approx([0.009, 0.0, -0.0001], abs=1e-12) == parts.beyond_round_trip_s[:3].tolist()
+    assert np.isnan([parts.round_trip_s[3], parts.beyond_round_trip_s[3]]).all()
+
+
 def test_a_late_stamp_shows_as_a_network_below_zero():
     """By how much, and the sum holds."""
     parts = break_down(requests({}), joined({**SPAN, "ttft_s": 0.1004}), nothing(1, ""))

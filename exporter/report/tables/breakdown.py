@@ -9,7 +9,7 @@ from rich.text import Text
 
 from correlator.breakdown import INNER_PARTS, TTFT_PARTS
 from exporter.report.format import ms, percent, table
-from exporter.summary.breakdown import TtftPart, json_name
+from exporter.summary.breakdown import TtftPart, json_name, label_of
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
 
@@ -36,7 +36,7 @@ def breakdown_table(correlation: Correlation) -> Table:
         described: TtftPart = getattr(breakdown, json_name(part))
         if described.mean is None:
             continue
-        shown.add_row(*_row(part.label, described, sources))
+        shown.add_row(*_row(label_of(part, breakdown), described, sources))
         for inner in (inner for inner in INNER_PARTS if inner.within == part.name):
             described = getattr(breakdown, json_name(inner))
             share = described.share_of_ttft
@@ -54,7 +54,7 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
         if not groups:
             continue
         known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
-        labels = (part.label for part in known)
+        labels = (label_of(part, correlation.breakdown) for part in known)
         shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
         for label, group in groups.items():
             means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))

@@ -188,18 +188,18 @@ def test_joined_phases_are_where_the_engine_says():
     """By its stamps, moved by the clocks' offset; together with the client's they fill TTFT without gap or overlap."""
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("request network", 110, 112, "trace", "engine's stamps"),
+        ("to the engine", 110, 112, "trace", "engine's stamps"),
         ("engine frontend", 112, 118, "trace", "engine's stamps"),
         ("queue", 118, 138, "trace", "engine's stamps"),
         ("prefill", 138, 168, "trace", "engine's stamps"),
-        ("response network", 168, 170, "trace", "engine's stamps"),
+        ("from the engine", 168, 170, "trace", "engine's stamps"),
         ("decode", 168, 288, "trace", "engine's stamps"),
         BLANK,
     ] == laid(spans(source_of((REQUEST, TRACED)), 0))
 
 
 def test_phases_without_stamps_follow_each_other():
-    """The network's two ways are then one span; an estimate says that it is one."""
+    """The two ways outside the engine are then one span; an estimate says that it is one."""
     unknown = {
         "request_network_ms": np.nan,
         "response_network_ms": np.nan,
@@ -211,7 +211,7 @@ def test_phases_without_stamps_follow_each_other():
     )
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("network", 110, 114, "histogram", "in order"),
+        ("outside the engine", 110, 114, "histogram", "in order"),
         ("engine frontend", 114, 120, "histogram", "in order"),
         ("queue", 120, 140, "histogram", "in order"),
         ("prefill", 140, 170, "histogram", "in order"),
@@ -267,7 +267,7 @@ def test_a_reply_in_one_piece_shows_what_the_engine_told():
     }
     assert [
         ("send", 100, 110, "client", "client's stamps"),
-        ("request network", 110, 112, "trace", "engine's stamps"),
+        ("to the engine", 110, 112, "trace", "engine's stamps"),
         ("engine frontend", 112, 118, "trace", "engine's stamps"),
         ("queue", 118, 138, "trace", "engine's stamps"),
         ("prefill", 138, 168, "trace", "engine's stamps"),

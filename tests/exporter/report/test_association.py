@@ -104,7 +104,7 @@ REST = shares(queue=0.2, prefill=0.1, other=0.7)
             blamed(tail(estimated=4, explained=8, error_ms=None)),
             f"{QUEUEING}{FROM_3} (of 8 of 10 requests, estimated for 4 of 8 requests).",
         ),
-        (blamed(tail(share=shares(network=0.8, queue=0.2))), "p99 TTFT is the network: 80 % of it."),
+        (blamed(tail(share=shares(network=0.8, queue=0.2))), "p99 TTFT is time outside the engine: 80 % of it."),
         (blamed(tail(share=shares(gateway=0.8, queue=0.2))), "p99 TTFT is the gateway: 80 % of it."),
         (blamed(tail(share=REST)), "p99 TTFT is the engine outside queue and prefill: 70 % of it."),
         (

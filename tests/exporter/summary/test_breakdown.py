@@ -55,7 +55,7 @@ def mixed(*pieces: tuple[int, Parts]) -> Parts:
 def test_the_answer_shares_the_ttft_out():
     """Each part that is known, and its share of the mean TTFT."""
     assert (
-        "Of a mean TTFT of 200.0 ms: 5.00 ms (2 %) network, 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, "
+        "Of a mean TTFT of 200.0 ms: 5.00 ms (2 %) outside the engine, 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, "
         "15.0 ms (8 %) other."
     ) == answer(summaries.correlated())
 
@@ -80,13 +80,36 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
     """Also what the network and the rest consist of; the engine's own numbers are exact, the clock's are not."""
     rows = table_of(summaries.correlated())
     spans = ["engine's", "spans"]
-    assert ["network", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
-    assert ["request", "network", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
+    assert ["outside", "the", "engine", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
+    assert ["to", "the", "engine", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
     assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans, "exact"] in rows
     assert ["engine", "frontend", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
     assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
     assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
     assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("with_gateway", "label"), [(0, "outside the engine"), (100, "network"), (30, "rest outside the engine")]
+)
+def test_the_network_is_called_so_only_where_no_gateway_can_be_in_it(with_gateway: int, label: str):
+    """In the table, the sentence and the summary; else it is all that is outside the engine."""
+    of = summaries.parts()
+    found = summaries.findings(replace(of, gateway_s=np.where(np.arange(100) < with_gateway, 0.001, np.nan)))
+    shown = summaries.correlated(found)
+    assert label == shown.breakdown.network_label
+    assert f"5.00 ms (2 %) {label}, " in answer(shown)
+    assert [*label.split(), "5.00"] in [row[: len(label.split()) + 1] for row in table_of(shown)]
+
+
+def test_the_round_trip_stands_beside_what_it_does_not_explain():
+    """Neither has an error: it was measured on connections of its own; without a measurement there is no row."""
+    of = replace(summaries.parts(), round_trip_s=np.full(100, 0.001), beyond_round_trip_s=np.full(100, 0.004))
+    rows = table_of(summaries.correlated(summaries.findings(of)))
+    assert ["TCP", "round", "trip", "1.00", "1.00", "1.00", "0", "%", "client"] in rows
+    assert ["proxies", "and", "HTTP", "4.00", "4.00", "4.00", "2", "%", "engine's", "spans"] in rows
+    assert not any(row[:1] == ["TCP"] for row in table_of(summaries.correlated()))
+    assert "no round trip was measured" == summaries.correlated().breakdown.round_trip_ms.missing
 
 
 def test_the_table_is_whole_however_long_the_wait():
@@ -101,7 +124,7 @@ def test_estimates_show_their_standard_error():
     """And what is not told has no row."""
     rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
     assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±", "3.00"] in rows
-    assert not any(row[:1] in (["request"], ["gateway"]) for row in rows)
+    assert not any(row[:1] in (["to"], ["gateway"]) for row in rows)
 
 
 def test_sources_are_put_together_request_by_request():
@@ -277,7 +300,8 @@ def test_replies_in_one_piece_have_their_end_to_end_time_told():
     found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
     assert (
         "Where the TTFT went is not known: no request with a first token ended here. Of a mean E2E of 1,200.0 ms: 5.00 "
-        "ms (0 %) network, 150.0 ms (12 %) queue, 30.0 ms (2 %) prefill, 1,000.0 ms (83 %) decode, 15.0 ms (1 %) other."
+        "ms (0 %) outside the engine, 150.0 ms (12 %) queue, 30.0 ms (2 %) prefill, 1,000.0 ms (83 %) decode, 15.0 ms "
+        "(1 %) other."
     ) == answer(correlation(found))
 
 
