@@ -24,13 +24,14 @@ import numpy as np
 from rundir.columns import Floats, Ints, Texts
 from rundir.frames import FrameLog, read_frames
 from rundir.stats import Missing
+from scraper.exposition import UNREADABLE_JSON
 from scraper.targets.scrape import Scrape, clock_of
 
 NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record has the times of each alone"
 MALFORMED = "not of the form of TensorRT-LLM's"
 DISORDER = "stamps out of order, or not set"
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error)
+_UNREADABLE = (*UNREADABLE_JSON, zlib.error)
 _COMPRESSION_LEVEL = 1
 _MOST_S = 9e9  # beyond it int64 cannot hold ns
 _COLUMNS = dict.fromkeys(("arrival_ns", "first_token_ns", "last_token_ns", "error_ns"), "int64") | dict.fromkeys(

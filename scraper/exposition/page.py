@@ -12,6 +12,8 @@ from rundir.columns import Floats
 MAX_SERIES = 50_000  # a server of 64 engines has about 40,000; reading as many takes a fifth of a second
 MAX_LINES = 3 * MAX_SERIES  # a series of its own family has a HELP and a TYPE line
 MAX_LINE_CHARACTERS = 65_536
+# What msgspec raises for bytes that are no JSON, or that nest beyond any sense.
+UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 KEPT_LAYOUTS = 4  # a target's pages alternate between few; each further one is one more comparison
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from rundir.columns import Floats, Indices
 from scraper.exposition import grammar
 from scraper.exposition import trtllm_iterations as trtllm_json
-from scraper.exposition.page import KEPT_LAYOUTS, MAX_LINES, MalformedPage, Page, Series
+from scraper.exposition.page import KEPT_LAYOUTS, MAX_LINES, UNREADABLE_JSON, MalformedPage, Page, Series
 from scraper.exposition.text import Lines, decode, plain_numbers, read_lines
 
 KEPT_CHARACTERS = 4_000_000  # of the pages of layouts, the current one aside
@@ -124,6 +124,6 @@ def _fill(layout: _Layout, lines: list[str]) -> bool:
 def _unquote(text: str) -> str:
     try:
         return msgspec.json.decode(text, type=str)
-    except msgspec.DecodeError:
+    except UNREADABLE_JSON:
         reason = "a page in quotes that is not a JSON string, or cut off"
         raise MalformedPage(reason, line=text.count("\n") + 1, byte=len(text.encode())) from None

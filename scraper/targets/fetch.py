@@ -16,7 +16,7 @@ import msgspec
 
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
 from rundir.stats import Missing
-from scraper.exposition import MalformedPage, PageReader
+from scraper.exposition import UNREADABLE_JSON, MalformedPage, PageReader
 from scraper.targets.scrape import Scrape, clock_of
 
 ACCEPT = (
@@ -283,6 +283,8 @@ async def _body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
 def _is_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except RecursionError:  # no metric's name has so many brackets before it
+        return True
+    except UNREADABLE_JSON:
         return False
     return True

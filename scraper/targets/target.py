@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 import time
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from scraper.targets.scrape import Scrape
 MOST_WAIT_NS = 30_000_000_000
 MOST_WAIT_TICKS = 10
 STALE_TICKS = 5
+log = logging.getLogger(__name__)
 
 
 class Say(Protocol):
@@ -68,7 +70,8 @@ class ScrapeConfig:
 
 
 class Target:
-    """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count.
+    """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count; `defects`
+    are those failed scrapes whose page our own code could not take.
 
     A target that has not answered for STALE_TICKS intervals is said to be stale, once, and fresh when it answers again.
     """
@@ -77,6 +80,7 @@ class Target:
         self.ok = 0
         self.failed = 0
         self.skipped = 0
+        self.defects = 0
         self.stale = False
         self.last_tick_ns = 0
         self.shown = masked(url)
@@ -120,7 +124,7 @@ class Target:
                 self.skipped += 1
                 continue
             async with self._busy:
-                self._keep(await self._config.scrape(self._url, tick_ns, self._config.limits))
+                await self._scrape(tick_ns, self._config.limits)
 
     async def scrape(self, tick_ns: int, *, within_s: float) -> None:
         """Scrape now, whatever failed before, after a scrape that may be under way; done in `within_s` seconds."""
@@ -137,10 +141,27 @@ class Target:
             left_s = within_s - (self._config.now_ns() - asked_ns) / 1e9
             limits = self._config.limits
             limits = replace(limits, timeout_s=max(0.001, min(limits.timeout_s, left_s)))
-            self._keep(await self._config.scrape(self._url, tick_ns, limits))
+            await self._scrape(tick_ns, limits)
         finally:
             self._busy.release()
             self._begun.set()
+
+    async def _scrape(self, tick_ns: int, limits: Limits) -> None:
+        """Fetch and keep one page. A page that our own code fails on is one failed scrape: the other targets, and the
+        receiver of spans beside them, go on.
+        """
+        asked_ns = self._config.now_ns()
+        try:
+            self._keep(await self._config.scrape(self._url, tick_ns, limits))
+        except OSError:  # of the log: what is scraped from now on would be lost
+            raise
+        except Exception as error:
+            if not self.defects:
+                log.exception("a page of %s cannot be read for a defect of ours; scraping goes on", self.shown)
+            self.defects += 1
+            reason = f"defect: {type(error).__name__}"
+            now_ns = self._config.now_ns()
+            self._keep(Scrape(url=self.shown, tick_ns=tick_ns, request_ns=asked_ns, response_ns=now_ns, error=reason))
 
     def _keep(self, page: Scrape) -> None:
         error = self._log.append(page) or page.error

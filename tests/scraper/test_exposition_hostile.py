@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,26 @@ def test_what_only_an_attack_sends_is_refused(page: str, reason: str):
         parse(page)
     with pytest.raises(MalformedPage, match=reason):
         PageReader().read(page.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("[" * 100_000, "not JSON: maximum recursion depth"),
+        ("[" + '{"a":' * 400 + "1" + "}" * 400 + "]", "more than 16 levels"),
+        ('[{"a":' + "9" * 5000 + "}]", "not JSON: Integer value out of range"),
+    ],
+)
+def test_json_that_only_an_attack_sends_is_refused(body: str, reason: str):
+    """TensorRT-LLM's iterations are read by this: brackets without end, and integers longer than any counter."""
+    with pytest.raises(MalformedPage, match=reason):
+        PageReader().read(body.encode(), "application/json")
+
+
+def test_an_integer_beyond_float64_is_infinite():
+    """As the same digits in text are."""
+    page = PageReader().read(b'[{"iter": %s, "x": -%s}]' % (b"9" * 400, b"9" * 400), "application/json")
+    assert [math.inf, -math.inf] == page.values.tolist()
 
 
 def test_as_many_series_as_are_allowed_are_read():

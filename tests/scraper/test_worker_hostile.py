@@ -38,6 +38,10 @@ REASONS = {
     "/bomb": "too large: more than 1048576 bytes",
     "/endless": "too large: more than 1048576 bytes",
     "/teapot": "HTTP 418",
+    "/brackets": "speaks something else: JSON",
+    "/latin": "malformed page: ",
+    "/nested": "malformed page: not JSON: maximum recursion depth exceeded",
+    "/levels": "malformed page: an iteration record of more than 16 levels",
 }
 
 
@@ -90,6 +94,10 @@ async def targets(serve: Serve, enough: asyncio.Event) -> AsyncIterator[dict[str
         "/away": answer(b"", status=302, Location="http://elsewhere.test/metrics"),
         "/bomb": answer(bomb(200 * MIB), TEXT, **{"Content-Encoding": "gzip"}),
         "/teapot": answer(b"", status=418),
+        "/brackets": answer(b"[" * 100_000),
+        "/latin": answer(b'["\xe9"]'),
+        "/nested": answer(b"[" * 100_000, "application/json"),
+        "/levels": answer(b"[" + b'{"a":' * 400 + b"1" + b"}" * 400 + b"]", "application/json"),
         "/silent": silent,
         "/slow": slow,
         "/endless": endless,

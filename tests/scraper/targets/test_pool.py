@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
-from served import Serve
+from served import Serve, answer
 from waiting import BOUND_S
 
 from rundir.access import Access
@@ -99,3 +100,23 @@ async def test_a_target_that_answers_at_a_stated_moment_is_fresh_at_once(serve: 
         await pool.scrape_all(within_s=BOUND_S)
         assert {"event": "fresh", "url": f"{base}/metrics"} == said.get_nowait()
         assert 0 == pool.counts()["stale"]
+
+
+async def test_a_page_that_a_defect_cannot_take_is_one_failed_scrape(serve: Serve, caplog: pytest.LogCaptureFixture):
+    """Of its target alone: the others are scraped on, and so is it; the traceback stands in the log once."""
+
+    class Defective(Kept):
+        def append(self, scrape: Scrape) -> str:
+            if scrape.body == b"poison":
+                raise ZeroDivisionError
+            return super().append(scrape)
+
+    base = await serve({"/good": answer(PAGE), "/poison": answer("poison")})
+    log, poison = Defective(), f"{base}/poison"
+    async with asyncio.timeout(BOUND_S), pooled(log, lambda *_, **__: None) as pool:
+        await pool.set_targets([f"{base}/good", poison], 0.02, within_s=BOUND_S)
+        for _ in range(3):
+            assert "defect: ZeroDivisionError" == (await log.next_of(poison)).error
+            assert PAGE == (await log.next_of(f"{base}/good")).body.decode()
+        assert 3 <= pool.counts()["failed"]
+    assert 1 == sum("for a defect of ours" in record.message for record in caplog.records)
