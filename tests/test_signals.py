@@ -64,6 +64,31 @@ def test_a_signal_before_the_load_ends_it_at_once(runs: Callable[[str], Ended]):
     assert refused(runs("too-early"), 130) == "sidelight: interrupted before anything was measured\n"
 
 
+# Runs the command line, and sends itself a signal when a module is looked for.
+SIGNALLED = """
+import os, sys
+module, number, *arguments = sys.argv[1:]
+class Signalling:
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), int(number))
+sys.meta_path.insert(0, Signalling)
+sys.argv[1:] = arguments
+from sidecar.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("module", ["cyclopts", "sidecar.run.session"])
+def test_a_signal_while_modules_are_imported_is_one_line(module: str, number: signal.Signals):
+    """Those that every command needs, and those of one command: exit 130 and no traceback."""
+    command = [sys.executable, "-c", SIGNALLED, module, str(int(number)), "run", "--url", "http://127.0.0.1:9"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (130, "", 1) == (ended.returncode, ended.stdout, ended.stderr.count("\n"))
+    assert ended.stderr.startswith("sidelight: interrupted")
+
+
 @pytest.mark.parametrize("options", [(), ("--quiet",)], ids=["panel", "quiet"])
 def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Path, options: tuple[str, ...]):
     """As Ctrl-C does, though nothing can be said any more."""
