@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def _report(out: Path, pages: Sequence[Page], replay: Replay) -> None:
     last = page(logged.lines[logged.last]["metrics"])
 
     print("\n## Same scrapes\n")
-    matched = _matched(logged.lines, pages, logged.url, out)
+    matched = _matched(logged.lines, pages, logged.url)
     same = _scraped(matched, stamps, logged.url)
     whole = document(_source(same, Window(start_ns=stamps[logged.reference] + 1, end_ns=window.end_ns)))
     sliced = document(_source(same, window))
@@ -249,15 +250,15 @@ def _scraped(pages: Sequence[Page], stamps: Sequence[int], url: str) -> Endpoint
     return build(rows(scrapes))[0]
 
 
-def _matched(logged: Sequence[Json], pages: Sequence[Page], url: str, out: Path) -> list[Page]:
+def _matched(logged: Sequence[Json], pages: Sequence[Page], url: str) -> list[Page]:
     """Return for each line of AIPerf's log the recorded page that it equals: all names, labels and values of our own
     JSONL of that page.
     """
     said: dict[str, Page] = {}
     for one in pages:
-        path = out / "page.jsonl"
-        jsonl.write(_source(_scraped([one], [1], url), Window(start_ns=0, end_ns=2)), path)
-        said.setdefault(canonical(json.loads(path.read_bytes())["metrics"]), one)
+        line = BytesIO()
+        jsonl.write(_source(_scraped([one], [1], url), Window(start_ns=0, end_ns=2)), line)
+        said.setdefault(canonical(json.loads(line.getvalue())["metrics"]), one)
     found = [said.get(canonical(line["metrics"])) for line in logged]
     matched = [one for one in found if one]
     values = sum(numbers(line["metrics"]) for line in logged)

@@ -5,8 +5,7 @@ dashboards rely on them (docs/run-directory.md).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,9 +111,9 @@ def timeslices_table(summary: Summary) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema(SLICE_COLUMNS))
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
     """Write a table compressed; the same table gives the same bytes."""
-    pq.write_table(table, path, compression="zstd")
+    pq.write_table(table, file, compression="zstd")
 
 
 def _server_rows(server: Server) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,8 @@ from typing import Self
 
 import msgspec
 
+from rundir.files import open_regular
+
 _PREFIX = struct.Struct("<II")
 _BLOCK_BYTES = 1 << 18
 
@@ -122,7 +124,7 @@ class FrameTail:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115  # this object owns it
+        self._file = open_regular(path)
         self._pending = bytearray()
 
     def read_new(self) -> list[bytes]:

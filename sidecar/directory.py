@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from loadgen.records import WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
+from rundir.files import read_regular, replace_file
 from rundir.frames import FrameLog, LogTails, read_frames
 from scraper import perf_metrics
 from scraper.hardware import records as readings
@@ -117,21 +118,23 @@ def create(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place and move it there, so that no reader ever sees half of it."""
-    draft = path.with_name(f".{path.name}.draft")
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file as `replace_file` does. Raises CannotWrite."""
     try:
-        write(draft)
-        draft.replace(path)
+        replace_file(path, write)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise CannotWrite(f"{path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8. Raises CannotWrite."""
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write strict JSON (no NaN), keys in the order given."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(path, lambda draft: draft.write_text(text + "\n", encoding="utf-8"))
+    write_text(path, text + "\n")
 
 
 def append_event(path: Path, event: Event) -> None:
@@ -143,10 +146,12 @@ def append_event(path: Path, event: Event) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_regular(path / MANIFEST))
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no {MANIFEST} here; give the --out of a run") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{path / MANIFEST}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
     if not isinstance(manifest, dict) or "run_id" not in manifest:
         raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the --out of a run")

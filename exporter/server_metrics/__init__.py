@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from exporter.server_metrics.source import Source
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """One format; the module of its name writes it, by `write(content, path)`.
+    """One format; the module of its name writes it, by `write(content, file)`.
 
     content   `statistics`: the document of `json.document`, statistics of the measured window;
               `series`: the `Source`, every series at every scrape, of which files grow large
@@ -42,8 +41,10 @@ EXPORTS = (
 )
 
 
-def server_metrics_files(source: Source, formats: Collection[str]) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    """Give the name of each file whose format is in `formats`, and what writes it to a path; others are ignored.
+def server_metrics_files(
+    source: Source, formats: Collection[str]
+) -> Iterator[tuple[str, Callable[[IO[bytes]], object]]]:
+    """Give the name of each file whose format is in `formats`, and what writes it to a file; others are ignored.
 
     The same source gives the same bytes.
     """

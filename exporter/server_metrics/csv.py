@@ -11,8 +11,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from exporter.server_metrics.json import PERCENTILES, TYPES
@@ -29,9 +28,9 @@ _FIRST = ("Endpoint", "Type", "Metric", "Unit")
 Json = Mapping[str, Any]
 
 
-def write(statistics: Json, path: Path) -> None:
+def write(statistics: Json, file: IO[bytes]) -> None:
     """Write the export of the statistics that `json.document` returns."""
-    path.write_text(as_csv(statistics), encoding="utf-8", newline="")
+    file.write(as_csv(statistics).encode())
 
 
 def as_csv(document: Json) -> str:

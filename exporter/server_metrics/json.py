@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from json import dumps
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -59,10 +58,10 @@ def document(source: Source) -> Json:
     }
 
 
-def write(statistics: Json, path: Path) -> None:
+def write(statistics: Json, file: IO[bytes]) -> None:
     """Write the export as strict JSON."""
     text = dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    path.write_text(text, encoding="utf-8", newline="")
+    file.write(text.encode())
 
 
 def _summary(source: Source) -> Json:

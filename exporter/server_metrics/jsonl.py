@@ -12,8 +12,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -37,14 +36,13 @@ class _Sample:
     members: _Members = field(default_factory=list)
 
 
-def write(source: Source, path: Path) -> None:
+def write(source: Source, file: IO[bytes]) -> None:
     """Write the file line by line, endpoints merged in the order of time."""
     metrics = named(source.endpoints)
     streams = [_lines(endpoint, metrics, source.phases) for endpoint in source.endpoints]
     encoder = msgspec.json.Encoder()
-    with path.open("wb") as file:
-        for _, line in heapq.merge(*streams, key=lambda stamped: stamped[0]):
-            file.write(encoder.encode(line) + b"\n")
+    for _, line in heapq.merge(*streams, key=lambda stamped: stamped[0]):
+        file.write(encoder.encode(line) + b"\n")
 
 
 def _lines(

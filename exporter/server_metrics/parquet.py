@@ -13,8 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +58,7 @@ class _Piece:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is null
-def write(source: Source, path: Path) -> None:
+def write(source: Source, file: IO[bytes]) -> None:
     """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has its pages."""
     metrics = named(source.endpoints)
     usable = [
@@ -74,7 +73,7 @@ def write(source: Source, path: Path) -> None:
     labels = sorted({_label_column(label) for piece in pieces for label, _ in piece.of.labels})
     schema = _schema(labels)
     # Dictionaries are how it is written, not what a reader should see: the Arrow schema is left out.
-    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer:
         for runs in _groups(run for piece in pieces for run in _runs(piece)):
             writer.write_table(_table(runs, schema), row_group_size=2 * ROWS)
         rate_s = {endpoint.url: selection.rate_s for endpoint, selection in usable}

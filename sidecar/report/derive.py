@@ -32,7 +32,7 @@ from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
-from sidecar.directory import Run, open_run, write_json, write_whole
+from sidecar.directory import Run, open_run, write_json, write_text, write_whole
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.report.correlation import Correlated, correlated, correlation_of
 from sidecar.report.warnings import warnings
@@ -70,12 +70,11 @@ def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
     requests = tables.requests_table(run.requests, times.parts)
-    write_whole(path / "requests.parquet", lambda draft: tables.write_parquet(requests, draft))
+    write_whole(path / "requests.parquet", lambda file: tables.write_parquet(requests, file))
     slices = tables.timeslices_table(summary)
-    write_whole(path / "timeslices.parquet", lambda draft: tables.write_parquet(slices, draft))
+    write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))
     if "text" in wanted:
-        report = text.as_text(summary)
-        write_whole(path / "report.txt", lambda draft: draft.write_text(report, encoding="utf-8"))
+        write_text(path / "report.txt", text.as_text(summary))
     return Derived(run=run, times=times, summary=summary)
 
 

@@ -16,6 +16,7 @@ from series import histogram as histogram_page
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.json import document
 from exporter.server_metrics.source import Source
+from rundir.files import replace_file
 
 Small = Callable[..., dict[str, Any]]
 
@@ -226,8 +227,8 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path, recorded: Recorded):
     assert names == [name for name, _ in server_metrics_files(source, formats)]
     assert [] == list(server_metrics_files(source, ["text"]))
     for name, write in server_metrics_files(source, formats):
-        write(tmp_path / name)
-        write(tmp_path / f"again.{name}")
+        replace_file(tmp_path / name, write)
+        replace_file(tmp_path / f"again.{name}", write)
         assert (tmp_path / name).read_bytes() == (tmp_path / f"again.{name}").read_bytes()
     assert document(source) == json.loads((tmp_path / names[0]).read_text())
 

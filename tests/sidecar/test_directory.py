@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -324,16 +324,45 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):
     path = tmp_path / "summary.json"
     path.write_text("old")
 
-    def fail(draft: Path) -> None:
-        draft.write_text("ne")
+    def fail(draft: IO[bytes]) -> None:
+        draft.write(b"ne")
         assert "old" == path.read_text()
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CannotWrite, match=r"summary\.json: No space left on device"):
         write_whole(path, fail)
     assert [("summary.json", "old")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
-    write_whole(path, lambda draft: draft.write_text("new"))
+    write_whole(path, lambda draft: draft.write(b"new"))
     assert [("summary.json", "new")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
+
+
+def test_what_lies_in_a_strangers_directory_is_neither_followed_nor_read_for_ever(tmp_path: Path):
+    """A link at a file's place, or where a draft was once written, costs the file it leads to nothing."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / "run"
+    write(path, Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
+    for name in ("summary.json", ".summary.json.draft", "report.txt", ".report.txt.draft"):
+        (path / name).symlink_to(victim)
+    for name in ("summary.json", "report.txt"):
+        write_whole(path / name, lambda draft: draft.write(b"ours"))
+        assert (False, "ours", "mine") == ((path / name).is_symlink(), (path / name).read_text(), victim.read_text())
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "raw/requests-0.log"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, name: str):
+    """A link may lead to any file of ours or to /dev/zero, and a FIFO has no end."""
+    path = tmp_path / "run"
+    write(path, Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
+    (path / name).rename(tmp_path / "elsewhere")
+    for make, reason in (
+        (lambda place: place.symlink_to(tmp_path / "elsewhere"), "is a link"),
+        (os.mkfifo, "is not a regular file"),
+    ):
+        make(path / name)
+        with pytest.raises((OSError, ConfigurationError), match=reason):
+            open_run(path)
+        (path / name).unlink()
 
 
 def test_json_is_strict(tmp_path: Path):

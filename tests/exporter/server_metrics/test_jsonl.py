@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from series import URL, endpoint_of
 
 from exporter.server_metrics.jsonl import write
 from exporter.server_metrics.source import Source
+from rundir.files import replace_file
 
 Lines = Callable[[Source], list[dict[str, Any]]]
 
@@ -24,7 +26,7 @@ def lines(tmp_path: Path) -> Lines:
 
     def read(source: Source) -> list[dict[str, Any]]:
         path = tmp_path / "export.jsonl"
-        write(source, path)
+        replace_file(path, partial(write, source))
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from exporter.server_metrics import parquet as server_metrics_parquet
 from exporter.server_metrics.json import document
 from exporter.server_metrics.parquet import write as write_parquet
 from exporter.server_metrics.source import Source
+from rundir.files import replace_file
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -32,7 +34,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     path = tmp_path_factory.mktemp("parquet") / "export.parquet"
 
     def read(source: Source) -> list[dict[str, Any]]:
-        write_parquet(source, path)
+        replace_file(path, partial(write_parquet, source))
         return pq.read_table(path).to_pylist()
 
     return read
@@ -43,7 +45,7 @@ def test_the_documented_query_gives_the_rates_of_the_json(tmp_path: Path, record
     endpoint = recorded[1]
     start_ns, end_ns = int(endpoint.response_ns[3]) + S, int(endpoint.response_ns[-1]) - S
     source = source_of(endpoint, start_ns=start_ns, end_ns=end_ns, slice_ns=10 * S)
-    write_parquet(source, tmp_path / "server_metrics_export.parquet")
+    replace_file(tmp_path / "server_metrics_export.parquet", partial(write_parquet, source))
     page = (REPOSITORY / "docs/run-directory.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
     with duckdb.connect() as connection:
@@ -165,7 +167,7 @@ def test_an_endpoint_without_usable_scrapes_has_no_rows(written: Rows):
 
 def test_columns_and_metadata_are_those_of_a_real_file(tmp_path: Path, recorded: Recorded, reference: Path):
     """Columns in the same order with the same types, labels aside; no metadata that changes each time."""
-    write_parquet(source_of(recorded[1]), tmp_path / "ours.parquet")
+    replace_file(tmp_path / "ours.parquet", partial(write_parquet, source_of(recorded[1])))
     theirs, ours = (
         pq.ParquetFile(path) for path in (reference / "server_metrics_export.parquet", tmp_path / "ours.parquet")
     )
