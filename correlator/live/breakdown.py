@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import nothing
+from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import span_times
 from correlator.exact.table import SLACK_S, Joined, put, unjoined
-from correlator.live.client_spans import columns
+from correlator.live.client_spans import request_log
+from correlator.live.estimate import Estimated
 from correlator.live.traces import TracedRequest
+from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Texts
 from scraper.spans.requests import request_spans
 
@@ -37,10 +39,13 @@ REASONS = (NO_ENGINE, NO_CLIENT, NO_FIRST, NO_TIMES, CONTRADICTION, FAILED, EVIC
 class Ended:
     """n requests that ended: `parts` break down the TTFT, `whole` the time to the end of the client's span.
 
+    `requests` are what the clients' spans say of them, `attribution` the estimates where there is no engine's span.
     reason[n]: why the TTFT was not broken down, one of REASONS; "" where it was. In `whole`, network and gateway are
     what the whole took longer than in the engine; there is no TTFT in it. Of a contradiction neither is known.
     """
 
+    requests: RequestLog
+    attribution: Attribution
     parts: Parts
     whole: Parts
     reason: Texts
@@ -54,7 +59,7 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
 
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
     """
-    clients = columns([request.client for request in requests])
+    clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
     joined = _joined(requests)
     no_estimates = nothing(len(requests), "")
     gateways = [request.gateway for request in requests]
@@ -67,15 +72,18 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
     _discard(parts, inconsistent)
     _discard(whole, inconsistent)
-    return Ended(parts=parts, whole=whole, reason=_reasons(requests, parts, joined, inconsistent))
+    reason = _reasons(requests, parts, joined, inconsistent)
+    return Ended(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
 
 
-def estimated(parts: Parts) -> Ended:
+def estimated(one: Estimated[RequestLog]) -> Ended:
     """Return requests that were broken down by estimates, or that had none when they left the window."""
+    parts = one.parts
     inconsistent = _inconsistent(parts, np.fmin(parts.other_s, parts.e2e_other_s))
     _discard(parts, inconsistent)
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
-    return Ended(parts=parts, whole=parts, reason=np.where(parts.covered, "", why).astype(np.object_))
+    reason = np.where(parts.covered, "", why).astype(np.object_)
+    return Ended(requests=one.requests, attribution=one.attribution, parts=parts, whole=parts, reason=reason)
 
 
 def _inconsistent(parts: Parts, other_s: Floats) -> Bools:

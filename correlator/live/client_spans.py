@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from correlator.requests import Requests
+from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
 from scraper.spans.received import ReceivedSpan, plain
 
@@ -21,6 +21,9 @@ from scraper.spans.received import ReceivedSpan, plain
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
 # OpenInference and Envoy AI Gateway; OpenLLMetry, once a chunk; the AI SDK.
 FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk")
+_LONGEST_KIND = 60
+# No span comes before its end, and exporters keep few for longer: of another, the clock is another one.
+EARLY_S, LATE_S = 1.0, 60.0
 _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clocks
 
 
@@ -34,7 +37,7 @@ class ClientSpan:
     is_gateway              it is that of a known gateway (`scraper/engines`)
     start_ns, end_ns        by the clock of the sender; received_ns by ours
     first_s                 seconds from its start to the first output, NaN where it does not tell, or more than it took
-    failed                  it ended in an error
+    error                   its error.type where it ended in an error, "error" where it does not say which, else ""
     *_tokens                -1 where it does not tell
     server                  http://ADDRESS:PORT of whom it called, empty if it does not tell
     """
@@ -48,11 +51,16 @@ class ClientSpan:
     end_ns: int
     received_ns: int
     first_s: float
-    failed: bool
+    error: str
     input_tokens: int
     output_tokens: int
     cached_tokens: int
     server: str
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether it ended in an error."""
+        return bool(self.error)
 
     @property
     def whole_s(self) -> float:
@@ -75,7 +83,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         end_ns=span.end_time_unix_nano,
         received_ns=received.received_ns,
         first_s=_first_s(span, attributes),
-        failed=span.status.code == Status.STATUS_CODE_ERROR or "error.type" in attributes,
+        error=_error(span, attributes),
         input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
         output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
         cached_tokens=_tokens(attributes.get("gen_ai.usage.cache_read.input_tokens")),
@@ -95,6 +103,14 @@ def _first_s(span: Span, attributes: dict[str, str | float]) -> float:
     return first_s if 0 <= first_s <= whole_s else math.nan
 
 
+def _error(span: Span, attributes: dict[str, str | float]) -> str:
+    """Return what kind of error a span ended in, "" for none."""
+    if span.status.code != Status.STATUS_CODE_ERROR and "error.type" not in attributes:
+        return ""
+    kind = "".join(letter for letter in str(attributes.get("error.type", "")) if letter.isprintable() and letter != ":")
+    return kind[:_LONGEST_KIND] or "error"
+
+
 def _tokens(stated: str | float | None) -> int:
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
 
@@ -111,8 +127,12 @@ def _server(attributes: dict[str, str | float]) -> str:
     return f"http://{f'[{address}]' if ':' in address else address}:{int(port)}"
 
 
-def columns(spans: Sequence[ClientSpan | None]) -> Requests:
-    """Return what clients' spans say of requests as columns; where there is no span, nothing is known."""
+def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) -> RequestLog:
+    """Return what clients' spans say of requests as a table; where there is no span, nothing but the trace is known.
+
+    Stamps are the client's, and by our clock where its span ended in the future, or over LATE_S before it came: its
+    clock is then another one, and it is taken to have ended when it came.
+    """
 
     def numbers(read: Callable[[ClientSpan], int]) -> Ints:
         return np.array([-1 if span is None else read(span) for span in spans], dtype=np.int64)
@@ -121,26 +141,37 @@ def columns(spans: Sequence[ClientSpan | None]) -> Requests:
         return np.array(values, dtype=np.object_)
 
     size = len(spans)
-    unknown = np.full(size, -1, dtype=np.int64)
-    start_ns = numbers(lambda span: span.start_ns)
-    first_ns = numbers(lambda span: span.start_ns + round(span.first_s * 1e9) if span.first_s >= 0 else -1)
-    return Requests(
+    start_ns = numbers(lambda span: span.start_ns + _moved_ns(span))
+    first_ns = numbers(
+        lambda span: span.start_ns + _moved_ns(span) + round(span.first_s * 1e9) if span.first_s >= 0 else -1
+    )
+    tokens = numbers(lambda span: span.output_tokens)
+    return replace(
+        unknown_requests(size),
+        index=np.arange(size),
+        phase=texts(["measure"] * size),
         endpoint_url=texts([span.server if span else "" for span in spans]),
-        status=texts(["ok"] * size),
-        finish_reason=texts([""] * size),
+        trace_id=texts([trace_id.hex() for trace_id in trace_ids]),
+        status=texts(["" if span is None else "failed" if span.error else "ok" for span in spans]),
+        error=texts(
+            [f"{span.error}: the client's span ended in an error" if span and span.error else "" for span in spans]
+        ),
         dispatch_ns=start_ns,
         submit_ns=start_ns,
         first_output_ns=first_ns,
         first_token_ns=first_ns,
-        last_token_ns=unknown,
-        end_ns=numbers(lambda span: span.end_ns),
-        declared_input_tokens=unknown,
+        end_ns=numbers(lambda span: span.end_ns + _moved_ns(span)),
         input_tokens=numbers(lambda span: span.input_tokens),
-        output_tokens=numbers(lambda span: span.output_tokens),
+        output_tokens=tokens,
+        output_tokens_source=texts(["usage" if count >= 0 else "" for count in tokens.tolist()]),
         cached_tokens=numbers(lambda span: span.cached_tokens),
-        chunk_ns=np.zeros(0, dtype=np.int64),
-        chunk_start=np.zeros(size + 1, dtype=np.int64),
     )
+
+
+def _moved_ns(span: ClientSpan) -> int:
+    """Return what to add to a client's stamps for our clock."""
+    late_ns = span.received_ns - span.end_ns
+    return 0 if -EARLY_S <= late_ns / 1e9 <= LATE_S else late_ns
 
 
 class GatewaySpans:

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.table import unjoined
-from correlator.live.client_spans import columns
+from correlator.live.client_spans import request_log
 from correlator.live.traces import TracedRequest
 from correlator.requests import Requests
+from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import SeriesTable
@@ -30,11 +32,23 @@ STEP_S = 15.0  # an estimate of a window costs from a fifth of a millisecond to 
 MOST_REQUESTS = 2000
 
 
+Rows = TypeVar("Rows", Requests, RequestLog)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated(Generic[Rows]):
+    """n requests and their estimates, or that there were none, and their times in parts."""
+
+    requests: Rows
+    attribution: Attribution
+    parts: Parts
+
+
 @dataclass(slots=True)
-class _Batch:
+class _Batch(Generic[Rows]):
     """Requests that came at once, and which of them wait for an estimate."""
 
-    requests: Requests
+    requests: Rows
     waits: Bools
     held_ns: int
 
@@ -42,7 +56,7 @@ class _Batch:
         return len(self.waits)
 
 
-class EstimateWindow:
+class EstimateWindow(Generic[Rows]):
     """Owns the scrapes and requests of the last WINDOW_S. Requests that are too many for it are not estimated."""
 
     def __init__(self, *, window_s: float = WINDOW_S, step_s: float = STEP_S, most: int = MOST_REQUESTS) -> None:
@@ -50,8 +64,8 @@ class EstimateWindow:
         self._most = most
         self._pages: dict[str, SeriesTable] = {}
         self._scraped_ns: dict[str, int] = {}
-        self._batches: deque[_Batch] = deque()
-        self._given_up: list[Requests] = []
+        self._batches: deque[_Batch[Rows]] = deque()
+        self._given_up: list[Rows] = []
         self._next_ns = 0
 
     @property
@@ -88,7 +102,7 @@ class EstimateWindow:
         for batch in self._batches:
             batch.held_ns += moved_ns
 
-    def hold(self, requests: Requests, waits: Bools, now_ns: int) -> None:
+    def hold(self, requests: Rows, waits: Bools, now_ns: int) -> None:
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):
             self._batches.append(_Batch(requests=requests, waits=waits, held_ns=now_ns))
@@ -102,7 +116,7 @@ class EstimateWindow:
                 self._batches.appendleft(rest)
             excess -= len(batch)
 
-    def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Parts]:
+    def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Estimated[Rows]]:
         """Return the requests that waited and are estimated now; at most every `step_s` there are any.
 
         What cannot be estimated is tried again in a fuller window until `leaving` gives it out.
@@ -112,7 +126,7 @@ class EstimateWindow:
         self._next_ns = now_ns + self._step_ns
         return self._estimate()
 
-    def leaving(self, now_ns: int, *, all_of_it: bool = False) -> list[Parts]:
+    def leaving(self, now_ns: int, *, all_of_it: bool = False) -> list[Estimated[Rows]]:
         """Return the requests that leave the window without an estimate; with `all_of_it`, whatever still waits."""
         while self._batches and (all_of_it or self._batches[0].held_ns < now_ns - self._window_ns):
             self._give_up(self._batches.popleft(), slice(None))
@@ -122,12 +136,12 @@ class EstimateWindow:
         requests = concat(given_up)
         return [_break_down(requests, nothing(len(requests), "no estimate in the window"))]
 
-    def _give_up(self, batch: _Batch, rows: slice) -> None:
+    def _give_up(self, batch: _Batch[Rows], rows: slice) -> None:
         waiting = np.flatnonzero(batch.waits[rows])
         if len(waiting):
             self._given_up.append(take(batch.requests, waiting))
 
-    def _estimate(self) -> list[Parts]:
+    def _estimate(self) -> list[Estimated[Rows]]:
         """Estimate what waits and ended before the last scrape, with all of the window: all of it shares the sums."""
         requests = concat([batch.requests for batch in self._batches])
         waits = np.concatenate([batch.waits for batch in self._batches])
@@ -143,14 +157,17 @@ class EstimateWindow:
         return [_break_down(take(requests, ready), take(table, ready))] if ready.any() else []
 
 
-def hold_traced(window: EstimateWindow, requests: Sequence[TracedRequest], now_ns: int) -> list[TracedRequest]:
+def hold_traced(
+    window: EstimateWindow[RequestLog], requests: Sequence[TracedRequest], now_ns: int
+) -> list[TracedRequest]:
     """Keep in a window what estimates are made of, or with; return the requests that need not wait for one."""
     if not window.has_pages:
         return list(requests)
     usable = [_is_usable(request) for request in requests]
     held = [request for request, fit in zip(requests, usable, strict=True) if fit]
     waits = np.array([not request.engine for request in held], dtype=np.bool_)
-    window.hold(columns([request.client for request in held]), waits, now_ns)
+    rows = request_log([request.client for request in held], [request.trace_id for request in held])
+    window.hold(rows, waits, now_ns)
     return [request for request, fit in zip(requests, usable, strict=True) if request.engine or not fit]
 
 
@@ -159,5 +176,6 @@ def _is_usable(request: TracedRequest) -> bool:
     return span is not None and not span.failed and not math.isnan(span.first_s) and not request.evicted
 
 
-def _break_down(requests: Requests, estimates: Attribution) -> Parts:
-    return break_down(requests, unjoined(len(requests)), estimates)
+def _break_down(requests: Rows, estimates: Attribution) -> Estimated[Rows]:
+    parts = break_down(requests, unjoined(len(requests)), estimates)
+    return Estimated(requests=requests, attribution=estimates, parts=parts)

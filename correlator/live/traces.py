@@ -33,12 +33,14 @@ class TracedRequest:
     gateway: ClientSpan | None
     engine: tuple[ReceivedSpan, ...]
     evicted: bool = False
+    trace_id: bytes = b""
 
 
 @dataclass(slots=True)
 class Trace:
     """What is known of one trace, its spans by their ids. `done` are those of requests that were given out."""
 
+    trace_id: bytes = b""
     spans: dict[bytes, ClientSpan] = field(default_factory=dict)
     engine: dict[bytes, ReceivedSpan] = field(default_factory=dict)
     stages: dict[bytes, ReceivedSpan] = field(default_factory=dict)
@@ -84,13 +86,19 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
         parts = [*group.engine, *([client] if client else [])]
         engine = tuple(trace.engine[member.span_id] for member in group.engine)
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
-        request = TracedRequest(client=client, gateway=gateway, engine=engine + _stages(trace, engine))
+        request = TracedRequest(
+            client=client, gateway=gateway, engine=engine + _stages(trace, engine), trace_id=trace.trace_id
+        )
         yield request, min(member.received_ns for member in parts), is_whole
     for span in trace.spans.values():
         if span.is_call and span.span_id not in below and span.span_id not in trace.done:
             above, _ = trace.chain(span)
             if not any(member.is_call for member in above):
-                yield TracedRequest(client=span, gateway=None, engine=()), span.received_ns, False
+                yield (
+                    TracedRequest(client=span, gateway=None, engine=(), trace_id=trace.trace_id),
+                    span.received_ns,
+                    False,
+                )
 
 
 def _groups(trace: Trace) -> list[_Group]:

@@ -119,7 +119,7 @@ class TraceWindow:
             self.repeated += 1
             return
         if trace is None:
-            trace = Trace(oldest_ns=received_ns)
+            trace = Trace(trace_id=span.trace_id, oldest_ns=received_ns)
         else:
             del self._traces[span.trace_id]
         self._traces[span.trace_id] = trace
@@ -167,9 +167,7 @@ class TraceWindow:
         trace = self._traces[trace_id]
         left: list[TracedRequest] = []
         self._read(left, trace_id, trace, 0, all_of_it=True)
-        self._overflow += [
-            TracedRequest(client=request.client, gateway=None, engine=(), evicted=True) for request in left
-        ]
+        self._overflow += [replace(request, gateway=None, engine=(), evicted=True) for request in left]
         self.evicted += len(trace.spans)
         if trace_id in self._traces:
             self._drop(trace_id)

@@ -108,6 +108,16 @@ class RequestLog:
         return len(self.index)
 
 
+def unknown_requests(size: int) -> RequestLog:
+    """Return so many requests of which nothing is known, without chunks."""
+    missing = {"Ints": -1, "Floats": np.nan, "Texts": "", "Bools": False}
+    columns: dict[str, Any] = {
+        column.name: np.full(0 if column.metadata else size, missing[str(column.type)], _DTYPES[str(column.type)])
+        for column in fields(RequestLog)
+    }
+    return RequestLog(**{**columns, "chunk_start": np.zeros(size + 1, dtype=np.int64)})
+
+
 class RequestFold:
     """The requests of a run, filled as its records arrive: each reply is parsed once, when its request is whole.
 

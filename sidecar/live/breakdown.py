@@ -18,7 +18,7 @@ from correlator.exact.join import join
 from correlator.exact.table import unjoined
 from correlator.live.estimate import WINDOW_S, EstimateWindow
 from correlator.live.traces import own_copy
-from correlator.requests import of_log
+from correlator.requests import Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
 from loadgen.requests.table import RequestLog
@@ -37,7 +37,7 @@ class LiveParts:
         self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
         self._listens = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
-        self._window = EstimateWindow()
+        self._window = EstimateWindow[Requests]()
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
@@ -58,8 +58,8 @@ class LiveParts:
             due.append(self._fresh.popleft()[1])
         if due:
             self._join(concat(due), now_ns)
-        for parts in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self.counts = counted(self.counts, parts)
+        for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
+            self.counts = counted(self.counts, estimated.parts)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             del self._spans[next(iter(self._spans))]

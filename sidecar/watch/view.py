@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import DEFECT, REASONS, Ended, break_down_ended, estimated
-from correlator.live.estimate import EstimateWindow, hold_traced
+from correlator.live.breakdown import DEFECT, REASONS, Ended
+from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
-from correlator.live.window import TraceWindow
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -50,8 +49,7 @@ class WatchView:
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
         self._run_id = run_id
-        self._window = TraceWindow(guard=self.failures.guard)
-        self._estimate = EstimateWindow()
+        self._requests = SpanRequests(self.failures.guard)
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
         self._engines: dict[str, EngineView] = {}
@@ -63,7 +61,6 @@ class WatchView:
             e2e=bucketize([], LATENCY_BOUNDS_S),
         )
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
-        self._defective = 0  # requests that a defect of ours lost
         self._received = {"exports": 0, "spans": 0}
         self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
@@ -77,7 +74,7 @@ class WatchView:
     @property
     def parts(self) -> PartCounts:
         """Return what was counted by part; what a defect of ours lost is among the requests without a breakdown."""
-        lost = self._defective + self._window.defective
+        lost = self._requests.defective
         return replace(
             self._parts,
             requests={**self._parts.requests, SOURCES[-1]: self._parts.requests[SOURCES[-1]] + lost},
@@ -86,12 +83,11 @@ class WatchView:
 
     def missed(self, back_ns: int) -> None:
         """Say that until then there was no receiver."""
-        self._window.missed(back_ns)
+        self._requests.spans.missed(back_ns)
 
     def clock_moved(self, moved_ns: int) -> None:
         """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
-        self._window.clock_moved(moved_ns)
-        self._estimate.clock_moved(moved_ns)
+        self._requests.clock_moved(moved_ns)
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
 
     def scrape_only(self, urls: Collection[str]) -> None:
@@ -105,7 +101,7 @@ class WatchView:
         """
         if not self._wanted.issuperset(self._engines):
             self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
-            self._estimate.forget_pages(self._wanted)
+            self._requests.estimates.forget_pages(self._wanted)
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
                 self._take_page(path, payload)
@@ -115,29 +111,13 @@ class WatchView:
         self._count_ended(now_ns, all_of_it=all_of_it)
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
-        """Count what has ended. Each step has a guard of its own, so that none takes away what another has found."""
-        finished = self._window.finished(now_ns, all_of_it=all_of_it)
-        self._each(self._count_clients, finished)
-        free: list[TracedRequest] = []
-        lost = self._each(lambda requests: free.extend(hold_traced(self._estimate, requests, now_ns)), finished)
-        lost += self._each(lambda requests: self._count_parts(break_down_ended(requests)), free)
-        self._defective += lost
-        for estimates in (self._estimate.estimates, self._estimate.leaving):
-            with self.failures.guard():
-                for parts in estimates(now_ns, all_of_it=all_of_it):
-                    self._count_parts(estimated(parts))
-
-    def _each(self, step: Callable[[Sequence[TracedRequest]], None], requests: Sequence[TracedRequest]) -> int:
-        """Take a step for all requests at once, or where that fails for each alone. Returns for how many it failed."""
-        if not requests or self._succeeds(step, requests):
-            return 0
-        return sum(not self._succeeds(step, [request]) for request in requests)
-
-    def _succeeds(self, step: Callable[[Sequence[TracedRequest]], None], requests: Sequence[TracedRequest]) -> bool:
-        before = self.failures.count
+        """Count what has ended."""
+        finished, ended = self._requests.ended(now_ns, all_of_it=all_of_it)
         with self.failures.guard():
-            step(requests)
-        return self.failures.count == before
+            self._count_clients(finished)
+        for requests in ended:
+            with self.failures.guard():
+                self._count_parts(requests)
 
     def _count_parts(self, ended: Ended) -> None:
         self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
@@ -166,9 +146,9 @@ class WatchView:
                 restarts=restarts,
                 errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,
-                sizes={**self._window.sizes, **self._estimate.sizes},
-                repeated=self._window.repeated,
-                evicted=self._window.evicted,
+                sizes={**self._requests.spans.sizes, **self._requests.estimates.sizes},
+                repeated=self._requests.spans.repeated,
+                evicted=self._requests.spans.evicted,
             ),
         )
 
@@ -179,13 +159,13 @@ class WatchView:
         if scrape is None or scrape.url not in self._wanted:
             return
         self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(scrape)
-        self._estimate.scraped(scrape)
+        self._requests.estimates.scraped(scrape)
 
     def _take_spans(self, payload: bytes) -> None:
         record = decode(payload)
         if not isinstance(record, StateRecord):
             self._received["exports"] += 1
-            self._received["spans"] += self._window.take(record)
+            self._received["spans"] += self._requests.spans.take(record)
             return
         if record.state == "started":
             self._before += self._now

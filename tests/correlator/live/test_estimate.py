@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +101,7 @@ def _place(request: TracedRequest) -> int:
 
 def _row(ended: Ended, row: int) -> Ended:
     at = np.array([row])
-    return Ended(parts=take(ended.parts, at), whole=take(ended.whole, at), reason=ended.reason[at])
+    return replace(ended, parts=take(ended.parts, at), whole=take(ended.whole, at), reason=ended.reason[at])
 
 
 def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Traffic):

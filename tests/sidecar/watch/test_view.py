@@ -60,7 +60,7 @@ def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, mon
             raise ZeroDivisionError
         return breakdown.break_down_ended(requests)
 
-    monkeypatch.setattr("sidecar.watch.view.break_down_ended", fail)
+    monkeypatch.setattr("correlator.live.requests.break_down_ended", fail)
     parts = polled(tmp_path).parts
     assert (4, 1) == (parts.requests["trace"], parts.requests["none"])
     assert {"defect": 1} == {reason: count for reason, count in parts.missing.items() if count}
