@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ settings.load_profile("sidelight")
 # looptime asks the policy for "the" loop around synchronous tests too, and a policy that was never told otherwise makes
 # one that nobody closes: a ResourceWarning, hence an error. Told that there is none, it makes none.
 asyncio.set_event_loop(None)
+
+# Under nohup SIGHUP is ignored, which child processes inherit and Sidelight honours: tests that send it start from the
+# default, wherever they were started from.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
