@@ -15,8 +15,9 @@ from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffset
 from correlator.statistics.association import Association
+from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from correlator.statistics.tail import tail_shares
-from exporter.summary.correlation import Correlation, Findings, correlation
+from exporter.summary.correlation import Correlation, Evidence, Findings, correlation
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
@@ -63,6 +64,7 @@ PERCENTILES = ServerPercentiles(
 CLOCK = ClockOffset(offset_ns=-30_000_000, error_ns=500_000, pairs=100)
 NO_CLOCK = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason="no request was joined")
 
+EVIDENCE = Evidence(while_waiting=WhileWaiting(missing=NEVER_WAITED), prefill_input_tokens_rho=None)
 NO_SERVER = Server(engine=None, reason="no metrics endpoint was scraped", missing={}, endpoints=[])
 
 
@@ -140,6 +142,8 @@ def findings(
         records=None,
         associations=[ASSOCIATION],
         tail=tail_shares(columns, submit_ns, Missing("no gauge")),
+        slowest=[],
+        evidence=EVIDENCE,
     )
 
 

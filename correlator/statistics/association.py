@@ -113,6 +113,11 @@ def ranks(values: Floats) -> Floats:
     return np.asarray(mean_rank[inverse], dtype=np.float64)
 
 
+def rank_correlation(x: Floats, y: Floats) -> float | None:
+    """Return Spearman's rho of two columns [n], NaN where unknown; None below 10 pairs or if a side is constant."""
+    return _rho(_ranked(x, y))
+
+
 def _associated(
     client: str, measured: Floats, lagged: Mapping[str, Floats], tokens: Mapping[str, Floats]
 ) -> dict[str, Association]:

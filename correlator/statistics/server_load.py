@@ -81,7 +81,7 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
       rate: hits over look-ups of the last 5 s, unknown where there was none.
     - Engines are those of the leading kind: a Dynamo frontend and its workers see the same requests.
     """
-    shown = _engines(endpoints)
+    shown = engine_samples(endpoints)
     if not shown:
         unseen = bool(endpoints) and not any(len(endpoint.at_ns) for endpoint in endpoints)
         return dict.fromkeys(QUANTITIES, Missing(NO_SCRAPE if unseen else NOTHING_SCRAPED))
@@ -102,13 +102,16 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
     return loads
 
 
-def waiting_at(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> Floats | Missing:
-    """Return how many requests were waiting in the engine as each one was submitted [n], NaN where unknown."""
-    load = server_loads(requests, endpoints)["requests_waiting"]
-    return load if isinstance(load, Missing) else np.where(requests.submit_ns >= 0, load.at(requests.submit_ns), np.nan)
+def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, Floats | Missing]:
+    """Return each of `QUANTITIES` as each request met it when it was submitted [n], NaN where unknown."""
+    submitted = requests.submit_ns >= 0
+    return {
+        name: load if isinstance(load, Missing) else np.where(submitted, load.at(requests.submit_ns), np.nan)
+        for name, load in server_loads(requests, endpoints).items()
+    }
 
 
-def _engines(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
+def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
     """Return the engines of the leading kind, by address."""
     recognised = [
         (endpoint, engine, canonical(endpoint.series, engine.name))

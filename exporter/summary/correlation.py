@@ -19,7 +19,8 @@ from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.exact.clock_offset import ClockOffset
 from correlator.exact.matching import Matched
 from correlator.statistics.accuracy import PartError, agreement
-from correlator.statistics.association import Association
+from correlator.statistics.association import Association, Rho
+from correlator.statistics.queueing import WhileWaiting
 from correlator.statistics.tail import TailShares
 from exporter.summary.breakdown import (
     UNTIMED,
@@ -36,6 +37,7 @@ from exporter.summary.breakdown import (
     means_of,
     quality,
 )
+from exporter.summary.slowest import SlowRequest
 from exporter.summary.tail import TailAttribution, tail_attribution
 from loadgen.requests.metrics import stamped_ms
 from rundir import fields
@@ -186,6 +188,19 @@ class RecordsOfRequests(Struct, frozen=True, kw_only=True):
     clock_missing: Annotated[str | None, doc("Why a clock is not known; null where all are.")]
 
 
+class Evidence(Struct, frozen=True, kw_only=True):
+    """What stood beside the wait, from which the report's advice follows."""
+
+    while_waiting: Annotated[WhileWaiting, doc("What the engines showed while requests waited for them.")]
+    prefill_input_tokens_rho: Annotated[
+        Rho | None,
+        doc(
+            "Spearman's rank correlation of a request's prefill time and its input tokens; null below 10 requests.",
+            NO_UNIT,
+        ),
+    ]
+
+
 class Correlation(Struct, frozen=True, kw_only=True):
     """Where the time to first token went, by client and server together."""
 
@@ -203,13 +218,24 @@ class Correlation(Struct, frozen=True, kw_only=True):
         dict[str, int], doc("Why requests are estimated and not joined, or never observed, by count.", "requests")
     ]
     client_requests: Annotated[
-        Count, doc("Requests with a first token that succeeded in the window while servers were scraped.", "requests")
+        Count,
+        doc(
+            "Requests with a first token that succeeded in the window while servers were scraped; one without a TTFT, "
+            "such as a reply in one piece, is not among them.",
+            "requests",
+        ),
     ]
     server_requests: Annotated[Count, doc("Requests whose end the engine counted.", "requests")]
     server_over_client: Annotated[
         Amount | None, doc("server_requests over client_requests; above 1 the engine served others too.", NO_UNIT)
     ]
-    comparable: Annotated[bool, doc("Whether the engine finished as many requests as the client, within 2 %.")]
+    comparable: Annotated[
+        bool,
+        doc(
+            "Whether the engine finished as many requests (`server_requests`) as succeeded here (`requests` `ok` of "
+            "the client, also those without a TTFT), within 2 %."
+        ),
+    ]
     classes: Annotated[dict[str, Group], doc("The same by workload class; empty where there is only one.")]
     urls: Annotated[dict[str, Group], doc("The same by the URL that was asked; empty where there is only one.")]
     timeslices: Annotated[
@@ -224,6 +250,8 @@ class Correlation(Struct, frozen=True, kw_only=True):
         list[Association], doc("How client measures move with quantities of the engine: Spearman's rank correlation.")
     ]
     tail_attribution: Annotated[TailAttribution, doc("Which part the TTFT, its variance and its tail are made of.")]
+    slowest: Annotated[list[SlowRequest], doc("The five requests with the longest TTFT, the longest first.")]
+    evidence: Annotated[Evidence, doc("What stood beside the wait, from which the report's advice follows.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +276,8 @@ class Findings(Explained):
     records: Matched | None
     associations: Sequence[Association]
     tail: TailShares | Missing
+    slowest: Sequence[SlowRequest]
+    evidence: Evidence
 
 
 def correlation(of: Findings) -> Correlation:
@@ -291,6 +321,8 @@ def correlation(of: Findings) -> Correlation:
         perf_metrics=None if of.records is None else _records(of.records),
         association=list(of.associations),
         tail_attribution=tail_attribution(of.tail),
+        slowest=list(of.slowest),
+        evidence=of.evidence,
     )
 
 

@@ -86,6 +86,11 @@ def span_s(start_ns: Ints, end_ns: Ints) -> Floats:
     return span_ns(start_ns, end_ns) / 1e9
 
 
+def input_tokens(log: RequestLog) -> Floats:
+    """Return the input tokens [n] by the server's usage, else by the declared tokenizer; NaN where neither is known."""
+    return counts(np.where(log.input_tokens >= 0, log.input_tokens, log.declared_input_tokens))
+
+
 def stamped_ms(seconds: Floats) -> Floats:
     """Return the milliseconds of times between stamps, which are whole nanoseconds: to the bit those of `span_ms`."""
     return np.rint(1e9 * seconds) / 1e6

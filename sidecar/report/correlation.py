@@ -19,12 +19,14 @@ from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
 from correlator.exact.table import SLACK_S, Joined
 from correlator.requests import address
-from correlator.statistics.association import associations
-from correlator.statistics.server_load import waiting_at
+from correlator.statistics.association import associations, rank_correlation
+from correlator.statistics.queueing import while_waiting
+from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import tail_shares
-from exporter.summary.correlation import PERCENTILES, Correlation, Findings, ReceivedSpans, correlation
+from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
+from exporter.summary.slowest import slowest
 from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.metrics import span_s, ttft_ns
+from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
 from rundir.stats import Missing
@@ -91,6 +93,8 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -
     rows = run.requests.phase == "measure"
     measured, parts = take(run.requests, rows), take(times.parts, rows)
     edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
+    met = met_at_submission(measured, run.endpoints)
+    waiting, running = met["requests_waiting"], met["requests_running"]
     findings = Findings(
         parts=parts,
         attribution=take(times.attribution, rows),
@@ -105,7 +109,12 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -
         spans=_spans(run),
         records=times.records,
         associations=associations(measured, {"ttft_ms": parts.ttft_s}, run.endpoints),
-        tail=tail_shares(parts, measured.submit_ns, waiting_at(measured, run.endpoints)),
+        tail=tail_shares(parts, measured.submit_ns, waiting),
+        slowest=slowest(measured, parts, waiting, running, start_ns=window.start_ns),
+        evidence=Evidence(
+            while_waiting=while_waiting(run.endpoints, window),
+            prefill_input_tokens_rho=rank_correlation(parts.prefill_s, input_tokens(measured)),
+        ),
     )
     return correlation(findings)
 

@@ -14,7 +14,7 @@ from correlator.estimate import attribute
 from correlator.exact.clock_offset import clock_offsets
 from correlator.exact.join import join
 from correlator.statistics.association import Association, associations
-from correlator.statistics.server_load import waiting_at
+from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from exporter.summary.tail import sentence
 from scraper.spans.requests import engine_spans
@@ -31,7 +31,8 @@ def blamed(run: Any) -> TailShares:
     parts = break_down(
         run.requests, joined, attribute(run.requests, run.endpoints), clock_offsets(run.requests, joined)
     )
-    found = tail_shares(parts, run.requests.submit_ns, waiting_at(run.requests, run.endpoints))
+    waiting = met_at_submission(run.requests, run.endpoints)["requests_waiting"]
+    found = tail_shares(parts, run.requests.submit_ns, waiting)
     assert isinstance(found, TailShares)
     return found
 

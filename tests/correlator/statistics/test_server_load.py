@@ -9,7 +9,7 @@ import pytest
 from engine_series import SECOND, engine, requests
 from series import scraped
 
-from correlator.statistics.server_load import server_loads, waiting_at
+from correlator.statistics.server_load import met_at_submission, server_loads
 from rundir.stats import Missing
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
@@ -168,11 +168,11 @@ def test_one_engine_is_met_whatever_its_address():
 )
 def test_no_engine_is_a_reason(engines: list[EndpointSeries], reason: str):
     assert {reason} == {one.reason for one in server_loads(requests([1]), engines).values()}  # type: ignore[union-attr]
-    assert Missing(reason) == waiting_at(requests([1]), engines)
+    assert Missing(reason) == met_at_submission(requests([1]), engines)["requests_waiting"]
 
 
 def test_a_request_that_was_never_submitted_met_nothing():
-    found = waiting_at(requests([-1, 1]), [engine([-5, -1, 1], waiting=[5, 4, 3])])
+    found = met_at_submission(requests([-1, 1]), [engine([-5, -1, 1], waiting=[5, 4, 3])])["requests_waiting"]
 
     assert not isinstance(found, Missing)
     assert [True, False] == np.isnan(found).tolist()

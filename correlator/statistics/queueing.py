@@ -1,0 +1,75 @@
+"""What the engines showed while requests waited for them: how many ran, and how full the KV cache was.
+
+That is the evidence for why they waited: every place taken, the cache full, or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Struct
+
+from correlator.statistics.server_load import Samples, engine_samples
+from rundir import fields
+from rundir.columns import Floats
+from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
+from rundir.stats import Missing, known
+from scraper.series.table import EndpointSeries
+from scraper.window.window import Window
+
+NEAR_MOST = 0.9
+NEVER_WAITED = "no scrape in the window shows a waiting request"
+
+
+class WhileWaiting(Struct, frozen=True, kw_only=True):
+    """Scrapes within the window that show at least one waiting request, of all engines together."""
+
+    scrapes: Annotated[Count, doc("Those scrapes.", "scrapes")] = 0
+    running_p50: Annotated[Amount | None, doc("Median of the requests running in an engine then.", "requests")] = None
+    running_most: Annotated[
+        Amount | None, doc("The most that an engine was seen to run in the window, waiting or not.", "requests")
+    ] = None
+    at_most_ratio: Annotated[
+        Ratio | None, doc("Fraction of those scrapes in which an engine ran at least 90 % of its most.", NO_UNIT)
+    ] = None
+    kv_cache_p50: Annotated[Amount | None, doc("Median of the KV cache usage then.", NO_UNIT)] = None
+    kv_cache_max: Annotated[Amount | None, doc("Its maximum then.", NO_UNIT)] = None
+    missing: fields.Missing = UNSET
+
+
+def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileWaiting:
+    """Return what engines of the leading kind showed while requests waited; only `missing` where none did."""
+    running, near_most, kv_cache, most = [], [], [], []
+    for _, quantities in engine_samples(endpoints):
+        waiting = quantities["requests_waiting"]
+        if isinstance(waiting, Missing):
+            continue
+        inside = (waiting.at_ns >= window.start_ns) & (waiting.at_ns <= window.end_ns)
+        rows = inside & (np.nan_to_num(waiting.amount) > 0)
+        ran = _amounts(quantities["requests_running"], len(rows))
+        most.append(known(ran[inside]).max(initial=0.0))
+        running.append(ran[rows])
+        near_most.append((ran >= NEAR_MOST * most[-1])[rows & np.isfinite(ran)])
+        kv_cache.append(_amounts(quantities["kv_cache_usage"], len(rows))[rows])
+    if not sum(map(len, running)):
+        return WhileWaiting(missing=NEVER_WAITED)
+    return WhileWaiting(
+        scrapes=sum(map(len, running)),
+        running_p50=_statistic(np.median, running),
+        running_most=float(max(most)),
+        at_most_ratio=_statistic(np.mean, near_most),
+        kv_cache_p50=_statistic(np.median, kv_cache),
+        kv_cache_max=_statistic(np.max, kv_cache),
+    )
+
+
+def _amounts(samples: Samples | Missing, size: int) -> Floats:
+    return np.full(size, np.nan) if isinstance(samples, Missing) else samples.amount
+
+
+def _statistic(statistic: Callable[[Floats], Any], columns: Sequence[Floats]) -> float | None:
+    """Return a statistic of what is known in several columns, None where nothing is."""
+    values = known(np.concatenate(columns))
+    return float(statistic(values)) if len(values) else None
