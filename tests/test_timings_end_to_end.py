@@ -36,9 +36,9 @@ def errors_ms(run: Ended, truth: Path) -> list[float]:
 def test_a_run_is_joined_by_time(tmp_path: Path):
     """Each join is true to a microsecond, and a request without one is counted with its reason.
 
-    How many are joined depends on how late this machine wakes both sides: tests/correlator/exact/test_matching.py bounds
-    it in virtual time. The usual page is found all the same, request and response network are separated, and the same
-    is derived again.
+    How many are joined depends on how late this machine wakes both sides; tests/correlator/exact/test_matching.py
+    bounds that in virtual time. The usual page is found all the same, request and response network are separated, and
+    the same is derived again.
     """
     told = ("--engine", "trtllm", "--perf-metrics", "1000", "--truth", tmp_path / "truth")
     with engine(*told) as (url, _):
