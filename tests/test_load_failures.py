@@ -42,6 +42,7 @@ def url(script: Script) -> Iterator[str]:
         yield found
 
 
+DEAD_SLO = "ttft_p99<10000s,requests_per_s>0,error_rate<=100%"
 CASES = {
     "sigterm": Case(url="http://{}/good/sigterm", options=LONG, deed=partial(interrupt, number=signal.SIGTERM)),
     "sighup": Case(url="http://{}/good/sighup", options=LONG, deed=partial(interrupt, number=signal.SIGHUP)),
@@ -69,7 +70,8 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             server.kill()
 
         # Far more than can have been answered by then, however late this process sees the first answer.
-        dead = Case(url=target, options=("--concurrency", "4", "--requests", "4000", "--warmup", "0"), deed=die)
+        options = ("--concurrency", "4", "--requests", "4000", "--warmup", "0", "--slo", DEAD_SLO)
+        dead = Case(url=target, options=options, deed=die)
         with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as found:
             yield found
 
@@ -142,12 +144,26 @@ def test_a_drain_does_not_wait_for_ever(runs: Callable[[str], Ended]):
 def test_a_server_that_dies_fails_its_requests_and_not_the_run(runs: Callable[[str], Ended]):
     """What had been answered stays; what was in flight, and all that came later, says how it failed."""
     run = runs("dead")
-    assert (0, "complete") == (run.code, run.manifest["status"])
+    assert (1, "complete") == (run.code, run.manifest["status"])  # it misses an objective
     rows = kept(run)
     assert run.summary["client"]["requests"]["ok"] > 0
     errors = {row["error"] for row in rows if row["status"] != "ok"}
     assert any("Connection refused" in error for error in errors), errors
     assert all(error.startswith(("reset: ", "connect: ")) for error in errors), errors
+
+
+def test_an_objective_of_latency_is_missed_when_the_server_dies(runs: Callable[[str], Ended]):
+    """However fast the answers were that came: a request that failed never got its first token."""
+    run = runs("dead")
+    slo, requests = run.summary["client"]["slo"], run.summary["client"]["requests"]
+    latency, rate, errors = slo["objectives"]
+    assert (False, None, False, True, True) == (
+        slo["met"], latency["value_ms"], latency["met"], rate["met"], errors["met"],
+    )  # fmt: skip
+    assert (4000, requests["failed"]) == (latency["requests"], latency["failed_requests"])
+    assert errors["value"] == requests["failed"] / 4000
+    line = f"{requests['failed']} of 4000 requests did not end ok, and their ttft counts as infinite"
+    assert f"objective ttft_p99<10000s: MISSED, {line}" in " ".join(run.out.split())
 
 
 def test_more_connections_than_open_files_is_exit_2(runs: Callable[[str], Ended]):

@@ -1,4 +1,4 @@
-"""The service level objectives and whether they were met."""
+"""The service level objectives: whether each was met, by what value, and of how many requests it speaks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from exporter.report.format import ms
+from exporter.report.format import cell, ms
 from exporter.summary.result import Summary
+from loadgen.requests.slo import ObjectiveResult
 
 
 def objectives(summary: Summary) -> Iterator[Text]:
-    """Yield a line for each objective: met or not, and by what value; none where none was given."""
+    """Yield a line for each objective; none where none was given."""
     slo = summary.client.slo
     for objective in slo.objectives if slo else ():
-        verdict = {True: "met", False: "MISSED", None: "unknown"}[objective.met]
-        value = f"{ms(objective.value_ms)} ms" if objective.value_ms is not None else objective.missing or "-"
-        yield Text(f"objective {objective.text}: {verdict}, {value}", style="green" if objective.met else "bold red")
+        verdict = {True: "met", False: "MISSED", None: "not known"}[objective.met]
+        style = "green" if objective.met else "bold red"
+        yield Text(f"objective {objective.text}: {verdict}, {_evidence(objective)}", style=style)
+
+
+def _evidence(objective: ObjectiveResult) -> str:
+    """Return the value that decided, and the requests that it is of."""
+    left_out = f"; {objective.left_out_requests} more are left out" if objective.left_out_requests else ""
+    if objective.value is None:
+        return f"{objective.missing}{left_out}"
+    failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""
+    return f"{_value(objective.value, objective.unit)} over {objective.requests} requests{failed}{left_out}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "ms":
+        return f"{ms(value)} ms"
+    return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"

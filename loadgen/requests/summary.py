@@ -214,6 +214,7 @@ def client_summary(
     power_watts: float | Missing = NO_POWER,
     concurrency: int | None = None,
     barrier: bool = False,
+    stopped: bool = False,
 ) -> ClientSummary:
     """Return the client's results for the requests of `log`.
 
@@ -222,6 +223,7 @@ def client_summary(
 
     power_watts            mean power of the engine's GPUs over the window, or why it is not known
     concurrency, barrier   the closed loop's N (None in an open loop), and whether N were released at one instant
+    stopped                whether the user stopped the run, and so ended what was in flight
     """
     ok = take(log, log.status == "ok")
     metrics = request_metrics(ok)
@@ -229,6 +231,7 @@ def client_summary(
     why = _why_none(ok)
     gaps = describe(metrics.itl_ms, why)
     single = itl_option(ok) == "direct"
+    throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
     return ClientSummary(
         window=RateWindow(start_ns=start_ns, end_ns=end_ns),
         requests=_counts(log),
@@ -242,7 +245,7 @@ def client_summary(
         input_tokens=describe(counts(ok.input_tokens), why),
         output_tokens=describe(counts(ok.output_tokens), why),
         chunks=chunks(ok),
-        throughput=_throughput(ok, metrics, start_ns, end_ns, slo),
+        throughput=throughput,
         jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
         max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
         tail_p99_over_p50=TailRatios(
@@ -251,7 +254,7 @@ def client_summary(
         delivery=delivery(ok, metrics),
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),
-        slo=None if slo is None else slo_result(slo, ok, metrics),
+        slo=None if slo is None else slo_result(slo, log, request_metrics(log), _rates(throughput), stopped=stopped),
         other_benchmarks=OtherBenchmarks(
             siclait=siclait(ok),
             asiai=asiai(ok, power_watts=power_watts),
@@ -346,6 +349,13 @@ def _throughput(
         else:
             rates[name] = amount / duration_s
     return Throughput(duration_s=duration_s, **rates, missing=missing or UNSET)
+
+
+def _rates(throughput: Throughput) -> dict[str, float | Missing]:
+    """Return the rates by name, and why those that are null are missing."""
+    reasons = throughput.missing or {}
+    values: dict[str, float | None] = {name: getattr(throughput, name) for name in RATES}
+    return {name: Missing(reason=reasons[name]) if value is None else value for name, value in values.items()}
 
 
 def _sum(tokens: Ints) -> int | Missing:

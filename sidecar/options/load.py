@@ -248,7 +248,8 @@ class RunOptions(ContactOptions, SpanOptions):
         str | None,
         option(
             CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,tpot_p99<50ms". They define goodput; a run that misses one exits with 1.',
+            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/metrics.md). A request that failed misses '
+            "each of them; those of latencies define goodput. A run that misses one exits with 1.",
         ),
     ] = None
     out: Out = None

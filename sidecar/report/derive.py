@@ -127,6 +127,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         power_watts=NO_POWER if watts is None else float(watts),
         concurrency=config.get("concurrency"),
         barrier=bool(config.get("barrier")),
+        stopped=run.status == "interrupted",
     )
     server = server_summary(
         run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")

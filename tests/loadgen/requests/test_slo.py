@@ -11,8 +11,10 @@ from msgspec import to_builtins
 
 from loadgen.requests import slo
 from loadgen.requests.metrics import request_metrics
+from loadgen.requests.slo import objectives
 from loadgen.requests.summary import client_summary
 
+LIKE = "write one like ttft_p99<500ms or error_rate<1%"
 # ttft 20, tpot and every gap 10, e2e 40
 THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
 
@@ -36,8 +38,31 @@ def test_an_objective_is_read(
     (got,) = slo.parse_slo(text).objectives
     assert (metric, statistic, inclusive) == (got.metric, got.statistic, got.inclusive)
     assert (quantile, bound_ms) == (
-        None if got.quantile is None else pytest.approx(got.quantile), pytest.approx(got.bound_ms),
+        None if got.quantile is None else pytest.approx(got.quantile), pytest.approx(got.bound),
     )  # fmt: skip
+    assert ("ms", False, True) == (got.unit, got.from_below, got.of_latency)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "bound", "unit", "value", "met"),
+    [
+        ("error_rate<1%", "error_rate", 0.01, "ratio", 0.01, False),
+        ("error_rate<=1%", "error_rate", 0.01, "ratio", 0.01, True),
+        ("error_rate < 0.01", "error_rate", 0.01, "ratio", 0.009, True),
+        ("error_rate<=0", "error_rate", 0, "ratio", 0, True),
+        ("ttft<1s,goodput_ratio>95%", "goodput_ratio", 0.95, "ratio", 0.95, False),
+        ("ttft<1s,goodput_ratio>=0.95", "goodput_ratio", 0.95, "ratio", 0.95, True),
+        ("ttft<1s,goodput>3", "goodput", 3, "requests/s", 3.1, True),
+        ("ttft<1s,goodput>=3/s", "goodput", 3, "requests/s", 2.9, False),
+        ("requests_per_s>0.5", "requests_per_s", 0.5, "requests/s", 0.6, True),
+        ("output_tokens_per_s>1e3/s", "output_tokens_per_s", 1000, "tokens/s", 1000, False),
+    ],
+)
+def test_an_objective_of_a_run_is_read(text: str, metric: str, bound: float, unit: str, value: float, met: bool):
+    """Shares from above or from below, rates from below; and whether a value keeps the bound."""
+    got = slo.parse_slo(text).objectives[-1]
+    assert (metric, "run", unit, False) == (got.metric, got.statistic, got.unit, got.of_latency)
+    assert (pytest.approx(bound), met) == (got.bound, got.holds(value))
 
 
 def test_several_objectives_are_read_in_order():
@@ -49,10 +74,41 @@ def test_several_objectives_are_read_in_order():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is not an objective; write one like ttft_p99<500ms"),
-        ("ttft_p99", "'ttft_p99' is not an objective; write one like ttft_p99<500ms"),
-        ("ttft>500ms", "'ttft>500ms' is not an objective; write one like ttft_p99<500ms"),
-        ("ttfb_p99<1s", "'ttfb_p99<1s': unknown metric 'ttfb'; choose from ttft, tpot, itl, e2e"),
+        ("", f"'' is not an objective; {LIKE}"),
+        ("ttft_p99", f"'ttft_p99' is not an objective; {LIKE}, in quotes: a shell takes < and > for files"),
+        ("ttft>500ms", "'ttft>500ms': a latency is bound from above; write < or <=, like ttft_p99<500ms"),
+        ("ttfb_p99<1s", f"'ttfb_p99<1s': unknown metric 'ttfb'; choose from {', '.join(objectives.METRICS)}"),
+        ("error_rate>1%", "'error_rate>1%': error_rate is bound from above; write < or <=, like error_rate<1%"),
+        ("ttft<1s,goodput<3", "'goodput<3': goodput is bound from below; write > or >=, like goodput>3"),
+        (
+            "error_rate_p99<1%",
+            "'error_rate_p99<1%': error_rate is one number of a run and has no statistics; write error_rate<1%",
+        ),
+        ("error_rate<5", "'error_rate<5': '5' is not a share; write a percentage, or a number from 0 to 1"),
+        ("error_rate<101%", "'error_rate<101%': '101' is not a share; write a percentage, or a number from 0 to 1"),
+        ("error_rate<0", "'error_rate<0': no run can meet this; write error_rate<=0"),
+        ("ttft<1s,goodput_ratio>100%", "'goodput_ratio>100%': no run can meet this; write goodput_ratio>=100%"),
+        ("error_rate<10ms", "'error_rate<10ms': unknown unit 'ms'; write it like error_rate<1%"),
+        (
+            "goodput>95%",
+            "'goodput>95%': unknown unit '%'; write it like goodput>3; the share of good requests is goodput_ratio",
+        ),
+        (
+            "requests_per_s>-1",
+            "'requests_per_s>-1': '-1' is not a rate; write a number a second, like requests_per_s>3",
+        ),
+        (
+            "requests_per_s>1-2",
+            "'requests_per_s>1-2': '1-2' is not a rate; write a number a second, like requests_per_s>3",
+        ),
+        (
+            "error_rate<1%,goodput>3",
+            "'goodput>3': no objective says which requests are good; add one of a latency, like goodput>3,ttft<500ms",
+        ),
+        (
+            "requests_per_s>1,requests_per_s>2",
+            "'requests_per_s>1': requests_per_s is bound twice; keep one of the bounds",
+        ),
         ("ttft_p99<500", "'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
         ("ttft_p99<5min", "'ttft_p99<5min': unknown unit 'min'; write the bound in ms or s, like 500ms"),
         ("ttft_p99<0ms", "'ttft_p99<0ms': '0' is not a bound; write a number above zero, like 500ms"),
@@ -60,8 +116,8 @@ def test_several_objectives_are_read_in_order():
         ("ttft_p100<1s", "'ttft_p100<1s': unknown statistic 'p100'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft_p0<1s", "'ttft_p0<1s': unknown statistic 'p0'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft_avg<1s", "'ttft_avg<1s': unknown statistic 'avg'; choose p50, p99, p99.9, …, mean or max"),
-        ("ttft<1s,ttft<2s", "'ttft<1s': ttft_every is bound twice; keep one of the bounds"),
-        ("ttft<1s,", "'' is not an objective; write one like ttft_p99<500ms"),
+        ("ttft<1s,ttft<2s", "'ttft<1s': ttft is bound twice; keep one of the bounds"),
+        ("ttft<1s,", f"'' is not an objective; {LIKE}"),
     ],
 )
 def test_what_is_no_objective_is_refused(text: str, message: str):
@@ -99,26 +155,97 @@ def test_what_counts_for_goodput(text: str, row: dict[str, object], met: bool, u
     assert (met, unknown) == (bool(got.met[0]), bool(got.unknown[0]))
 
 
+def result_of(text: str, *rows: dict[str, object], stopped: bool = False) -> slo.SloResult:
+    """The objectives of a run of 1 s that had these requests."""
+    client = client_summary(request_log(*rows), start_ns=0, end_ns=10**9, slo=slo.parse_slo(text), stopped=stopped)
+    assert client.slo is not None
+    json.dumps(to_builtins(client.slo), allow_nan=False)
+    return client.slo
+
+
+FAILED = {"submit": 100, "end": 101, "status": "failed"}
+
+
 def test_a_run_meets_an_objective_or_not():
-    """By the statistic over the requests that ended ok; plain metrics bind every request."""
-    log = request_log(THREE, THREE | {"first": 110}, THREE | {"first": 140, "status": "failed"})
-    got = slo.slo_result(slo.parse_slo("ttft_mean<16ms,ttft_max<20ms,ttft<20.1ms"), log, request_metrics(log))
+    """By the statistic over its requests; plain metrics bind every request."""
+    got = result_of("ttft_mean<16ms,ttft_max<20ms,ttft<20.1ms", THREE, THREE | {"first": 110})
     assert [(15.0, True, 2), (20.0, False, 2), (20.0, True, 2)] == [
         (each.value_ms, each.met, each.count) for each in got.objectives
     ]
-    assert (False, 2) == (got.met, got.good_requests + 1)
-    json.dumps(to_builtins(got), allow_nan=False)
+    assert (False, 1) == (got.met, got.good_requests)
+
+
+@pytest.mark.parametrize("status", ["failed", "refused", "cancelled", "in_flight"])
+def test_a_request_that_did_not_end_ok_has_an_infinite_latency(status: str):
+    """24 of 27 were lost, and what came had come in time: no statistic of any latency is met, and JSON says so."""
+    text = "ttft_p99<2s,ttft_p50<2s,tpot_mean<2s,itl_p99<2s,e2e_max<2s,itl<2s"
+    got = result_of(text, *[THREE] * 3, *[FAILED | {"status": status}] * 24)
+    assert [(None, None, False, 27, 24, 0)] * 6 == [
+        (each.value, each.value_ms, each.met, each.requests, each.failed_requests, each.left_out_requests)
+        for each in got.objectives
+    ]
+    assert got.objectives[2].missing == "24 of 27 requests did not end ok, and their tpot counts as infinite"
+    assert (False, 3) == (got.met, got.good_requests)
+
+
+def test_a_percentile_is_finite_while_fewer_have_failed_than_lie_above_it():
+    """One of 200: p99 is among the answers, a mean and a maximum are not."""
+    rows = [THREE | {"first": 100 + at % 40} for at in range(199)]
+    got = result_of("ttft_p99<2s,ttft_p99.9<2s,ttft_mean<2s,ttft<2s,itl_p99<2s", *rows, FAILED)
+    assert [True, False, False, False, True] == [each.met for each in got.objectives]
+    assert got.objectives[0].value_ms == np.quantile([at % 40 for at in range(199)] + [1e9], 0.99)
+    assert (199, 200, 1) == (
+        got.objectives[0].count, got.objectives[0].requests, got.objectives[0].failed_requests,
+    )  # fmt: skip
+    assert [False] == [each.met for each in result_of("itl_p99<2s", *rows, *[FAILED] * 3).objectives]
+
+
+def test_all_requests_failed():
+    """Every latency is missed, not unknown; so is a share of errors, and a rate of nothing is zero."""
+    got = result_of("ttft_p50<2s,error_rate<1%,requests_per_s>0,goodput_ratio>0", *[FAILED] * 5)
+    assert [(None, False), (1.0, False), (0.0, False), (0.0, False)] == [
+        (each.value, each.met) for each in got.objectives
+    ]
+
+
+def test_what_the_user_stopped_is_not_held_against_the_server():
+    """Unless it had waited for longer than the bound by then. Where the load generator gave it up, it counts."""
+    waiting = {"submit": 100, "end": 1100, "status": "cancelled"}  # 1 s without a token
+    early = THREE | {"end": 130, "status": "cancelled", "last": -1}
+    text = "ttft_p99<2s,ttft_p50<900ms,e2e_p99<2s,tpot_p99<2s,error_rate<1%,goodput_ratio>99%"
+    stopped = result_of(text, THREE, waiting, early, stopped=True)
+    assert [
+        (True, 1, 0, 2), (False, 2, 1, 1), (True, 1, 0, 2), (True, 1, 0, 2), (True, 1, 0, 2), (True, 1, 0, 2),
+    ] == [
+        (each.met, each.requests, each.failed_requests, each.left_out_requests) for each in stopped.objectives
+    ]  # fmt: skip
+    given_up = result_of(text, THREE, waiting, early)
+    assert [False] * 5 == [each.met for each in given_up.objectives][:5]
+
+
+def test_shares_and_rates_of_a_run():
+    """Of all requests, over the window; each says how many it speaks of."""
+    got = result_of(
+        "ttft<15ms,error_rate<30%,goodput>1,goodput_ratio>=0.25,requests_per_s>2,output_tokens_per_s>9",
+        THREE, THREE | {"first": 110}, THREE | {"first": 110}, FAILED,
+    )  # fmt: skip
+    assert [(False, None), (True, 0.25), (True, 2.0), (True, 0.5), (True, 3.0), (False, 9.0)] == [
+        (each.met, each.value) for each in got.objectives
+    ]
+    assert {(4, 1, 0)} == {(each.requests, each.failed_requests, each.left_out_requests) for each in got.objectives}
+    assert {(None, None)} == {(each.bound_ms, each.value_ms) for each in got.objectives[1:]}
 
 
 def test_an_objective_without_a_sample_is_neither_met_nor_missed():
     """Null, and why."""
-    log = request_log(THREE | {"output": -1})
-    got = slo.slo_result(slo.parse_slo("tpot_p99<1s,ttft<1s"), log, request_metrics(log))
-    first, second = got.objectives
-    assert (None, None, "no request that ended ok has a value of tpot") == (
-        first.value_ms, first.met, first.missing,
+    first, second, third = (
+        got := result_of("tpot_p99<1s,ttft<1s,output_tokens_per_s>1", THREE | {"output": -1})
+    ).objectives
+    assert (None, None, "no request that ended ok has a value of tpot", 1) == (
+        first.value_ms, first.met, first.missing, first.left_out_requests,
     )  # fmt: skip
     assert (True, None, 1) == (second.met, got.met, got.undetermined_requests)
+    assert (None, "1 of 1 replies report no usage") == (third.met, third.missing)
 
 
 def test_goodput_that_no_reply_can_tell_is_missing():
@@ -156,10 +283,17 @@ def test_goodput_is_at_most_throughput_and_grows_with_the_bound(
 
 @given(st.lists(ROWS, min_size=1, max_size=20), st.integers(1, 150))
 def test_when_every_request_is_bound_all_good_means_met(rows: list[dict[str, object]], bound_ms: int):
-    """The plain objective is met exactly when each request that ended ok, and tells, meets it."""
+    """The plain objective is met exactly when each request ended ok and meets it."""
     log = request_log(*rows)
-    metrics, objective = request_metrics(log), slo.parse_slo(f"e2e<{bound_ms}ms")
-    ok = log.status == "ok"
-    assert (bool(slo.goodput(objective, log, metrics).met[ok].all()) if ok.any() else None) == slo.slo_result(
-        objective, log, metrics
-    ).met
+    good = slo.goodput(slo.parse_slo(f"e2e<{bound_ms}ms"), log, request_metrics(log))
+    assert bool(good.met.all()) == result_of(f"e2e<{bound_ms}ms", *rows).met
+
+
+@given(st.lists(st.integers(0, 100), max_size=30), st.integers(0, 30), st.sampled_from([50, 90, 95, 99, 99.9]))
+def test_a_percentile_among_failures_is_that_of_very_long_waits(ttft_ms: list[int], failed: int, percent: float):
+    """As numpy has it, with a wait far above the bound in the place of each failure."""
+    rows = [THREE | {"first": 100 + wait} for wait in ttft_ms] + [FAILED] * failed
+    if rows:
+        (got,) = result_of(f"ttft_p{percent:g}<200ms", *rows).objectives
+        expected = np.quantile([*ttft_ms, *[1e15] * failed], percent / 100)
+        assert (expected < 200, None if expected > 1e6 else pytest.approx(expected)) == (got.met, got.value_ms)
