@@ -28,6 +28,9 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     session     the session it is a turn of; -1 none
     turn        0 for the first turn; the others stand in the first one's `turns`, and hold only what they add
     think_ns    how long after the previous turn's end it is sent; -1 for a first turn
+    headers     which of the worker's header sets goes with it, by position; -1 none. A plan holds no header: it may be
+                a secret
+    whole       of a later turn: its body is the whole conversation, and is sent as it is
     """
 
     index: int
@@ -43,6 +46,8 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     turn: int = 0
     think_ns: int = -1
     turns: tuple[PlannedRequest, ...] = ()
+    headers: int = -1
+    whole: bool = False
 
 
 class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):

@@ -44,7 +44,7 @@ async def next_turn(
     if text is None:
         return None
     following = planned.turns[0]
-    body = protocol.carry(planned.body, text, following.body)
+    body = following.body if following.whole else protocol.carry(planned.body, text, following.body)
     due_ns = exchange.end_ns + max(0, following.think_ns)
     return msgspec.structs.replace(following, body=body, turns=planned.turns[1:]), due_ns
 

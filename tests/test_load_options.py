@@ -32,6 +32,14 @@ classes:
   - {name: short, weight: 1, input: 12}
   - {name: talk, weight: 1, input: 16, turns: 2, think_time_s: 0.05}
 """
+PROMPTS = """\
+{"prompt": "What is the capital of France?", "max_tokens": 3, "id": 1}
+{"text": "Tell me about the sea.", "output_tokens": 4, "headers": {"Authorization": "Bearer %s"}}
+{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], "max_tokens": 2}
+{"prompt": "Hello.", "session": "a", "max_tokens": 5}
+{"prompt": "And now?", "session": "a", "max_tokens": 6}
+"""
+SECRET = "geheim-7"
 TALKS = "name: talks\ncontent: words\ninput: 16\noutput: 60\nturns: 2\n"
 HUNDRED = "name: hundred\ncontent: words\ninput: 20\noutput: 100\n"
 RANDOM = "name: random\ninput: {uniform: {min: 30, max: 60}}\noutput: 3\nsystem_prompt: {tokens: 8}\n"
@@ -103,6 +111,8 @@ RUNS: dict[str, tuple[str, ...]] = {
               "--burstiness", "0.3"),
     "burst": (*SOME, "--workload", "{}/random.yaml", "--exact-tokens", "--arrival", "burst", "--burst-on", "0.1",
               "--burst-off", "0.2"),
+    "prompts": ("--prompts", "{}/prompts.jsonl", "--concurrency", "2", "--requests", "6", "--warmup", "4"),
+    "once": ("--prompts", "{}/prompts.jsonl", "--concurrency", "2", "--warmup", "0"),
     "talks": ("--concurrency", "4", "--workers", "2", "--requests", "8", "--workload", "{}/talks.yaml",
               "--warmup", "0"),
     "slot": ("--concurrency", "1", "--workers", "2", "--requests", "4", "--workload", "{}/tiny.yaml", "--warmup", "3"),
@@ -132,6 +142,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         "random.yaml": RANDOM,
         "talks.yaml": TALKS,
         "azure.csv": TRACE,
+        "prompts.jsonl": PROMPTS % SECRET,
     }
     for name, text in texts.items():
         (files / name).write_text(text, encoding="utf-8")
@@ -285,6 +296,33 @@ def test_a_session_carries_its_history(runs: Runs):
         assert (0, 1) == (log.turn[first], log.turn[second])
         assert log.input_tokens[second] > log.input_tokens[first] + 4
         assert log.scheduled_ns[second] == log.end_ns[first] + 50 * MS
+
+
+def test_prompts_of_ones_own_are_sent_in_order(runs: Runs):
+    """Each once; or from the top again where more are wanted, which the report says, as it says what it ignores."""
+    once, again = runs["once"], runs["prompts"]
+    assert [3, 4, 2, 5] == [request.max_tokens for request in once.plan]
+    assert [3, 4, 2, 5, 3, 4] == [request.max_tokens for request in again.plan]
+    log = once.log
+    assert [3, 4, 2, 5, 6] == log.output_tokens[log.index.argsort()].tolist()
+    (talk,) = np.flatnonzero(log.turn == 1)
+    (begun,) = np.flatnonzero((log.session >= 0) & (log.turn == 0))
+    assert log.submit_ns[talk] >= log.end_ns[begun]
+    assert "--prompts: fields that Sidelight does not use are ignored: 'id' (line 1)" in once.summary["warnings"]
+    assert [] == [text for text in once.summary["warnings"] if "were sent from a file" in text]
+    assert (
+        "6 requests were sent from a file of 4 prompts, so each was sent about 1.5 times: the engine's prefix cache "
+        "may have answered repeats faster than it would new prompts; --requests 4 sends each once"
+    ) in again.summary["warnings"]
+
+
+def test_headers_of_prompts_are_not_recorded(runs: Runs):
+    """They may be keys: no file of the run directory has them."""
+    assert 4 == runs["prompts"].summary["workload"]["warmup_requests"]
+    for run in (runs["once"], runs["prompts"]):
+        assert run.code == 0
+        files = [path for path in run.path.rglob("*") if path.is_file()]
+        assert [] == [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_warm_up_by_the_draft(runs: Runs):

@@ -25,9 +25,9 @@ from loadgen.plan.tokenizers import (
     reference,
 )
 from loadgen.plan.tokenizers.fitting import fit_counted
-from loadgen.plan.workloads.request import WorkloadRequest
+from loadgen.plan.workloads.request import Messages, WorkloadRequest
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.request import Prompt, Target, joined
+from loadgen.protocols.request import Prompt, Target, joined, text_of
 from loadgen.records import PlannedRequest
 
 # What a chat template and special tokens may add to a prompt.
@@ -143,6 +143,8 @@ class Fitter:
 
     async def fit(self, request: WorkloadRequest) -> Planned:
         """Return one request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
+        if request.messages:
+            return await self._as_given(request)
         parts = _Parts(
             system=self._shared[request.system.name] if request.system else _NOTHING,
             prefix=self._shared[request.prefix.name] if request.prefix else _NOTHING,
@@ -167,6 +169,23 @@ class Fitter:
             missed_tokens=declared - input_tokens,
             dropped_turns=len(request.turns) - len(turns) if self._order.sessions else 0,
         )
+
+    async def _as_given(self, request: WorkloadRequest) -> Planned:
+        """Return a whole conversation as it is: only what is asked of the output gives way to the model's length."""
+        declared = await self._count(request.messages)
+        max_tokens, limit = request.max_tokens, self._order.max_model_len
+        if limit is not None:
+            max_tokens = max(1, min(max_tokens, limit - TEMPLATE_TOKENS - declared))
+        turns = await self._turns(request, declared + max_tokens)
+        encoded = self._encoded(request, Prompt(text="", messages=request.messages), declared, max_tokens)
+        return Planned(
+            request=msgspec.structs.replace(encoded, turns=turns),
+            clipped_output=max_tokens < request.max_tokens,
+            dropped_turns=len(request.turns) - len(turns) if self._order.sessions else 0,
+        )
+
+    async def _count(self, messages: Messages) -> int:
+        return await count_text(self._tokenizer, text_of(messages))
 
     async def _fitted(self, text: str, token_ids: Sequence[int], tokens: int) -> FittedPrompt:
         """Return a file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
@@ -212,12 +231,21 @@ class Fitter:
             return ()
         made = []
         for turn in request.turns:
-            own = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
-            context_tokens += TEMPLATE_TOKENS + own.tokens + turn.max_tokens
+            if turn.messages:
+                own = FittedPrompt("", await self._count(turn.messages))
+                context_tokens = own.tokens + turn.max_tokens
+            else:
+                own = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
+                context_tokens += TEMPLATE_TOKENS + own.tokens + turn.max_tokens
             if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
                 break
-            encoded = self._encoded(request, Prompt(text=own.text), own.tokens, turn.max_tokens)
-            made.append(msgspec.structs.replace(encoded, think_ns=round(turn.think_s * 1e9)))
+            prompt = Prompt(text=own.text, messages=turn.messages)
+            encoded = self._encoded(request, prompt, own.tokens, turn.max_tokens)
+            made.append(
+                msgspec.structs.replace(
+                    encoded, think_ns=round(turn.think_s * 1e9), headers=turn.headers, whole=bool(turn.messages)
+                )
+            )
         return tuple(made)
 
     def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
@@ -231,6 +259,7 @@ class Fitter:
             body=body,
             input_tokens=input_tokens,
             max_tokens=max_tokens,
+            headers=request.headers,
         )
 
 

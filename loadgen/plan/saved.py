@@ -10,9 +10,10 @@ tokens     [input, max output]: as declared in the original run's tokenizer; inp
 offset_ns  from the phase's start; left out in a closed loop
 url        which of the run's URLs, by position; left out for the first
 think_ns   of a later turn: how long after the previous turn's end
+whole      of a later turn: true where its body is the whole conversation and nothing is carried into it
 turns      the later turns, each an object like this one
 
-What is equal in two runs (phase, numbering) is not in it, so equal workloads give equal files.
+What is equal in two runs (phase, numbering) is not in it, so equal workloads give equal files; nor are headers.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     offset_ns: _Known = -1
     url: Annotated[int, Meta(ge=0)] = 0
     think_ns: _Known = -1
+    whole: bool = False
     turns: tuple[_Line, ...] = ()
 
 
@@ -113,6 +115,7 @@ def _to_line(request: PlannedRequest, first: int) -> _Line:
         offset_ns=request.offset_ns,
         url=request.url,
         think_ns=request.think_ns,
+        whole=request.whole,
         turns=tuple(_to_line(turn, first) for turn in request.turns),
     )
 
@@ -209,6 +212,7 @@ def _planned(line: _Line, model: str | None) -> PlannedRequest:
         url=line.url,
         session=line.index if turns else -1,
         think_ns=line.think_ns,
+        whole=line.whole,
         turns=turns,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt's text, and the system prompt that stands before it."""
+    """A prompt's text, and the system prompt that stands before it; or whole `messages` in place of both."""
 
     text: str
     system: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +50,22 @@ def joined(prompt: Prompt) -> str:
     return f"{prompt.system}\n\n{prompt.text}" if prompt.system else prompt.text
 
 
-def messages_of(prompt: Prompt) -> list[dict[str, str]]:
-    """Return the messages of a chat: the system prompt, if there is one, and the user's."""
+def messages_of(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """Return the messages of a chat: those of the prompt, else the system prompt, if there is one, and the user's."""
+    if prompt.messages:
+        return list(prompt.messages)
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
     return [*system, {"role": "user", "content": prompt.text}]
+
+
+def text_of(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the texts of messages, a blank line between them; images and other parts have none."""
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts += (part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return "\n\n".join(texts)
 
 
 def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object]:

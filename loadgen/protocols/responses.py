@@ -24,7 +24,7 @@ def body(asked: Asked) -> bytes:
     """Write a request; the system prompt is in `instructions`; `ignore_eos`, an extension, is left out when false."""
     fields = {
         "model": asked.target.model,
-        "input": [{"role": "user", "content": asked.prompt.text}],
+        "input": asked.prompt.messages or [{"role": "user", "content": asked.prompt.text}],
         "instructions": asked.prompt.system or None,
         "max_output_tokens": asked.max_tokens,
         "temperature": asked.temperature,

@@ -166,9 +166,17 @@ class HttpTransport:
         origins = [origin_of(root) for root in spec.roots]
         tls = tls_context(spec.tls) if any(origin.tls for origin in origins) else None
         pools = {origin: Pool(origin, clock, tls=tls, reuse=spec.reuse, stamps=stamps) for origin in origins}
-        # By a request's `url`: the pool, what stands before its path, and the lines that every request has.
+        # By a request's `url`: the pool, what stands before its path, and the lines that every request has; last those
+        # of a request without headers of its own, so that position -1 is theirs.
         self._targets = [
-            (pools[origin], urlsplit(root).path, _fixed_head(origin.authority, spec.headers, reuse=spec.reuse))
+            (
+                pools[origin],
+                urlsplit(root).path,
+                [
+                    _fixed_head(origin.authority, _merged(spec.headers, own), reuse=spec.reuse)
+                    for own in (*spec.header_sets, {})
+                ],
+            )
             for root, origin in zip(spec.roots, origins, strict=True)
         ]
         self._pools = tuple(pools.values())
@@ -188,13 +196,20 @@ class HttpTransport:
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
         """Send a request to the URL that it names; see Pool.perform."""
-        pool, prefix, fixed = self._targets[planned.url]
+        pool, prefix, heads = self._targets[planned.url]
+        fixed = heads[planned.headers]
         run_id, index = self._run_id, planned.index
         head = (
             f"POST {prefix}{planned.path} HTTP/1.1\r\n{fixed}X-Request-Id: {request_id(run_id, index)}\r\n"
             f"traceparent: {traceparent(run_id, index)}\r\nContent-Length: {len(planned.body)}\r\n\r\n"
         )
         await pool.perform(exchange, head.encode() + planned.body, timeout_s=timeout_s)
+
+
+def _merged(headers: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+    """Return headers where a request's own replace those of the same name, whatever its case."""
+    replaced = {name.lower() for name in own}
+    return {name: value for name, value in headers.items() if name.lower() not in replaced} | own
 
 
 def _fixed_head(authority: str, given: dict[str, str], *, reuse: bool) -> str:

@@ -22,6 +22,7 @@ _MESSAGE_CHARS = 200
 class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker's specification, sent once.
 
+    header_sets  further headers of single requests, by `PlannedRequest.headers`; over HTTP only
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     protocol   the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
@@ -33,6 +34,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     run_id: str
     clock_offset_ns: int
     headers: dict[str, str]
+    header_sets: tuple[dict[str, str], ...] = ()
     out: str
     request_timeout_s: float
     urls: Annotated[list[str], msgspec.Meta(min_length=1)]

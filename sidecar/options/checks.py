@@ -53,7 +53,8 @@ def check_run(options: RunOptions) -> RunOptions:
     if options.listen is not None:
         listen_address(options.listen)
     scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
-    ends = options.requests is not None or options.trace is not None or options.replay_requests is not None
+    files = (options.trace, options.replay_requests, options.prompts)
+    ends = options.requests is not None or any(path is not None for path in files)
     return replace(
         options,
         rate=options.rate if options.rate is not None or scheduled else DEFAULT_RATE_PER_S,
@@ -91,11 +92,13 @@ def _check_load(options: RunOptions) -> None:
         raise ConfigurationError(named("--workload", options.workload, str(error))) from error
     for flag, path in (
         ("--dataset", options.dataset),
+        ("--prompts", options.prompts),
         ("--replay-requests", options.replay_requests),
         ("--trace", options.trace),
     ):
         if path is not None and not path.is_file():
-            raise ConfigurationError(f"{flag} {path}: no such file")
+            why = "not a regular file" if path.exists() else "no such file"
+            raise ConfigurationError(f"{flag} {path}: {why}; give the path of a readable file")
     if options.tokenizer not in NAMED_TOKENIZERS and not Path(options.tokenizer).exists():
         raise ConfigurationError(
             f"--tokenizer {options.tokenizer}: no such file; give {', '.join(NAMED_TOKENIZERS)} or the path of a "
@@ -156,10 +159,31 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
         yield f"--workers {options.workers}: --barrier is exact with one worker only"
     if options.replay_requests is not None and options.save_requests is not None:
         yield "--save-requests and --replay-requests exclude each other: replayed requests are saved already"
-    if options.sessions and options.dataset is None:
-        yield "--sessions needs --dataset, whose conversations have later messages; a workload file sets turns itself"
-    if options.think_time and not options.sessions:
-        yield f"--think-time {options.think_time:g}: needs --sessions; a workload file sets think_time_s itself"
+    yield from _contradicting_prompts(options)
+    if options.sessions and options.dataset is None and options.prompts is None:
+        yield (
+            "--sessions needs --dataset or --prompts, whose conversations have later messages; a workload file sets "
+            "turns itself"
+        )
+    if options.think_time and not options.sessions and options.prompts is None:
+        yield (
+            f"--think-time {options.think_time:g}: needs --sessions or --prompts; a workload file sets think_time_s "
+            "itself"
+        )
+
+
+def _contradicting_prompts(options: RunOptions) -> Iterator[str]:
+    if options.prompts is None:
+        return
+    given = {
+        f"--workload {options.workload}": options.workload != RunOptions().workload,
+        "--dataset": options.dataset is not None,
+        "--replay-requests": options.replay_requests is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        yield f"--prompts and {name} exclude each other: each says what is sent; give one of them"
+    if options.exact_tokens:
+        yield "--prompts and --exact-tokens exclude each other: prompts of your own are sent as they are"
 
 
 def _contradicting_arrivals(options: RunOptions) -> Iterator[str]:

@@ -144,8 +144,8 @@ class RunOptions(ContactOptions, SpanOptions):
         Duration | None,
         option(
             LOAD,
-            "Stop submitting after this many seconds. Default: 30; with --requests, --trace or --replay-requests, "
-            "when all of them are sent.",
+            "Stop submitting after this many seconds. Default: 30; with --requests, --trace, --prompts or "
+            "--replay-requests, when all of them are sent.",
         ),
     ] = None
     warmup: Annotated[
@@ -206,6 +206,14 @@ class RunOptions(ContactOptions, SpanOptions):
         Path | None,
         option(WORKLOAD, "Data set for --workload conversation (ShareGPT) or code-completion (The Stack)."),
     ] = None
+    prompts: Annotated[
+        Path | None,
+        option(
+            WORKLOAD,
+            "Send your own prompts, in the file's order: JSON lines with prompt, text or messages, and optionally "
+            "max_tokens, session and headers; a .txt file, a prompt a line; or ShareGPT. docs/workloads.md.",
+        ),
+    ] = None
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)],
         option(WORKLOAD, "The same seed sends the same requests at the same times.", converter=_whole),
@@ -232,10 +240,13 @@ class RunOptions(ContactOptions, SpanOptions):
         bool,
         flag(
             WORKLOAD,
-            "Send the later messages of a conversation in --dataset as later turns, with the replies as history.",
+            "Send the later messages of a conversation in --dataset, or in ShareGPT's --prompts, as later turns, with "
+            "the replies as history.",
         ),
     ] = False
-    think_time: Annotated[Pause, option(WORKLOAD, "With --sessions: seconds from a reply to the next turn.")] = 0.0
+    think_time: Annotated[
+        Pause, option(WORKLOAD, "With --sessions or --prompts: seconds from a reply to the next turn.")
+    ] = 0.0
     save_requests: Annotated[Path | None, option(WORKLOAD, "Write the exact requests to this file (JSON lines).")] = (
         None
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from msgspec import UNSET
 
 from exporter.summary.correlation import Correlation, RecordsOfRequests
@@ -47,7 +48,7 @@ def warnings(
     yield from _comparability(client, correlation)
     yield from _estimates(run)
     yield from _blanks(run, client, correlation)
-    yield from _cache(run, server)
+    yield from _repeats(run, workload) or _cache(run, server)
     yield from _clipping(workload)
 
 
@@ -132,6 +133,18 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
         yield f"{blank.mean:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
 
 
+def _repeats(run: Run, workload: Workload) -> list[str]:
+    """Return what it means that more requests were sent than a file of prompts holds; nothing where each went once."""
+    held = (workload.stated or {}).get("prompts")
+    session = run.requests.session[run.requests.phase == "measure"]
+    sent = int((session < 0).sum()) + len(np.unique(session[session >= 0]))
+    if not held or sent <= held:
+        return []
+    times = f"{sent} requests were sent from a file of {held} prompts, so each was sent about {sent / held:.1f} times"
+    cache = "the engine's prefix cache may have answered repeats faster than it would new prompts"
+    return [f"{times}: {cache}; --requests {held} sends each once"]
+
+
 def _cache(run: Run, server: Server) -> Iterator[str]:
     if _shares(run):
         return
@@ -140,8 +153,15 @@ def _cache(run: Run, server: Server) -> Iterator[str]:
     if hits and queries and hits > CACHED_RATIO * queries:
         yield (
             f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "
-            "requests sent before? Another --seed sends others"
+            f"requests sent before?{_another_seed(run)}"
         )
+
+
+def _another_seed(run: Run) -> str:
+    """Return the cure for requests that were sent before; a file's are the same with every seed."""
+    config = run.manifest["config"]
+    given = any(config.get(name) for name in ("dataset", "prompts", "replay_requests"))
+    return "" if given else " Another --seed sends others"
 
 
 def _shares(run: Run) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from loadgen.plan.fitting import Planned, PlanOrder, plan
 from loadgen.plan.tokenizers import Tokenizer, TokenizerError
 from loadgen.plan.workloads import Workload, mix
 from loadgen.plan.workloads.distributions import Fixed
+from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan
 from rundir.frames import FrameLog
@@ -43,14 +44,19 @@ class Load:
 
     about   what the manifest states of it
     notes   what the reader must know, once
-    saved   how many requests the saved file has; None without one
+    held    how many requests the file holds that ends the load; None where a duration or a number ends it
     """
 
     workload: Workload | None
     arrival: Arrival | None
     about: dict[str, Any]
     notes: tuple[str, ...]
-    saved: int | None = None
+    held: int | None = None
+
+    @property
+    def header_sets(self) -> tuple[Mapping[str, str], ...]:
+        """Return the headers that single requests bear, by their position."""
+        return () if self.workload is None else self.workload.headers
 
 
 def read_load(options: RunOptions) -> Load:
@@ -63,13 +69,21 @@ def read_load(options: RunOptions) -> Load:
             return _replayed(options, options.replay_requests, arrival, notes)
         workload = _workload(options, options.seed)
     except ValueError as error:
-        replayed = options.replay_requests
-        flag, value = ("--workload", options.workload) if replayed is None else ("--replay-requests", str(replayed))
-        raise ConfigurationError(named(flag, value, str(error))) from error
+        raise ConfigurationError(named(*_source(options), str(error))) from error
+    held = workload.held if options.requests is None and options.duration is None else None
     if arrival is not None:
-        _offsets_ns(options, arrival, None)  # a schedule without a request is an error before any target is asked
+        _offsets_ns(options, arrival, held)  # a schedule without a request is an error before any target is asked
     about = {"label": workload.label, **workload.about}
-    return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes))
+    return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes), held=held)
+
+
+def _source(options: RunOptions) -> tuple[str, str]:
+    """Return the option that says what is sent, and its value."""
+    if options.replay_requests is not None:
+        return "--replay-requests", str(options.replay_requests)
+    if options.prompts is not None:
+        return "--prompts", str(options.prompts)
+    return "--workload", options.workload
 
 
 def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
@@ -80,7 +94,7 @@ def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: t
         if first is not None and first.offset_ns >= 0:
             arrival = None
     about = {**file.workload, "replayed_from": str(path), "replayed_sha256": file.sha256}
-    return Load(workload=None, arrival=arrival, about=about, notes=notes, saved=file.count)
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, held=file.count)
 
 
 def preliminary_plan(
@@ -88,12 +102,17 @@ def preliminary_plan(
 ) -> AsyncGenerator[Planned, None]:
     """Return requests of a warm-up or of probes, from other seeds, so that nothing measured is cached.
 
-    A warm-up is of the measured workload. Probes are all of one length: only what the engine does differs then. Rounds,
-    which differ in their first index, have seeds of their own.
+    A warm-up is of the measured workload; before a user's own prompts it is as long as these. Probes are all of one
+    length: only what the engine does differs then. Rounds, which differ in their first index, have seeds of their own.
     """
     key = (1, order.first_index) if order.first_index else (1,)
     seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0])
-    requests = mix.requests([PROBE], seed=seed) if order.phase == "probe" else _workload(options, seed).requests
+    if order.phase == "probe":
+        requests = mix.requests([PROBE], seed=seed)
+    elif options.prompts is not None:
+        requests = workloads.likenesses(options.prompts, seed=seed, protocol=PROTOCOLS[options.endpoint])
+    else:
+        requests = _workload(options, seed).requests
     return plan(requests, target=target, tokenizer=tokenizer, order=order)
 
 
@@ -104,8 +123,9 @@ def measure_plan(
 
     Raises ConfigurationError when the schedule has none.
     """
-    offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.saved)
-    timed = replace(order, offsets_ns=offsets_ns, count=planned_requests(options))
+    offsets_ns = None if load.arrival is None else _offsets_ns(options, load.arrival, load.held)
+    count = planned_requests(options)
+    timed = replace(order, offsets_ns=offsets_ns, count=load.held if count is None else count)
     if load.workload is not None:
         return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
     return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model)
@@ -174,6 +194,14 @@ def save_requests(path: Path, plan_path: Path, load: Load) -> str:
 
 
 def _workload(options: RunOptions, seed: int) -> Workload:
+    if options.prompts is not None:
+        return workloads.given(
+            options.prompts,
+            seed=seed,
+            protocol=PROTOCOLS[options.endpoint],
+            sessions=options.sessions,
+            think_s=options.think_time,
+        )
     return workloads.build(
         options.workload,
         seed=seed,
@@ -184,9 +212,9 @@ def _workload(options: RunOptions, seed: int) -> Workload:
     )
 
 
-def _offsets_ns(options: RunOptions, arrival: Arrival, saved_count: int | None) -> npt.NDArray[np.int64]:
-    # A saved file ends by itself: its requests are all there is to send.
-    count = options.requests if options.requests is not None else saved_count
+def _offsets_ns(options: RunOptions, arrival: Arrival, held: int | None) -> npt.NDArray[np.int64]:
+    # A file ends by itself: its requests are all there is to send.
+    count = options.requests if options.requests is not None else held
     try:
         offsets_ns = schedule(arrival, seed=options.seed, count=count, duration_s=options.duration)
     except ValueError as error:

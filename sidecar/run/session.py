@@ -173,6 +173,7 @@ def worker_spec(
         clock_offset_ns=clock.offset_ns,
         urls=[served.url for served in prepared.served],
         headers=dict(prepared.contact.headers),
+        header_sets=tuple(map(dict, prepared.load.header_sets)),
         tls=prepared.contact.tls,
         transport=PROTOCOLS[options.endpoint].transport,
         protocol=options.endpoint,

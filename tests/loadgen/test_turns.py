@@ -72,6 +72,16 @@ async def test_a_turn_takes_up_the_history_and_the_reply(wire: type[Wire]):
     assert await next_turn(third[0], exchange(wire.SSE_HEAD, answer(wire, "Bye.")), protocol=CHAT) is None
 
 
+async def test_a_whole_conversation_replaces_the_history(wire: type[Wire]):
+    """Nothing is carried into a turn that says all; it is sent only after a reply that came well."""
+    first = session(4, "Hello.", "And now?", index=7)
+    first = msgspec.structs.replace(first, turns=(msgspec.structs.replace(first.turns[0], whole=True),))
+    second = await next_turn(first, exchange(wire.SSE_HEAD, answer(wire, "Good")), protocol=CHAT)
+    assert second is not None
+    assert first.turns[0].body == second[0].body
+    assert await next_turn(first, exchange(wire.SSE_HEAD, b"", status=500), protocol=CHAT) is None
+
+
 @given(st.lists(st.text(), max_size=100))
 def test_what_is_carried_is_what_was_said(texts: list[str]):
     """Whatever the reply says, in however many events."""

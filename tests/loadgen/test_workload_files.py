@@ -215,7 +215,7 @@ def test_a_file_that_is_missing_or_of_no_use_is_told(tmp_path: Path):
     """Not there; or given to a workload that reads none."""
     with pytest.raises(WorkloadError, match=r"none\.json: No such file or directory; .*--dataset"):
         workloads.build("conversation", seed=1, dataset=tmp_path / "none.json")
-    with pytest.raises(WorkloadError, match="long-context reads no data set; only conversation and code-completion do"):
+    with pytest.raises(WorkloadError, match=r"long-context reads no data set; add .* --prompts FILE"):
         workloads.check("long-context", dataset=tmp_path / "x")
     with pytest.raises(WorkloadError, match="give it with --trace FILE"):
         workloads.check("trace")

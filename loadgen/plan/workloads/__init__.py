@@ -5,14 +5,17 @@ A workload is a deterministic sequence of requests, endless but for a trace's, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgen.plan.workloads import synthetic_uniform
 from loadgen.plan.workloads.fields import WorkloadError, nearest
 from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
+
+if TYPE_CHECKING:
+    from loadgen.protocols import Protocol
 
 __all__ = [
     "NAMES",
@@ -23,6 +26,8 @@ __all__ = [
     "WorkloadRequest",
     "build",
     "check",
+    "given",
+    "likenesses",
 ]
 
 # The draft's five, in its order, and others that have a name.
@@ -38,6 +43,7 @@ NAMES: tuple[str, ...] = (
 READ_A_FILE = ("conversation", "code-completion")
 STAND_IN = "synthetic stand-in"
 _YAML = (".yaml", ".yml")
+_OWN = "own prompts"
 _DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 
 
@@ -49,12 +55,16 @@ class Workload:
     requests  in order; the same for the same seed
     about     what the manifest states of it, plain JSON values
     notes     what the user is warned of once
+    headers   the header sets that single requests name by their position
+    held      how many requests a file of prompts holds; None of a workload that does not repeat
     """
 
     label: str
     requests: Iterator[WorkloadRequest]
     about: dict[str, Any]
     notes: tuple[str, ...] = ()
+    headers: tuple[Mapping[str, str], ...] = ()
+    held: int | None = None
 
 
 def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) -> None:
@@ -68,7 +78,10 @@ def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) 
             f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path"
         )
     if dataset is not None and name not in READ_A_FILE:
-        raise WorkloadError(f"--dataset {dataset}: {name} reads no data set; only {' and '.join(READ_A_FILE)} do")
+        raise WorkloadError(
+            f"--dataset {dataset}: {name} reads no data set; add --workload conversation (ShareGPT) or code-completion "
+            "(The Stack), or send prompts of your own with --prompts FILE (docs/workloads.md)"
+        )
     if name == "trace" and trace is None:
         raise WorkloadError("workload trace needs a file; give it with --trace FILE")
 
@@ -165,7 +178,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
 def _trace(path: Path, seed: int) -> Workload:
     from loadgen.plan.traces import read_trace  # noqa: PLC0415  # as above
     from loadgen.plan.workloads import replayed  # noqa: PLC0415
-    from loadgen.plan.workloads.dataset import about_file  # noqa: PLC0415
+    from loadgen.plan.workloads.fields import about_file  # noqa: PLC0415
 
     data = about_file(path, "--trace")
     trace = read_trace(path)
@@ -176,6 +189,54 @@ def _trace(path: Path, seed: int) -> Workload:
         about=_about(label, seed, {"data": data, **replayed.about(trace)}, source=trace.name),
         notes=trace.notes,
     )
+
+
+def given(path: Path, *, seed: int, protocol: Protocol, sessions: bool = False, think_s: float = 0.0) -> Workload:
+    """Return the workload of a user's own prompts, as far as a protocol can send them.
+
+    sessions  of ShareGPT, the later messages are later turns; `think_s` seconds after the reply, where none are stated
+
+    Raises WorkloadError as `build` does.
+    """
+    from loadgen.plan.workloads import conversation, prompts  # noqa: PLC0415  # as above
+
+    label = f"{prompts.NAME} {path.name}"
+    if _is_sharegpt(path):
+        conversations, data = conversation.read(path)
+        about = {"data": {**data, "order": prompts.ORDER}, "prompts": len(conversations), "stand_in": False}
+        return Workload(
+            label=label,
+            requests=conversation.in_order(conversations, think_s=think_s if sessions else None),
+            about=_about(label, seed, about, source=_OWN),
+            held=len(conversations),
+        )
+    file = prompts.read(path)
+    prompts.require(file, protocol)
+    return Workload(
+        label=label,
+        requests=prompts.requests(file, think_s=think_s),
+        about=_about(label, seed, prompts.about(file), source=_OWN),
+        notes=prompts.notes(file),
+        headers=file.headers,
+        held=len(file.requests),
+    )
+
+
+def likenesses(path: Path, *, seed: int, protocol: Protocol) -> Iterator[WorkloadRequest]:
+    """Give what a warm-up sends before a user's prompts: as long as these, but other words. Raises WorkloadError."""
+    from loadgen.plan.workloads import prompts  # noqa: PLC0415  # as above
+
+    return prompts.likenesses(given(path, seed=seed, protocol=protocol).requests, seed=seed)
+
+
+def _is_sharegpt(path: Path) -> bool:
+    from loadgen.plan.prompts import format_of  # noqa: PLC0415  # as above
+    from loadgen.plan.workloads.fields import unreadable  # noqa: PLC0415
+
+    try:
+        return format_of(path) == "ShareGPT"
+    except OSError as error:
+        raise unreadable(path, error, "--prompts") from error
 
 
 def _about(name: str, seed: int, rest: dict[str, Any], *, source: str = _DRAFT) -> dict[str, Any]:

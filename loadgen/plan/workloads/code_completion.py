@@ -19,10 +19,9 @@ import numpy as np
 
 from loadgen.plan.tokenizers.reference import reference
 from loadgen.plan.workloads.content import LANGUAGES
-from loadgen.plan.workloads.dataset import about_file, endless_order, file_state, unreadable
 from loadgen.plan.workloads.distributions import whole
-from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.plan.workloads.mix import choose, stream_rng
+from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from loadgen.plan.workloads.mix import choose, endless_order, stream_rng
 from loadgen.plan.workloads.reference import CODE_OUTPUT, REPOSITORIES
 from loadgen.plan.workloads.request import Shared, WorkloadRequest
 

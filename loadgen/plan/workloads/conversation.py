@@ -7,9 +7,10 @@ sessions, the later user messages with a reply are the later turns.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from typing import Any
 import msgspec
 
 from loadgen.plan.tokenizers.reference import reference
-from loadgen.plan.workloads.dataset import about_file, endless_order, file_state, unreadable
 from loadgen.plan.workloads.distributions import Distribution
-from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.plan.workloads.mix import choose, share, stream_rng
+from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from loadgen.plan.workloads.mix import choose, endless_order, share, stream_rng
 from loadgen.plan.workloads.reference import SYSTEM_PROMPT
 from loadgen.plan.workloads.request import Turn, WorkloadRequest
 
@@ -99,18 +99,28 @@ def requests(
     while True:
         for system in choose(SYSTEM_PROMPT, systems, rng):
             exchanges = conversations[next(order)]
-            later = () if think_s is None else exchanges[1:]
-            pauses = [] if think_s is None else think_s.draw(think, len(later)).tolist()
-            yield WorkloadRequest(
-                workload_class=NAME,
-                text=exchanges[0].user,
-                max_tokens=_reply_tokens(exchanges[0]),
-                system=system,
-                turns=tuple(
-                    Turn(text=one.user, max_tokens=_reply_tokens(one), think_s=max(0.0, pause))
-                    for one, pause in zip(later, pauses, strict=True)
-                ),
-            )
+            pauses_s = [] if think_s is None else think_s.draw(think, len(exchanges) - 1).tolist()
+            yield replace(request_of(exchanges, pauses_s), system=system)
+
+
+def in_order(conversations: Sequence[tuple[Exchange, ...]], *, think_s: float | None) -> Iterator[WorkloadRequest]:
+    """Give requests in the file's order without end, no system prompt before them; with `think_s` as sessions."""
+    for exchanges in itertools.cycle(conversations):
+        yield request_of(exchanges, [] if think_s is None else itertools.repeat(think_s))
+
+
+def request_of(exchanges: Sequence[Exchange], pauses_s: Iterable[float]) -> WorkloadRequest:
+    """Return a conversation's first message as a request, and as many of its later ones as there are pauses."""
+    first, *later = exchanges
+    return WorkloadRequest(
+        workload_class=NAME,
+        text=first.user,
+        max_tokens=_reply_tokens(first),
+        turns=tuple(
+            Turn(text=one.user, max_tokens=_reply_tokens(one), think_s=max(0.0, pause_s))
+            for one, pause_s in zip(later, pauses_s, strict=False)
+        ),
+    )
 
 
 def _reply_tokens(one: Exchange) -> int:

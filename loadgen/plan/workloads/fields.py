@@ -1,13 +1,15 @@
-"""Reading a YAML file of a user's: a mapping becomes a struct, and an error names the file, the place in it, the value
-there and what would be valid.
+"""Reading a file of a user's: which file it was, and of YAML a mapping that becomes a struct.
+
+An error names the file, the place in it, the value there and what would be valid.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -75,3 +77,27 @@ def nearest(name: object, names: Sequence[str]) -> str:
     """Return the hint of an error: which known name comes near, or nothing."""
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def about_file(path: Path, option: str = "--dataset") -> dict[str, Any]:
+    """Return name, size and SHA-256 of a file, which tell its version. Raises WorkloadError naming the option."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"file": path.name, "bytes": file.tell(), "sha256": digest}
+    except OSError as error:
+        raise unreadable(path, error, option) from error
+
+
+def file_state(path: Path, option: str = "--dataset") -> tuple[int, int]:
+    """Return what changes when a file is written anew: its time of change in ns and its size. Raises WorkloadError."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise unreadable(path, error, option) from error
+    return status.st_mtime_ns, status.st_size
+
+
+def unreadable(path: Path, error: OSError, option: str = "--dataset") -> WorkloadError:
+    """Return the error of a file that cannot be opened or read."""
+    return WorkloadError(f"{path}: {error.strerror or error}; give the path of a readable file with {option}")

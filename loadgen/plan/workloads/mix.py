@@ -176,3 +176,10 @@ def _about(one: RequestClass) -> dict[str, Any]:
         **({"question_tokens": reference().count(one.question)} if one.question else {}),
         **sessions,
     }
+
+
+def endless_order(count: int, *, seed: int, stream: int) -> Iterator[int]:
+    """Give positions 0 to count - 1 in a random order, all of them before any comes again, without end."""
+    rng = stream_rng(seed, stream)
+    while True:
+        yield from rng.permutation(count).tolist()

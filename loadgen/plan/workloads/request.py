@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+Messages = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +26,18 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A later turn of a session: what the user adds, and how long after the previous reply's end."""
+    """A later turn of a session: what the user adds, and how long after the previous reply's end.
+
+    With `messages` it adds nothing: they are the whole conversation, which is sent as it is.
+    """
 
     token_ids: tuple[int, ...] = ()
     text: str | None = None
     input_tokens: int = -1
     max_tokens: int
     think_s: float = 0.0
+    messages: Messages = ()
+    headers: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,8 @@ class WorkloadRequest:
     system        a shared system prompt, sent as a message of its own where the protocol has roles
     prefix        a shared piece that the user's message begins with
     suffix        what the user's message ends with, as the question after a document
+    messages      a whole conversation that goes out as it is, in place of all of these
+    headers       which of the workload's header sets is sent with it; -1 none
     turns         the later turns of the session that this request begins
     """
 
@@ -54,4 +65,6 @@ class WorkloadRequest:
     system: Shared | None = None
     prefix: Shared | None = None
     suffix: str = ""
+    messages: Messages = ()
+    headers: int = -1
     turns: tuple[Turn, ...] = ()

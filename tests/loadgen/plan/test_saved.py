@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ def planned(index: int, body: bytes = b'{"model":"m","x":[1.0]}', **more: Any) -
 
 def session(index: int) -> PlannedRequest:
     turns = tuple(planned(index + n, session=index, turn=n, think_ns=7, offset_ns=-1) for n in (1, 2))
+    turns = (turns[0], msgspec.structs.replace(turns[1], whole=True))
     return planned(index, session=index, turns=turns)
 
 

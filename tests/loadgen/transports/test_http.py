@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import BOUND_S
 
-from loadgen.transports.http import Pool, origin_of
+from loadgen.records import PlannedRequest
+from loadgen.transports.http import HttpTransport, Pool, origin_of
 from loadgen.transports.lateness import ReceiveStamps
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.access import Tls, UnusableFile, root_url, tls_context
@@ -302,6 +303,26 @@ def test_a_base_url_has_one_root(url: str):
         worker=0, workers=1, run_id="r", clock_offset_ns=0, headers={}, out="", request_timeout_s=1.0, urls=[url]
     )
     assert ["http://h"] == spec.roots == [root_url(url)]
+
+
+async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: Clock):
+    """They replace those of all requests by name, whatever its case; the next request has none of them."""
+
+    async def script(peer: Peer) -> None:
+        await peer.say(OK)
+
+    server = await serve(script)
+    spec = WorkerSpec(
+        worker=0, workers=1, run_id="r", clock_offset_ns=0, headers={"X-Team": "all", "X-Key": "k"},
+        header_sets=({"x-team": "one"}, {"X-Other": "2"}), out="", request_timeout_s=1.0, urls=[server.url],
+    )  # fmt: skip
+    async with HttpTransport(spec, anchored, stamps=ReceiveStamps(anchored)) as transport:
+        for number in (0, 1, -1):
+            exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+            planned = PlannedRequest(index=0, path="/v1/completions", body=b"{}", headers=number)
+            await transport.perform(exchange, planned, timeout_s=BOUND_S)
+    heads = [[peer.header(name) for name in ("X-Team", "X-Key", "X-Other")] for peer in server.peers]
+    assert [["one", "k", None], ["all", "k", "2"], ["all", "k", None]] == heads
 
 
 @pytest.mark.parametrize("spec", [Tls(ca="/nowhere"), Tls(cert="/nowhere")])

@@ -1,0 +1,169 @@
+"""The workload of a user's own prompts: the file's, in its order, from the top again where more are wanted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from loadgen.plan.prompts import GivenPrompt, PromptsError, read_prompts
+from loadgen.plan.tokenizers.reference import reference
+from loadgen.plan.workloads.content import token_ids
+from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
+from loadgen.plan.workloads.mix import stream_rng
+from loadgen.plan.workloads.request import Turn, WorkloadRequest
+from loadgen.protocols import Protocol
+from loadgen.protocols.request import text_of
+
+NAME = "prompts"
+# What vllm bench requests too where a prompt states no length.
+OUTPUT_TOKENS = 256
+ORDER = "the file's; from the top again when all were sent"
+
+_CONTENT_STREAM = 401
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """The requests of a file in its order, a session as one; `max_tokens` 0 is a length that the file does not state.
+
+    headers  the header sets that requests name by their position
+    about    what a report states of the file
+    ignored  fields of the file that are not used, each with the first place where it stands
+    places   the first place of `messages` and of `headers`, which not every protocol has
+    """
+
+    requests: tuple[WorkloadRequest, ...]
+    headers: tuple[Mapping[str, str], ...] = ()
+    about: Mapping[str, Any]
+    ignored: Mapping[str, str]
+    places: Mapping[str, str]
+
+
+def read(path: Path) -> Prompts:
+    """Read a file that is not ShareGPT's; the newest is kept in memory, since a warm-up is like it.
+
+    Raises WorkloadError naming the file, the line, the field, its value and the cure.
+    """
+    return _read(path, file_state(path, "--prompts"))
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _state: tuple[int, int]) -> Prompts:
+    about = about_file(path, "--prompts")
+    try:
+        file = read_prompts(path)
+    except PromptsError as error:
+        raise WorkloadError(str(error)) from error
+    except OSError as error:
+        raise unreadable(path, error, "--prompts") from error
+    return Prompts(
+        requests=tuple(map(_request, file.sessions)),
+        headers=tuple(file.headers),
+        about=about,
+        ignored=file.ignored,
+        places=file.places,
+    )
+
+
+def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
+    first, *later = session
+    return WorkloadRequest(
+        workload_class=NAME,
+        text=first.text,
+        messages=first.messages,
+        max_tokens=first.max_tokens,
+        temperature=first.temperature,
+        headers=first.headers,
+        turns=tuple(
+            Turn(
+                text=one.text, messages=one.messages, max_tokens=one.max_tokens, think_s=one.delay_s,
+                headers=one.headers,
+            )
+            for one in later
+        ),
+    )  # fmt: skip
+
+
+def require(prompts: Prompts, protocol: Protocol) -> None:
+    """Raise WorkloadError where a prompt needs what a protocol does not have: roles, or headers of a single request."""
+    messages, headers = prompts.places.get("messages"), prompts.places.get("headers")
+    if messages and not protocol.templated:
+        raise WorkloadError(
+            f"{messages}: messages: --endpoint {protocol.name} has no roles; give a prompt, or use --endpoint chat"
+        )
+    if headers and protocol.transport != "http":
+        raise WorkloadError(
+            f"{headers}: headers: --endpoint {protocol.name} sends no headers with a single request; give those of all "
+            "requests with --header"
+        )
+
+
+def requests(
+    prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS, think_s: float = 0.0
+) -> Iterator[WorkloadRequest]:
+    """Give the file's requests in its order, without end; `output_tokens` where no length is stated."""
+    for request in itertools.cycle(prompts.requests):
+        yield replace(
+            request,
+            max_tokens=request.max_tokens or output_tokens,
+            turns=tuple(
+                replace(turn, max_tokens=turn.max_tokens or output_tokens, think_s=turn.think_s or think_s)
+                for turn in request.turns
+            ),
+        )
+
+
+def likenesses(requests: Iterable[WorkloadRequest], *, seed: int) -> Iterator[WorkloadRequest]:
+    """Give requests as long as others, but of other words, so that nothing measured is in the engine's cache."""
+    rng = stream_rng(seed, _CONTENT_STREAM)
+    for request in requests:
+        text = request.text or text_of(request.messages)
+        tokens = max(1, reference().count(text))
+        yield WorkloadRequest(
+            workload_class=NAME,
+            token_ids=token_ids("words", tokens, rng),
+            input_tokens=tokens,
+            max_tokens=request.max_tokens,
+            headers=request.headers,
+        )
+
+
+def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
+    """Return what a report states of the file and of how it is sent."""
+    lengths = [request.max_tokens for request in prompts.requests]
+    lengths += [turn.max_tokens for request in prompts.requests for turn in request.turns]
+    return {
+        "data": dict(prompts.about),
+        "prompts": len(prompts.requests),
+        "turns": len(lengths),
+        "sessions": sum(bool(request.turns) for request in prompts.requests),
+        "order": ORDER,
+        "output_tokens": {
+            "control": "max_tokens",
+            "unstated": lengths.count(0),
+            "where_unstated": output_tokens,
+        },
+        "header_names": sorted({name for headers in prompts.headers for name in headers}),
+        "stand_in": False,
+    }
+
+
+def notes(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> tuple[str, ...]:
+    """Return what the user is warned of: fields that are not used, and lengths that the file does not state."""
+    texts = []
+    if prompts.ignored:
+        fields = ", ".join(f"{name} ({where})" for name, where in itertools.islice(prompts.ignored.items(), _NAMED))
+        more = f" and {len(prompts.ignored) - _NAMED} more" if len(prompts.ignored) > _NAMED else ""
+        texts.append(f"--prompts: fields that Sidelight does not use are ignored: {fields}{more}")
+    stated = about(prompts, output_tokens=output_tokens)
+    if unstated := stated["output_tokens"]["unstated"]:
+        texts.append(
+            f"{unstated} of {stated['turns']} prompts state no max_tokens: {output_tokens} output tokens are "
+            "requested for each of them"
+        )
+    return tuple(texts)
