@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 import socket
 import sys
@@ -46,7 +45,7 @@ from sidecar.options.spans import (
     forward_access,
 )
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress, mode_for
+from sidecar.progress import Progress, discard, mode_for
 
 if TYPE_CHECKING:
     from sidecar.directory import Run
@@ -315,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = Interrupted.exit_code
     except BrokenPipeError:
         # The reader of our output has gone: there is nothing left to print, and nowhere to print it.
-        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
+        discard(sys.stdout)
         code = 0
     except OSError as error:
         _print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
@@ -357,9 +356,13 @@ def _one_line(error: Exception) -> str:
 
 
 def _print_error(text: str, *, trace: bool = False) -> None:
-    if trace:
-        traceback.print_exc()
-    sys.stderr.write(f"sidelight: {text}\n")
+    try:
+        if trace:
+            traceback.print_exc()
+        sys.stderr.write(f"sidelight: {text}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        discard(sys.stderr)
 
 
 def _command() -> list[str]:

@@ -26,8 +26,10 @@ from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
+from sidecar.progress import Terminal
+from sidecar.run.preflight import preflight
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import Contact, engine_version, preflight, probe
+from sidecar.run.target import Contact, engine_version, probe
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -47,7 +49,7 @@ class Samples:
 
 async def examine(options: DoctorOptions) -> int:
     """Print what each URL and its metrics page offer and lack. Returns 0, or 3 where no run would be possible."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     contact = contact_of(options)
     usable, reachable = True, list(options.url)
     for url in options.url:

@@ -5,10 +5,12 @@ machines, or nothing.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,12 +54,30 @@ def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
     return "panel" if stream_is_terminal else "lines"
 
 
+class Terminal(Console):
+    """Standard output or standard error; when its reader has gone, as in `| head`, it falls silent.
+
+    Rich would end the process with 1, in the middle of a run and as if an objective had been missed.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on; what the stream still buffers goes there too."""
+        self.quiet = True
+        discard(self.file)
+
+
+def discard(stream: IO[str]) -> None:
+    """Send what is still written to a stream to nowhere."""
+    with suppress(OSError, ValueError):  # ValueError: a stream without a file, or a closed one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 class Progress:
     """Standard error during a run. A context manager: the panel is removed when it ends."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Terminal(stderr=True, highlight=False)
         self._live: Live | None = None
         self._last_line_s = -LINE_EVERY_S
         self._last_phase = ""
@@ -120,8 +140,11 @@ class Progress:
             self._json({"event": "done", "directory": directory, "status": status})
 
     def _json(self, message: dict[str, object]) -> None:
-        sys.stderr.write(json.dumps(message) + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(json.dumps(message) + "\n")
+            sys.stderr.flush()
+        except BrokenPipeError:
+            discard(sys.stderr)
 
 
 def line(view: View) -> str:

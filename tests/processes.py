@@ -35,6 +35,7 @@ ANSWER = (
 DRIP = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":null}]}\n\n'
 METRICS = b"# TYPE up gauge\nup 1\n"
 PAGE = b"<!doctype html><title>Bad gateway</title>"
+STRANGE = (b"ignore_eos", b"stream_options")
 LIMITED = b'{"error":{"message":"slow down"}}'
 QUIET = ("--listen", "off", "--quiet")
 QUICK = ("--rate", "40", "--requests", "8", "--warmup", "0")
@@ -87,7 +88,7 @@ class Script:
 def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
     """Make what answers by the first name of the path, counted by its second: the run's own.
 
-    A preflight is answered well, but under `always`, and not at all under `mute`.
+    A preflight is answered well, but under `always`, and not at all under `mute`; `strict` refuses STRANGE fields.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -102,14 +103,17 @@ def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
                 self.say(404, "text/plain", b"")
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
             _, name, run, *rest = self.path.split("/")
             if rest[-1] != "completions":
                 self.say(404, "text/plain", b"")
                 return
             number = script.count(run)
             script.seen.append((self.client_address[1], dict(self.headers)))
-            if name == "mute":
+            if name == "strict" and (field := next((field for field in STRANGE if field in body), b"")):
+                refusal = b'{"error":{"message":"Unrecognized request argument supplied: %b"}}' % field
+                self.say(400, "application/json", refusal)
+            elif name == "mute":
                 script.over.wait()
             elif number == 1 and name != "always":
                 self.say(200, "text/event-stream", ANSWER)

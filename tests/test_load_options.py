@@ -119,6 +119,24 @@ RUNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def strict(files: Path, out: Path) -> tuple[Loaded, Loaded]:
+    """Run against a server that refuses `ignore_eos` and `stream_options`, and send what was sent there again."""
+    with serving(Script()) as url:
+        saved = str(files / "strict.jsonl")
+        first = load(f"{url}/strict/one", out / "strict", *SOME, "--save-requests", saved)
+        bodies = [json.loads(request.body) for request in first.plan]
+        assert not any({"ignore_eos", "stream_options"} & body.keys() for body in bodies)
+        full = [{**body, "ignore_eos": True, "stream_options": {"include_usage": True}} for body in bodies]
+        lines = Path(saved).read_text().splitlines()
+        again = files / "full.jsonl"
+        filled = (
+            json.dumps({**json.loads(line), "body": json.dumps(body)})
+            for line, body in zip(lines[1:], full, strict=True)
+        )
+        again.write_text("\n".join((lines[0], *filled)))
+        return first, load(f"{url}/strict/two", out / "full", "--replay-requests", str(again), "--warmup", "0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
     """All runs of the table; each is asked for by its name, and waited for."""
@@ -323,6 +341,21 @@ def test_headers_of_prompts_are_not_recorded(runs: Runs):
         assert run.code == 0
         files = [path for path in run.path.rglob("*") if path.is_file()]
         assert [] == [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_server_that_refuses_fields_is_asked_without(tmp_path: Path):
+    """Saved requests too; the manifest and the report say which fields, and what that means."""
+    for run in strict(tmp_path, tmp_path):
+        assert {"ok"} == set(run.log.status.tolist())
+        assert ["ignore_eos", "stream_options"] == run.manifest["target"]["refused_fields"]
+        url = run.manifest["target"]["url"]
+        reason = "Unrecognized request argument supplied"
+        eos, usage = (text for text in run.summary["warnings"] if " refuses the field " in text)
+        assert (
+            f"{url} refuses the field ignore_eos ({reason}: ignore_eos), so requests are sent without it: "
+            "replies may end before their planned length"
+        ) == eos
+        assert usage.endswith("where the server then reports no usage, output tokens are estimated from the text")
 
 
 def test_a_warm_up_by_the_draft(runs: Runs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, until
+from processes import LONG, Case, Ended, Script, answered, interrupt, launching, refused, serving, start, until
 from waiting import BOUND_S
 
 from sidecar.report.derive import derive
@@ -107,3 +108,29 @@ def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Pa
     run = Ended(code=os.waitstatus_to_exitcode(status), out="", err="", path=path)
     assert (130, "interrupted", "interrupted") == (run.code, run.manifest["status"], run.summary["status"])
     assert run.summary["client"]["requests"]["ok"] > 0
+
+
+@pytest.mark.parametrize(
+    ("closed", "options", "code"),
+    [
+        (("stdout",), ("--quiet",), 0),
+        (("stdout", "stderr"), ("--json", "--slo", "ttft_p50<0.001ms"), 1),
+        (("stderr",), (), 0),
+    ],
+)
+def test_a_run_outlives_the_reader_of_its_output(
+    closed: tuple[str, ...], options: tuple[str, ...], code: int, tmp_path: Path
+):
+    """As in `sidelight run | head`: it is complete, and its exit code is the one that it has for another reader."""
+    load = ("--rate", "40", "--requests", "4", "--warmup", "0", "--listen", "off")
+    with (
+        serving(Script()) as url,
+        start("run", "--url", f"{url}/good/gone", "--out", tmp_path / "run", *load, *options) as process,
+    ):
+        streams = {"stdout": process.stdout, "stderr": process.stderr}
+        for name in closed:
+            streams[name].close()
+        output = "".join(stream.read() for name, stream in streams.items() if name not in closed)
+        assert code == process.wait(BOUND_S), output
+    assert "Traceback" not in output
+    assert "complete" == json.loads((tmp_path / "run" / "summary.json").read_text())["status"]

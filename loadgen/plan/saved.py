@@ -19,7 +19,7 @@ What is equal in two runs (phase, numbering) is not in it, so equal workloads gi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,10 +135,11 @@ def look(path: Path) -> Saved:
     return Saved(count=count, sha256=digest, workload=head.workload)
 
 
-def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
+def read(path: Path, *, model: str | None = None, without: Collection[str] = ()) -> Iterator[PlannedRequest]:
     """Read the requests of a file, in order, as a plan's records, of no phase and numbered from 0.
 
-    model  asked for instead of the original run's, in bodies that are JSON with a model
+    model    asked for instead of the original run's, in bodies that are JSON with a model
+    without  fields that are left out of such bodies
 
     Raises SavedRequestsError at the first line that is not as it must be.
     """
@@ -158,12 +159,14 @@ def read(path: Path, *, model: str | None = None) -> Iterator[PlannedRequest]:
                         f"{path}, line {number}: index: {line.index} must be {index}; a line was lost"
                     )
                 index += 1 + len(line.turns)
-                yield _planned(line, model)
+                yield _planned(line, model, without)
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> AsyncGenerator[Planned, None]:
+async def replay(
+    path: Path, *, order: PlanOrder, model: str | None = None, without: Collection[str] = ()
+) -> AsyncGenerator[Planned, None]:
     """Give saved requests in place of a workload's plan: the same bodies at the same offsets.
 
     Of the order: `offsets_ns`, where given, replaces the saved ones; `count` sends fewer; `urls` spreads them anew;
@@ -173,7 +176,7 @@ async def replay(path: Path, *, order: PlanOrder, model: str | None = None) -> A
     """
     offsets = None if order.offsets_ns is None else order.offsets_ns.tolist()
     index = order.first_index
-    for ordinal, saved in enumerate(read(path, model=model)):
+    for ordinal, saved in enumerate(read(path, model=model, without=without)):
         if ordinal == order.count or (offsets is not None and ordinal == len(offsets)):
             return
         offset_ns = saved.offset_ns if offsets is None else offsets[ordinal]
@@ -195,17 +198,17 @@ def _head(path: Path, raw: bytes) -> _Head:
     return head
 
 
-def _planned(line: _Line, model: str | None) -> PlannedRequest:
+def _planned(line: _Line, model: str | None, without: Collection[str]) -> PlannedRequest:
     body = line.body_base64 or line.body.encode()
     turns = tuple(
-        msgspec.structs.replace(_planned(turn, model), session=line.index, turn=number)
+        msgspec.structs.replace(_planned(turn, model, without), session=line.index, turn=number)
         for number, turn in enumerate(line.turns, 1)
     )
     return PlannedRequest(
         index=line.index,
         workload_class=line.workload_class,
         path=line.path,
-        body=body if model is None else with_model(body, model),
+        body=body if model is None else with_model(body, model, without),
         input_tokens=line.tokens[0],
         max_tokens=line.tokens[1],
         offset_ns=line.offset_ns,
@@ -217,13 +220,16 @@ def _planned(line: _Line, model: str | None) -> PlannedRequest:
     )
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    """Return a JSON body with another model in its place; any other body, and one without a model, as it is."""
+def with_model(body: bytes, model: str, without: Collection[str] = ()) -> bytes:
+    """Return a JSON body for another model, without some fields; any other body, and one without a model, as it is."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except UNREADABLE:
         return body
-    return msgspec.json.encode({**fields, "model": model}) if "model" in fields else body
+    if "model" not in fields:
+        return body
+    kept = {name: value for name, value in fields.items() if name not in without}
+    return msgspec.json.encode({**kept, "model": model})
 
 
 def _unreadable(path: Path, error: OSError) -> SavedRequestsError:

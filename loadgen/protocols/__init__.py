@@ -104,6 +104,22 @@ PROTOCOLS: dict[str, Protocol] = {
     )
 }  # fmt: skip
 
+
+def split_endpoint(url: str) -> tuple[str, tuple[str, ...]]:
+    """Return a URL without the path of an endpoint, or of the list of models, at its end.
+
+    With it come the names of the protocols that have this path.
+    """
+    base = url.rstrip("/")
+    if base.endswith(models.OPENAI.path):
+        return base.removesuffix(models.OPENAI.path), ()
+    paths = {protocol.path for protocol in PROTOCOLS.values() if base.endswith(protocol.path)}
+    if not paths:
+        return url, ()
+    path = max(paths, key=len)
+    return base.removesuffix(path), tuple(name for name, protocol in PROTOCOLS.items() if protocol.path == path)
+
+
 # A name in PROTOCOLS: what a type checker cannot see, the command line can.
 if TYPE_CHECKING:
     Endpoint = str

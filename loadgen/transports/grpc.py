@@ -28,7 +28,12 @@ from rundir.clock import Clock
 
 # What HTTP/2 asks a server to allow at least; beyond a server's limit streams would wait in the client, unseen.
 _STREAMS_PER_CONNECTION = 100
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+# No proxy: as over HTTP, what is measured is the target.
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 _MESSAGE_CHARS = 200
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)")
 # As google.rpc.Code pairs them with HTTP.

@@ -7,18 +7,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from loadgen.plan import workloads
 from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
+from loadgen.protocols import PROTOCOLS, split_endpoint
 from loadgen.requests.slo import parse_slo
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, flag_of, http_url, listen_address
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
 from sidecar.options.spans import check_collector, check_spans
+
+C = TypeVar("C", bound=ContactOptions)
 
 DEFAULT_DURATION_S = 30.0
 BURST_S = 1.0
@@ -31,6 +36,8 @@ _SHAPES: dict[str, tuple[str, ...]] = {
     "burst_off": ("burst",),
     "replay_speed": ("replay",),
 }
+# Paths of endpoints without the /v1 that ours have.
+_UNVERSIONED = ("/chat/completions", "/completions")
 _OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
 
 
@@ -39,7 +46,7 @@ def check_run(options: RunOptions) -> RunOptions:
 
     Raises ConfigurationError naming the option, its value and what would be valid.
     """
-    _check_target(options)
+    options = _check_target(options)
     check_spans(options)
     if options.otlp_export is not None:
         check_collector("--otlp-export", options.otlp_export)
@@ -64,13 +71,14 @@ def check_run(options: RunOptions) -> RunOptions:
 
 def check_doctor(options: DoctorOptions) -> DoctorOptions:
     """Return the options of an examination. Raises ConfigurationError as `check_run` does."""
-    _check_target(options)
+    options = _check_target(options)
     check_bounds(options)
     _check_contact(options)
     return options
 
 
-def _check_target(options: ContactOptions) -> None:
+def _check_target(options: C) -> C:
+    """Return the options with base URLs. Raises ConfigurationError where an address or its access cannot be used."""
     if not options.url:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
     for url in options.url:
@@ -78,6 +86,25 @@ def _check_target(options: ContactOptions) -> None:
     for url in options.metrics:
         http_url("--metrics", url, user=True)
     check_access(options)
+    return replace(options, url=tuple(base_url(url, options.endpoint) for url in options.url))
+
+
+def base_url(url: str, endpoint: str) -> str:
+    """Return the base URL, also where the endpoint's own address was given. Raises ConfigurationError for another's."""
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ConfigurationError(f"--url {url}: give the base URL, without what follows its path ('?' or '#')")
+    base, names = split_endpoint(url)
+    if names and endpoint not in names:
+        raise ConfigurationError(
+            f"--url {url}: is the address of --endpoint {names[0]}, but --endpoint is {endpoint}; give --endpoint "
+            f"{names[0]}, or the base URL {base}"
+        )
+    if not names and base.rstrip("/").endswith(_UNVERSIONED):
+        raise ConfigurationError(
+            f"--url {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1"
+        )
+    return base
 
 
 def _check_load(options: RunOptions) -> None:

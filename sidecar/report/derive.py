@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
-from rich.console import Console
+from rich.text import Text
 
 from exporter import report as text
 from exporter import tables
@@ -34,6 +33,7 @@ from scraper.window.summary import server_summary
 from scraper.window.window import Window
 from sidecar.directory import Run, open_run, write_json, write_text, write_whole
 from sidecar.options.fields import DEFAULT_FORMATS
+from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
 from sidecar.report.warnings import warnings
 from sidecar.run import manifest as manifests
@@ -164,11 +164,11 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
 
 def print_report(summary: Summary, path: Path) -> None:
     """Print the report, and under it what was written where."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if console.is_terminal:
         console.print(text.render(summary))
     else:
-        sys.stdout.write(text.as_text(summary))
+        console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
     console.print("\nwritten:", style="bold")
     for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
         console.print(f"  {path / name}", soft_wrap=True)

@@ -128,7 +128,8 @@ def measure_plan(
     timed = replace(order, offsets_ns=offsets_ns, count=load.held if count is None else count)
     if load.workload is not None:
         return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
-    return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model)
+    removed = [name for name, value in target.extra.items() if value is None]
+    return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model, without=removed)
 
 
 def first_measured(options: RunOptions) -> int:

@@ -38,7 +38,8 @@ from sidecar.options.load import ContactOptions, RunOptions
 from sidecar.options.scrape import ScrapeOptions
 from sidecar.progress import Progress
 from sidecar.run.planning import Load, read_load
-from sidecar.run.target import Contact, Served, engine_version, preflight, probe
+from sidecar.run.preflight import preflight, refusal, without_fields
+from sidecar.run.target import Contact, Served, engine_version, probe, proxy_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         served = await _served(options, contact)
         # Alone: what else this process does would show in the time of a handshake.
         round_trips = await asyncio.gather(*(measure_rtt(server.url) for server in served))
-        version, metrics, (tokenizer, unused) = await _looked(options, served, contact, stack)
+        version, metrics, (tokenizer, unused), refused = await _looked(options, served, contact, stack)
         targets, notes = _scraped(metrics)
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
@@ -84,11 +85,11 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         progress.stage(f"{first.model} at {where}{limit}; tokenizer: {tokenizer.name}")
         yield Prepared(
             served=served,
-            contact=contact,
+            contact=without_fields(contact, refused),
             tokenizer=tokenizer,
             load=load,
             targets=targets,
-            notes=(*load.notes, *notes, *([shortfall] if shortfall else [])),
+            notes=(*filter(None, (proxy_note(options.url), shortfall)), *refused.values(), *load.notes, *notes),
             about={
                 "target": {
                     "url": first.url,
@@ -96,6 +97,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
                     "model": first.model,
                     "max_model_len": first.max_model_len,
                     "version": version,
+                    **({"refused_fields": list(refused)} if refused else {}),
                 },
                 "tokenizer": {
                     **tokenizers.about(tokenizer, exact=options.exact_tokens),
@@ -147,23 +149,31 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
 
 async def _looked(
     options: RunOptions, served: tuple[Served, ...], contact: Contact, stack: AsyncExitStack
-) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None]]:
+) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None], dict[str, str]]:
     """Ask each URL for one token, and meanwhile for its version, its metrics pages and its tokenizer.
 
-    The first failure ends the others, and is raised as it is.
+    Last of the four results are the fields that a server refuses, each with what to say of it. The first failure ends
+    the others, and is raised as it is.
     """
     urls = [server.url for server in served]
     pages = with_pages(options.metrics, pages_of(urls, contact))
     try:
         async with asyncio.TaskGroup() as group:
-            for server in served:
+            preflights = [
                 group.create_task(preflight(server, contact=contact, ignore_eos=options.ignore_eos))
+                for server in served
+            ]
             tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
             version = group.create_task(engine_version(urls[0], contact))
             metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return version.result(), metrics.result(), tokenizer.result()
+    refused = {
+        field: refusal(server.url, field, said)
+        for server, tried in zip(served, preflights, strict=True)
+        for field, said in tried.result().items()
+    }
+    return version.result(), metrics.result(), tokenizer.result(), refused
 
 
 def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
+import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
 
 import aiohttp
 import msgspec
-import numpy as np
 
-from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.models import OPENAI
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.request import Prompt, Target
-from loadgen.records import plan_end
-from loadgen.transports import open_transport
-from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
-from rundir.clock import Clock
 from scraper.engines import version_paths
 from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
-PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
-CATCH_UP_S = 0.1
 BODY_EXCERPT = 120
+UNAUTHORIZED = {401, 403}
+NO_KEY = "set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +94,16 @@ async def _get(url: str, contact: Contact) -> bytes:
     except aiohttp.ClientError as error:
         cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
         raise TargetIncompatible(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
-    if response.status in {401, 403}:
-        raise TargetIncompatible(
-            f"{url}: HTTP {response.status}; set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
-        )
+    if response.status in UNAUTHORIZED:
+        raise TargetIncompatible(f"{url}: HTTP {response.status}; {NO_KEY}")
     if response.status != 200:
         raise TargetIncompatible(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
     try:
         msgspec.json.decode(raw)
     except UNREADABLE:
         raise TargetIncompatible(
-            f"{url}: not JSON but {response.content_type} ({_excerpt(raw)!r}); this is a web page, not {_what(contact)}"
+            f"{url}: not JSON but {response.content_type} ({excerpt_of(raw)!r}); this is a web page, not "
+            f"{_what(contact)}"
         ) from None
     return raw
 
@@ -121,7 +114,7 @@ def _what(contact: Contact) -> str:
     return f"the API of --endpoint {contact.endpoint}"
 
 
-def _excerpt(raw: bytes) -> str:
+def excerpt_of(raw: bytes) -> str:
     return " ".join(raw[:BODY_EXCERPT].decode(errors="replace").split())
 
 
@@ -151,7 +144,27 @@ def _cure(url: str, error: Exception) -> str:
         or getattr(cause, "errno", 0) in {errno.EPIPE, errno.ECONNRESET}
     ):
         return "does it require a client certificate (--cert)?"
+    if name := unused_proxy(url):
+        return f"{name} is not used: Sidelight connects directly, so run it where the target can be reached"
     return "is the server up, and --url right?"
+
+
+def proxy_note(urls: Iterable[str]) -> str | None:
+    """Say that a proxy variable is not used, where one applies to a target."""
+    for url in urls:
+        if name := unused_proxy(url):
+            return f"{name} is set, but Sidelight does not use it: requests go straight to {url}"
+    return None
+
+
+def unused_proxy(url: str) -> str | None:
+    """Return the name of the environment's proxy variable that others would use for a URL; None where there is none."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return None
+    names = (f"{parts.scheme}_proxy", "all_proxy")
+    return next((name for key in names for name in (key, key.upper()) if os.environ.get(name)), None)
 
 
 async def engine_version(url: str, contact: Contact) -> str | None:
@@ -168,71 +181,3 @@ async def engine_version(url: str, contact: Contact) -> str | None:
         if version:
             return str(version)
     return None
-
-
-async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> None:
-    """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
-
-    Raises TargetUnreachable, or TargetIncompatible with what came instead.
-    """
-    protocol = PROTOCOLS[contact.endpoint]
-    target = Target(base_url=served.url, model=served.model, endpoint=contact.endpoint, extra=contact.extra)
-    path, body = protocol.encode(target, Prompt(text="Hello"), 1, 0.0, ignore_eos=ignore_eos)
-    exchange = await _exchanged(served.url, path, body, contact)
-    url = f"{served.url}{path}"
-    reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
-    reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
-    if exchange.error.startswith("timeout"):
-        took = f"took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
-        open_ended = f"was announced as complete, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
-        raise TargetUnreachable(f"{url}: one token {open_ended if reply.done else took}")
-    if exchange.status == 0:
-        said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
-        raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
-    excerpt = _excerpt(bytes(exchange.body))
-    if exchange.status != 200:
-        said = reply.error.partition(": ")[2] or excerpt
-        raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for one token: {said}")
-    kind = _content_type(exchange.head)
-    if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
-        raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt}")
-    if reply.error or not reply.complete:
-        why = reply.error or f"the response is incomplete: {excerpt}"
-        raise TargetIncompatible(f"{url}: a request for one token failed: {why}")
-
-
-async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exchange:
-    """Exchange one request over the load's own transport."""
-    spec = WorkerSpec(
-        worker=0,
-        workers=1,
-        run_id="preflight",
-        clock_offset_ns=0,
-        headers=dict(contact.headers),
-        out="",
-        request_timeout_s=PREFLIGHT_TIMEOUT_S,
-        urls=[url],
-        transport=PROTOCOLS[contact.endpoint].transport,
-        protocol=contact.endpoint,
-        tls=contact.tls,
-    )
-    clock = Clock(offset_ns=0)
-    exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())
-    planned = msgspec.structs.replace(plan_end("preflight"), index=0, path=path, body=body)
-    async with open_transport(spec, clock) as transport:
-        performed = asyncio.ensure_future(transport.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S))
-        try:
-            while not performed.done():
-                # The end of a body that has bytes behind it shows only to who asks; in a load the recorder does.
-                await asyncio.wait([performed], timeout=CATCH_UP_S)
-                exchange.catch_up()
-        finally:
-            performed.cancel()
-    return exchange
-
-
-def _content_type(head: bytes) -> str:
-    try:
-        return parse_head(head).headers.get("content-type", "").partition(";")[0].strip().lower()
-    except ProtocolError:
-        return ""

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from loadgen.plan import workloads
 from sidecar.errors import ConfigurationError
-from sidecar.options.checks import DEFAULT_DURATION_S, check_run
+from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
 from sidecar.options.config import as_recorded, load_yaml
 from sidecar.options.fields import listen_address
-from sidecar.options.load import DEFAULT_RATE_PER_S, RunOptions
+from sidecar.options.load import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 from sidecar.options.scrape import ScrapeOptions, check_scrape
 
 URL = "http://127.0.0.1:8000"
@@ -271,3 +271,36 @@ def test_what_cannot_be_used_is_refused_before_anybody_is_asked(options: dict[st
         assert message.startswith(said)
         assert "hush" not in message
         assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "expected"),
+    [
+        ("chat", URL, URL),
+        ("chat", f"{URL}/v1", f"{URL}/v1"),
+        ("chat", f"{URL}/v1/chat/completions", URL),
+        ("chat", f"{URL}/team/v1/chat/completions/", f"{URL}/team"),
+        ("chat", f"{URL}/v1/models", URL),
+        ("completions", f"{URL}/v1/completions", URL),
+        ("responses", f"{URL}/v1/responses", URL),
+        ("ollama", f"{URL}/api/chat", URL),
+        ("exo", f"{URL}/bench/chat/completions", URL),
+    ],
+)
+def test_the_address_of_an_endpoint_is_understood(endpoint: str, url: str, expected: str):
+    """As other tools and the API's own documentation give it."""
+    assert (expected,) == check_run(RunOptions(url=(url,), endpoint=endpoint)).url
+    assert (expected,) == check_doctor(DoctorOptions(url=(url,), endpoint=endpoint)).url
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("/v1/completions", "is the address of --endpoint completions, but --endpoint is chat; give"),
+        ("/openai/chat/completions", "give the base URL, to which /v1/chat/completions is added; this"),
+        ("/v1/chat/completions?api-version=1", "give the base URL, without what follows its path ('?' or '#')"),
+    ],
+)  # fmt: skip
+def test_the_address_of_another_endpoint_is_named(url: str, problem: str):
+    """With the option, or the URL, to give instead."""
+    assert f"--url {URL}{url}: {problem}" in refusal(RunOptions(url=(URL + url,)))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from waiting import BOUND_S
 
-from sidecar.errors import TargetUnreachable
-from sidecar.run import target
-from sidecar.run.target import Contact, Served, preflight
+from sidecar.errors import TargetIncompatible, TargetUnreachable
+from sidecar.run import preflight as module
+from sidecar.run.preflight import preflight
+from sidecar.run.target import Contact, Served, probe, proxy_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
@@ -35,6 +39,73 @@ async def answering(reply: bytes) -> AsyncIterator[Served]:
         over.set()
 
 
+@asynccontextmanager
+async def refusing(
+    *fields: str, status: int = 400, why: str = "Unrecognized request argument supplied: {}", echo: bool = False
+):
+    """Serve whatever is asked, but refuse bodies with one of the fields; yield the server and the bodies that came."""
+    bodies: list[dict[str, Any]] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        body = await request.json()
+        bodies.append(body)
+        for field in fields:
+            if field in body:
+                error = {"error": {"message": why.format(field)}, **({"request": body} if echo else {})}
+                return web.json_response(error, status=status)
+        return web.Response(body=EVENTS, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", serve)
+    async with TestServer(app) as server:
+        yield Served(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None), bodies
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("chat", ("ignore_eos",)),
+        ("completions", ("ignore_eos",)),
+        ("chat", ("stream_options",)),
+        ("completions", ("ignore_eos", "stream_options")),
+        ("responses", ("store", "ignore_eos")),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("echo", [False, True])
+async def test_a_field_that_a_server_refuses_is_left_out(
+    endpoint: str, fields: tuple[str, ...], status: int, echo: bool
+):
+    """Each by its name in the server's message, also where the body repeats the whole request; nothing else goes."""
+    async with refusing(*fields, status=status, echo=echo) as (served, bodies):
+        refused = await preflight(served, contact=Contact(endpoint=endpoint), ignore_eos=True)
+    assert set(fields) == set(refused)
+    assert all(f"supplied: {field}" in said for field, said in refused.items())
+    assert set(fields) == bodies[0].keys() - bodies[-1].keys()
+    assert 1 + len(fields) == len(bodies)
+
+
+async def test_a_refusal_that_names_no_field_has_a_cure():
+    """And a field that the user gave is not taken away."""
+    async with refusing("ignore_eos", why="bad request") as (served, bodies):
+        with pytest.raises(TargetIncompatible, match=r"one token: bad request; .* add --no-ignore-eos"):
+            await preflight(served, contact=Contact(), ignore_eos=True)
+    assert 1 == len(bodies)
+    async with refusing("stream_options") as (served, bodies):
+        with pytest.raises(TargetIncompatible, match="supplied: stream_options"):
+            await preflight(served, contact=Contact(extra={"stream_options": {}}))
+
+
+@pytest.mark.parametrize(
+    ("status", "cure"), [(401, "set SIDELIGHT_API_KEY"), (404, "with --endpoint, instead of completions")]
+)
+async def test_the_cure_of_a_status(status: int, cure: str):
+    """What a request for one token is refused with says what to change."""
+    async with refusing("model", status=status) as (served, _):
+        with pytest.raises(TargetIncompatible, match=f"HTTP {status} to a request for one token: .*{cure}"):
+            await preflight(served, contact=Contact(endpoint="completions"))
+
+
 @pytest.mark.parametrize("newline", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
 async def test_bytes_behind_the_end_of_a_reply_are_nobodys(newline: bytes):
     """The reply ends where its framing says, in whatever newlines; the server did not close, and need not."""
@@ -45,9 +116,47 @@ async def test_bytes_behind_the_end_of_a_reply_are_nobodys(newline: bytes):
 
 async def test_a_reply_that_is_done_and_does_not_end(monkeypatch: pytest.MonkeyPatch):
     """Each request would last until it is given up, so no load is sent."""
-    monkeypatch.setattr(target, "PREFLIGHT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(module, "PREFLIGHT_TIMEOUT_S", 0.3)
     async with answering(HEAD + b"%x\r\n%b\r\n" % (len(EVENTS), EVENTS)) as served:
         with pytest.raises(
             TargetUnreachable, match=r"announced as complete, but its response did not end within 0\.3 s"
         ):
             await preflight(served, contact=Contact())
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "name"),
+    [
+        ({"HTTPS_PROXY": "http://p:3128"}, "https://api.example.com/v1", "HTTPS_PROXY"),
+        ({"http_proxy": "http://p:3128"}, "http://engine:8000", "http_proxy"),
+        ({"ALL_PROXY": "socks5://p"}, "http://engine:8000", "ALL_PROXY"),
+        ({"HTTPS_PROXY": "http://p:3128"}, "http://engine:8000", None),
+        ({"HTTP_PROXY": "http://p:3128", "NO_PROXY": "engine,other"}, "http://engine:8000", None),
+        ({"HTTP_PROXY": "http://p:3128"}, "http://127.0.0.1:8000", None),
+        ({"HTTP_PROXY": "http://p:3128"}, "http://[::1]:8000", None),
+        ({"HTTP_PROXY": ""}, "http://engine:8000", None),
+    ],
+)
+async def test_a_proxy_that_is_not_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str, name: str | None
+):
+    """Where it applies to the target; and again where the target cannot be reached without it. Never its address."""
+    for scheme in ("http", "https", "all", "no"):
+        for key in (f"{scheme}_proxy", f"{scheme}_proxy".upper()):
+            monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    note = proxy_note([url])
+    assert (name and f"{name} is set, but Sidelight does not use it: requests go straight to {url}") == note
+
+
+async def test_a_target_behind_a_proxy_cannot_be_reached(monkeypatch: pytest.MonkeyPatch):
+    """The line says that the proxy was not asked."""
+    monkeypatch.setenv("HTTP_PROXY", "http://user:geheim@127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(TargetUnreachable) as caught:
+        await probe("http://no-such-host.invalid:8000", model=None, contact=Contact())
+    assert str(caught.value).endswith(
+        "HTTP_PROXY is not used: Sidelight connects directly, so run it where the target can be reached"
+    )
