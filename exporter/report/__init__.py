@@ -13,15 +13,17 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from exporter.report.alerts import alerts
-from exporter.report.association import association_rows, variance_rows
 from exporter.report.conclusion import conclusion
+from exporter.report.format import Prose
 from exporter.report.heading import heading
 from exporter.report.method import method
 from exporter.report.objectives import objectives
+from exporter.report.tables.association import association_line
 from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
 from exporter.report.tables.server import server_section
+from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
 
 WIDTH = 100
@@ -44,20 +46,20 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     """Yield everything in the order in which it is read: what happened and why, then the numbers, then the method."""
     loaded, correlation = bool(summary.client.requests.sent), summary.correlation
     yield heading(summary)
-    yield from (Text(f"! {alert}", style="yellow") for alert in alerts(summary))
+    yield from (Prose(f"! {alert}", "yellow") for alert in alerts(summary))
     yield Text("")
     if loaded:
-        yield from (Text(sentence, style="bold") for sentence in conclusion(summary))
+        yield from (Prose(sentence, "bold") for sentence in conclusion(summary))
         yield from objectives(summary)
         yield Text("")
         yield from client_section(summary.client)
         if not correlation.missing:
             yield breakdown_table(correlation)
             yield from group_tables(correlation)
-    yield from server_section(summary.server, correlation.server_percentiles)
+        yield from slowest_section(correlation.slowest, correlation.breakdown)
+    yield from server_section(summary)
+    if loaded:
+        yield from (Prose(line, "dim") for line in association_line(correlation.association))
     yield from energy_section(summary.hardware)
     if loaded:
-        if not correlation.missing:
-            yield from (Text(row, style="dim") for row in variance_rows(correlation))
-        yield from (Text(row, style="dim") for row in association_rows(correlation))
-        yield from (Text(line, style="dim") for line in method(summary))
+        yield from (Prose(line, "dim") for line in method(summary))

@@ -1,46 +1,121 @@
-"""What happened, where the wait went, and what makes slow requests slow, in sentences."""
+"""What happened, where the wait went, and what makes slow requests slow, in plain sentences from typed facts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
-from correlator.breakdown import E2E_PARTS, TTFT_PARTS, Part
-from exporter.report.format import ms, percent
-from exporter.summary.breakdown import Breakdown, E2eBreakdown, json_name, label_of
+from correlator.breakdown import E2E_PARTS, TTFT_PARTS
+from exporter.report.advice import advice
+from exporter.report.format import percent, spoken
+from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
+from exporter.summary.tail import TailAttribution, places, ranked
+from loadgen.requests.summary import ClientSummary
+from rundir.stats import Statistics
+
+FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
+LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
+NEARLY_ALL, MOSTLY = 0.9, 0.6  # of a whole
+HARDLY_RATIO = 0.2  # standard deviation over mean: of less it does not matter what it is made of
+CAUSES = {
+    "network": "time outside the engine",
+    "gateway": "the gateway",
+    "queue": "queueing",
+    "prefill": "prefill",
+    "other": "the engine outside queue and prefill",
+}
 
 
 def conclusion(summary: Summary) -> Iterator[str]:
-    """Yield the sentences."""
+    """Yield a few sentences, each paragraph a string: what happened, where the wait went, why, and what to do."""
     correlation = summary.correlation
-    yield answer(correlation)
+    yield _what_happened(summary.client)
+    if summary.client.requests.ok or correlation.requests:
+        yield where_it_went(summary)
     if not correlation.missing and not correlation.breakdown.means_only:
-        yield correlation.tail_attribution.sentence
+        yield from _why_slow(correlation.tail_attribution)
+    yield from advice(summary)
 
 
-def answer(correlation: Correlation) -> str:
+def _what_happened(client: ClientSummary) -> str:
+    requests = client.requests
+    whose = "" if requests.ok == requests.sent else f" of the {requests.ok:,} requests that succeeded"
+    if client.ttft_ms.mean is not None:
+        return f"TTFT{whose} was {_distribution(client.ttft_ms)}."
+    if client.e2e_ms.mean is not None:
+        times = _distribution(client.e2e_ms)
+        return f"No reply was streamed, so there is no TTFT. The end-to-end time{whose} was {times}."
+    return f"No TTFT: {client.ttft_ms.missing}."
+
+
+def _distribution(times: Statistics) -> str:
+    if times.count == 1:
+        return f"{spoken(times.mean)}, of one request"
+    if times.count < FEW_REQUESTS:
+        return f"{spoken(times.mean)} in the mean and {spoken(times.max)} at most, over {times.count} requests"
+    return f"{spoken(times.mean)} in the mean, {spoken(times.p50)} at p50 and {spoken(times.p95)} at p95"
+
+
+def where_it_went(summary: Summary) -> str:
     """Return where the mean TTFT went, in a sentence; or why that cannot be said.
 
     Of replies in one piece, which have no TTFT, where the mean end-to-end time went.
     """
+    correlation, server = summary.correlation, summary.server
     breakdown = correlation.breakdown
     if not correlation.missing:
-        return _shared_out(breakdown, "ttft", TTFT_PARTS, breakdown)
-    why = f"Where the TTFT went is not known: {correlation.missing}."
-    if correlation.requests or breakdown.e2e.other_ms.mean is None:
-        return why
-    return f"{why} {_shared_out(breakdown.e2e, 'e2e', E2E_PARTS, breakdown)}"
+        shares = {part.name: getattr(breakdown, json_name(part)).share_of_ttft for part in TTFT_PARTS}
+        subject = "Of the mean" if breakdown.ttft_ms.count >= correlation.requests else _subject(breakdown.ttft_ms)
+        return f"{subject}, {_shared_out(shares, correlation)}."
+    if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
+        shares = {part.name: getattr(breakdown.e2e, json_name(part)).share_of_e2e for part in E2E_PARTS}
+        return f"Of the mean, {_shared_out(shares, correlation)}."
+    if server.engine is None and not server.endpoints:
+        why = f" ({server.reason})" if server.reason else ""
+        return f"No breakdown: this server has no metrics page{why}. Give --metrics URL, or send spans (--otlp-listen)."
+    return f"No breakdown: {correlation.missing}."
 
 
-def _shared_out(
-    of: Breakdown | E2eBreakdown, whole: Literal["ttft", "e2e"], parts: Sequence[Part], breakdown: Breakdown
-) -> str:
-    mean_ms = getattr(of, f"{whole}_ms").mean
-    shares = (
-        f"{ms(mean_ms * share)} ms ({percent(share)}) {label_of(part, breakdown)}"
-        for part in parts
-        if (share := getattr(getattr(of, json_name(part)), f"share_of_{whole}")) is not None
-    )
-    return f"Of a mean {whole.upper()} of {ms(mean_ms)} ms: {', '.join(shares)}."
+def _subject(covered: Statistics) -> str:
+    return f"Of the {covered.count:,} requests with a breakdown ({spoken(covered.mean)} in the mean)"
+
+
+def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) -> str:
+    """Return the parts in words, the largest first, without those that are hardly worth a word."""
+    breakdown = correlation.breakdown
+    where = places(shares, breakdown.merged, correlation.requests)
+    if (breakdown.engine_frontend_ms.share_of_ttft or 0.0) > MOSTLY * (shares["other"] or 0.0) > 0:
+        where["other"] = "in the engine's API server"
+    known = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
+    (largest, first), *others = known
+    words = [f"{percent(largest)} was spent {where[first]}"]
+    words += [f"{percent(share)} {where[name]}" for share, name in others if share >= LEAST_NAMED]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _why_slow(tail: TailAttribution) -> Iterator[str]:
+    """Yield where slow requests spent their time, from which queue on, and what requests differ by."""
+    if tail.missing:
+        return
+    yield " ".join([tail.sentence, *_from_which_queue(tail), *_differences(tail)])
+
+
+def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
+    threshold = tail.threshold
+    if not threshold or tail.largest != "queue" or threshold.waiting is None or threshold.fewest is None:
+        return
+    if threshold.waiting > threshold.fewest:
+        most = threshold.waiting - 1
+        yield f"Queueing takes over once more than {most:g} request{' is' if most == 1 else 's are'} waiting."
+
+
+def _differences(tail: TailAttribution) -> Iterator[str]:
+    """Yield what the TTFT of one request differs from that of another by, where it is mostly one thing."""
+    shares, mean_ms, std_ms = tail.variance_share, tail.mean_ms, tail.std_ms
+    if not shares or not mean_ms or not std_ms or std_ms < HARDLY_RATIO * mean_ms:
+        return
+    name, share = ranked(shares)[0]
+    if share >= MOSTLY and not (name == "other" and tail.merged):
+        how = "almost entirely" if share >= NEARLY_ALL else "mostly"
+        yield f"Differences in TTFT come {how} from {CAUSES[name]}."

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from dataclasses import dataclass
+
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
+
+TEXTS = {"", "known from", "class"}  # columns of words
 
 
 def table(title: str, *columns: str, label_width: int = 20) -> Table:
-    """Return an empty table: a column of labels, then these; numbers to the right, "" and "source" to the left."""
+    """Return an empty table: a column of labels, then these; numbers to the right and in one piece, words to the left.
+
+    Where a terminal is too narrow, labels and words break first.
+    """
     empty = Table(title=title, title_justify="left", title_style="bold cyan", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     empty.add_column("", min_width=label_width)
     for column in columns:
-        empty.add_column(column, justify="left" if column in {"", "source"} else "right")
+        words = column in TEXTS
+        empty.add_column(column, justify="left" if words else "right", no_wrap=not words)
     return empty
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A paragraph that breaks into lines at any width, but never between a number and its unit."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        kept = re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
+        for line in textwrap.wrap(kept, options.max_width, break_on_hyphens=False) or [""]:
+            yield Text(line.replace("\N{NO-BREAK SPACE}", " "), style=self.style)
 
 
 def ms(value: float | None) -> str:
@@ -21,6 +46,15 @@ def ms(value: float | None) -> str:
         return "-"
     # Adding nothing takes the sign from what rounds to zero.
     return f"{value:,.1f}" if abs(value) >= 10 else f"{round(value, 2) + 0.0:.2f}"
+
+
+def spoken(value: float | None) -> str:
+    """Return milliseconds as a sentence has them: three digits at most before the unit, seconds from 10 s on."""
+    if value is None:
+        return "-"
+    if abs(value) >= 10_000:
+        return f"{value / 1e3:,.1f} s"
+    return f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
 
 
 def percent(ratio: float | None) -> str:

@@ -110,6 +110,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any] | None,
         doc("What the draft wants stated of a workload: distributions, data, sharing, content."),
     ]
+    shares_prefixes: Annotated[
+        bool | None,
+        doc("Whether prompts were meant to share prefixes: sessions, system prompts, repositories; null: not known."),
+    ] = None
     warmup_requests: Annotated[Count, doc("Requests sent before the measurement.", "requests")]
 
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, UnsetType
 
+from correlator.breakdown import ENGINE_FRONTEND
 from correlator.estimate.table import QUALITIES
 from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.stats import Missing
 
-REST = "the engine outside queue and prefill"
 # Below that, the 99th percentile of a run is its slowest request.
 LEAST_FOR_P99 = 100
-FEW_REQUESTS = 10  # a statement that rests on fewer says on how many
 HARDLY_RATIO = 1.25
+MAJORITY = 0.5  # of a TTFT: a part with more of it is named alone
 
 
 class TailAttribution(Struct, frozen=True, kw_only=True):
@@ -52,13 +52,15 @@ class TailAttribution(Struct, frozen=True, kw_only=True):
     threshold: Annotated[
         Threshold | UnsetType, doc("From how many waiting requests on queueing is most of the median TTFT.")
     ] = UNSET
+    largest: Annotated[str | UnsetType, doc("The part that the sentence names first.")] = UNSET
     sentence: Annotated[str, Meta(min_length=1), doc("The answer in a sentence.")]
 
 
 def tail_attribution(attribution: TailShares | Missing) -> TailAttribution:
     """Return the object with its sentence; where nothing is known, only that and `missing`."""
+    text, largest = sentence(attribution)
     if isinstance(attribution, Missing):
-        return TailAttribution(missing=attribution.reason, sentence=sentence(attribution))
+        return TailAttribution(missing=attribution.reason, sentence=text)
     return TailAttribution(
         requests=attribution.requests,
         with_ttft=attribution.with_ttft,
@@ -73,43 +75,35 @@ def tail_attribution(attribution: TailShares | Missing) -> TailAttribution:
         p50_ms=1e3 * attribution.p50_s,
         tail=attribution.tails,
         threshold=attribution.threshold,
-        sentence=sentence(attribution),
+        largest=largest or UNSET,
+        sentence=text,
     )
 
 
-def sentence(attribution: TailShares | Missing) -> str:
-    """Say in one sentence what the slow requests' TTFT is; what is estimated, merged or not known is called so.
+def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
+    """Say in one sentence where slow requests spent their TTFT, and return it with the part that it names first.
 
     Slow are those at and above p99, of fewer than 100 requests p95. Where that is within 1.25 times the median, the
-    sentence is of the mean.
+    sentence is of the mean. What is estimated or merged is called so; the part is "" where nothing is known.
     """
     if isinstance(attribution, Missing):
-        return f"What makes slow requests slow is not known: {attribution.reason}."
-    label = "p99" if attribution.with_ttft >= LEAST_FOR_P99 else "p95"
+        return f"What makes slow requests slow is not known: {attribution.reason}.", ""
+    label, slowest = ("p99", "1 %") if attribution.with_ttft >= LEAST_FOR_P99 else ("p95", "5 %")
     tail = attribution.tails[label]
-    names = part_names(attribution.mean_share, name_of_rest(attribution.merged, attribution.requests))
+    where = places(attribution.mean_share, attribution.merged, attribution.requests)
     p50_ms = 1e3 * attribution.p50_s
     if 0 < tail.from_ms <= HARDLY_RATIO * p50_ms:
+        largest, share = ranked(attribution.mean_share)[0]
         ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
-        name, share = ranked(attribution.mean_share)[0]
-        estimated = attribution.requests - attribution.quality.get("exact", 0)
-        trust = _trust(
-            attribution.requests, attribution.with_ttft, estimated, attribution.quality.get("prior", 0), None
-        )
-        return f"TTFT hardly varies ({ratio}); {names[name]} is {percent(share)} of it{trust}."
+        return f"TTFT hardly varies ({ratio}): {percent(share)} of it is spent {where[largest]}.", largest
     if 2 * tail.explained < tail.requests:
-        return (
-            f"What the {label} TTFT is made of is not known: {tail.explained} of the {tail.requests} requests there "
-            "have a breakdown."
-        )
-    error = tail.error_ms / tail.mean_ms if tail.error_ms is not None and tail.mean_ms else None
-    trust = _trust(tail.explained, tail.requests, tail.estimated, tail.expected, error)
-    (name, share), *others = ranked(tail.share)
-    if share > 0.5:
-        start = _start(attribution.threshold) if name == "queue" else ""
-        return f"{label} TTFT is {names[name]}: {percent(share)} of it{start}{trust}."
-    largest = [f"{names[part]} is {percent(ratio)}" for part, ratio in [(name, share), *others[:1]]]
-    return f"No part is most of the {label} TTFT: {', '.join(largest)}{trust}."
+        return f"Of the slowest {slowest}, only {tail.explained} of {tail.requests} requests have a breakdown.", ""
+    (largest, share), *others = ranked(tail.share)
+    spent = f"{percent(share)} of their TTFT {where[largest]}"
+    if share <= MAJORITY and others:
+        second, share = others[0]
+        spent += f" and {percent(share)} {where[second]}"
+    return f"The slowest {slowest} ({_spoken_of(tail)}) spent {spent}.", largest
 
 
 def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
@@ -118,20 +112,28 @@ def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
     return sorted(known, key=lambda pair: -pair[1])
 
 
-def part_names(shares: Mapping[str, float | None], rest: str) -> dict[str, str]:
-    """Return what each part is called in a sentence; `rest` is the name of `other`.
+def places(shares: Mapping[str, float | None], merged: Mapping[str, int], requests: int) -> dict[str, str]:
+    """Return for each part where it was spent, as words of a sentence.
 
-    Without a gateway's part, what is outside the engine may be a gateway's as well as the network's.
+    Without a gateway's part, what is outside the engine may be a gateway's as well as the network's. Of `other`, what
+    stands merged in it for more than a tenth of the requests.
     """
-    outside = "time outside the engine" if shares.get("gateway") is None else "time outside engine and gateway"
-    return {"network": outside, "gateway": "the gateway", "queue": "queueing", "prefill": "prefill", "other": rest}
+    rest = "in the engine outside queue and prefill"
+    if 10 * sum(merged.values()) > requests:
+        rest = f"in {' or in '.join(map(in_words, merged))} (together: no source separates them)"
+    return {
+        "network": "outside the engine" if shares.get("gateway") is None else "outside engine and gateway",
+        "gateway": "in the gateway",
+        "queue": "in the engine's queue",
+        "prefill": "in prefill",
+        "decode": "in decoding",
+        "other": rest,
+    }
 
 
-def name_of_rest(merged: Mapping[str, int], requests: int) -> str:
-    """Name `other`: what stands merged in it, where it does so for more than a tenth of the requests."""
-    if 10 * sum(merged.values()) <= requests:
-        return REST
-    return f"what no source separates ({'; '.join(merged)})"
+def in_words(merged: str) -> str:
+    """Return what stands merged in a part, in words that need no glossary."""
+    return merged.replace(ENGINE_FRONTEND.label, "the API server")
 
 
 def percent(ratio: float) -> str:
@@ -139,26 +141,11 @@ def percent(ratio: float) -> str:
     return "over 99 %" if 0.995 <= ratio < 1 - 1e-9 else f"{100 * ratio:z.0f} %"
 
 
-def _start(threshold: Threshold) -> str:
-    """Say from which length of the queue on queueing dominates, nothing where that is not known or never."""
-    if threshold.waiting is None or threshold.fewest is None:
-        return ""
-    if threshold.waiting <= threshold.fewest:
-        return f", at every length of the queue seen (waiting >= {threshold.fewest:g})"
-    return f", starting when waiting > {threshold.waiting - 1:g}"
-
-
-def _trust(explained: int, requests: int, estimated: int, expected: int, error_ratio: float | None) -> str:
-    """Say how many of the requests are spoken of, how many of these are estimated, and how well."""
-    words = []
-    if explained < requests:
-        words.append(f"of {explained} of {requests} requests")
-    elif requests < FEW_REQUESTS:
-        words.append(f"the slowest {requests} requests" if requests > 1 else "the slowest request")
-    if estimated:
-        words.append("estimated" if estimated == explained else f"estimated for {estimated} of {explained} requests")
-    if expected:
-        words.append(f"{expected} of them never observed")
-    if estimated and error_ratio is not None:
-        words.append(f"standard error at most {100 * error_ratio:.1f} %")
-    return f" ({', '.join(words)})" if words else ""
+def _spoken_of(tail: Tail) -> str:
+    """Say how many requests a tail has, of how many of them the parts are known, and whether those are estimated."""
+    count = f"{tail.requests} request{'' if tail.requests == 1 else 's'}"
+    known = f", {tail.explained} of them with a breakdown" if tail.explained < tail.requests else ""
+    estimated = (
+        "" if not tail.estimated else ", estimated" if tail.estimated == tail.explained else ", partly estimated"
+    )
+    return f"{count}{known}{estimated}"

@@ -26,6 +26,7 @@ from rundir.stats import Missing, Statistics, describe, finite, known
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
 INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
 NO_POWER = Missing(reason="the power of the engine's GPUs was not measured")
+NONE_HAS_IT = "no successful reply has it"
 RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
 
 
@@ -324,7 +325,7 @@ def output_tokens_within(log: RequestLog, start_ns: int, end_ns: int) -> int | M
 
 
 def _why_none(ok: RequestLog) -> str:
-    return "no successful reply has it" if len(ok) else "no request succeeded"
+    return NONE_HAS_IT if len(ok) else "no request succeeded"
 
 
 def _counts(log: RequestLog) -> RequestCounts:

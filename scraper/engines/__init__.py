@@ -10,6 +10,7 @@ from scraper.engines.binding import CanonicalSource, PageNames
 from scraper.engines.catalogue import (
     Catalogue,
     Entry,
+    Limits,
     Quantity,
     catalogue,
     engine_names,
@@ -25,6 +26,7 @@ __all__ = [
     "Catalogue",
     "Engine",
     "Entry",
+    "Limits",
     "Quantity",
     "canonical",
     "catalogue",

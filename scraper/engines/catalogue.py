@@ -124,6 +124,13 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
     is_gateway: bool = msgspec.field(name="gateway", default=False)
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's options that bound how many requests run at once, and how much memory its KV cache has."""
+
+    running: str = ""
+    kv_cache: str = ""
+
+
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one engine.
 
@@ -146,6 +153,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     version_paths: tuple[str, ...] = ()
     versions: str
     enable: str
+    limits: Limits = Limits()
     notes: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     totals: tuple[str, ...] = ()

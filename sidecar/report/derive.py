@@ -212,8 +212,18 @@ def workload(run: Run) -> Workload:
         missed_lengths=measure.get("missed_lengths"),
         saved_sha256=measure.get("saved_sha256"),
         stated=manifest.get("workload"),
+        shares_prefixes=_shares_prefixes(run),
         warmup_requests=int((run.requests.phase == "warmup").sum()),
     )
+
+
+def _shares_prefixes(run: Run) -> bool | None:
+    """Tell whether requests were meant to have prefixes in common: sessions, system prompts, repositories."""
+    if not len(run.requests):
+        return None
+    classes = (run.manifest.get("workload") or {}).get("classes", ())
+    shared = any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
+    return bool(shared or (run.requests.session >= 0).any())
 
 
 def _warm_up(run: Run) -> WarmupStatement | None:

@@ -20,7 +20,7 @@ from scraper.window.summary import Server
 from sidecar.directory import Run
 
 CACHED_RATIO = 0.05
-BLANK_RATIO = 0.02
+BLANK_RATIO = 0.1
 
 
 def warnings(
@@ -48,7 +48,7 @@ def warnings(
     yield from _comparability(client, correlation)
     yield from _estimates(run)
     yield from _blanks(run, client, correlation)
-    yield from _repeats(run, workload) or _cache(run, server)
+    yield from _repeats(run, workload) or _cache(run, workload, server)
     yield from _clipping(workload)
 
 
@@ -145,8 +145,8 @@ def _repeats(run: Run, workload: Workload) -> list[str]:
     return [f"{times}: {cache}; --requests {held} sends each once"]
 
 
-def _cache(run: Run, server: Server) -> Iterator[str]:
-    if _shares(run):
+def _cache(run: Run, workload: Workload, server: Server) -> Iterator[str]:
+    if workload.shares_prefixes:
         return
     counters = (server.prefix_cache_hits, server.prefix_cache_queries)
     hits, queries = (counter.stats.total if counter else UNSET for counter in counters)
@@ -162,14 +162,6 @@ def _another_seed(run: Run) -> str:
     config = run.manifest["config"]
     given = any(config.get(name) for name in ("dataset", "prompts", "replay_requests"))
     return "" if given else " Another --seed sends others"
-
-
-def _shares(run: Run) -> bool:
-    """Tell whether requests were meant to have prefixes in common: sessions, system prompts, repositories."""
-    if (run.requests.session >= 0).any():
-        return True
-    classes = (run.manifest.get("workload") or {}).get("classes", ())
-    return any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
 
 
 def _clipping(workload: Workload) -> Iterator[str]:

@@ -16,7 +16,7 @@ from correlator.exact.join import join
 from correlator.statistics.association import Association, associations
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
-from exporter.summary.tail import sentence
+from exporter.summary.tail import tail_attribution
 from scraper.spans.requests import engine_spans
 
 
@@ -68,9 +68,10 @@ def test_few_blocks_are_told_as_few(told: TailShares):
 
 
 def test_the_sentence_is_the_same_without_spans_but_for_its_flag(told: TailShares, withheld: TailShares):
-    said = "p99 TTFT is queueing: 97 % of it, starting when waiting > 1 (the slowest 4 requests"
-    assert f"{said})." == sentence(told)
-    assert sentence(withheld).startswith(f"{said}, estimated, ")
+    """Both rest on the same four requests; without spans they are called estimated."""
+    spent = "spent 97 % of their TTFT in the engine's queue."
+    assert f"The slowest 1 % (4 requests) {spent}" == tail_attribution(told).sentence
+    assert f"The slowest 1 % (4 requests, estimated) {spent}" == tail_attribution(withheld).sentence
 
 
 def test_waiting_requests_go_with_the_ttft_and_running_ones_do_not(main: Any):

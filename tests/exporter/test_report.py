@@ -12,13 +12,13 @@ import summaries
 from logs import request_log
 
 from exporter.report import WIDTH, as_text
-from exporter.report.conclusion import answer
+from exporter.report.conclusion import where_it_went
 from exporter.report.format import cell, ms, percent
 from exporter.summary.correlation import Correlation
 from loadgen.requests.summary import client_summary
 from rundir.stats import Missing
 from scraper.window.quantities import Histogram
-from scraper.window.summary import DetectedEngine, Server
+from scraper.window.summary import DetectedEngine
 
 VLLM = DetectedEngine(name="vllm", version=None, detected_by="metric vllm:num_requests_running")
 
@@ -125,20 +125,15 @@ def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
     assert (["0"], ["38,752"]) == (row(text, "preemptions"), row(text, "prompt tokens"))
     assert "requests running" not in text
     assert "decode time" not in text
-    assert ["no reply had two tokens"] == row(text, "TPOT, ms")
-    assert "throughput: 10 requests/s, 3,333.3 input tokens/s, - output tokens/s" in text
+    assert "TPOT: n/a (no reply had two tokens)" in text.splitlines()
+    assert "Throughput: 10 requests/s, 3,333.3 input tokens/s" in text.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("server", "shown"),
-    [
-        (summaries.NO_SERVER, "Server: no metrics endpoint was scraped"),
-        (msgspec.structs.replace(summaries.NO_SERVER, engine=VLLM), "Server: vllm, nothing in the measured window"),
-    ],
-)
-def test_a_server_of_which_nothing_is_known(server: Server, shown: str):
+def test_an_engine_without_a_scrape_in_the_window_is_named():
     """A reason stands where the table would."""
-    assert shown in as_text(summaries.summary(summaries.correlated(), server)).splitlines()
+    nothing = msgspec.structs.replace(summaries.NO_SERVER, engine=VLLM)
+    text = as_text(summaries.summary(summaries.correlated(), nothing))
+    assert "Server: vllm, no scrape within the measured window" in text.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +152,7 @@ def test_the_report_fits_its_width_and_holds_the_answer(correlation: Correlation
     text = as_text(summaries.summary(correlation))
     assert [] == [line for line in text.splitlines() if len(line) > WIDTH]
     assert [] == [line for line in text.splitlines() if line != line.rstrip()]
-    assert answer(correlation) in " ".join(text.split())
+    assert where_it_went(summaries.summary(correlation)) in " ".join(text.split())
     assert text.endswith("\n")
     assert "\x1b" not in text
 
@@ -168,6 +163,6 @@ def test_metrics_alone_give_the_servers_part_alone():
     client = client_summary(request_log())
     config = summary.config | {"url": None, "model": None, "metrics": ["http://127.0.0.1:8000/metrics"]}
     text = as_text(msgspec.structs.replace(summary, client=client, config=config))
-    assert "server metrics only at http://127.0.0.1:8000/metrics" in text.splitlines()
+    assert "server metrics only at http://127.0.0.1:8000/metrics, vllm 0.32.0" in text.splitlines()
     assert "Where the TTFT went" not in text
     assert "requests waiting" in text

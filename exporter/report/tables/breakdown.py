@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from correlator.breakdown import INNER_PARTS, TTFT_PARTS
+from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.report.format import ms, percent, table
 from exporter.summary.breakdown import TtftPart, json_name, label_of
 from exporter.summary.correlation import Correlation
@@ -15,21 +15,22 @@ from rundir.stats import Statistics
 
 BAR = 8
 SOURCES = {
-    "trace": "engine's spans",
-    "response": "replies, records",
+    "trace": "engine spans",
+    "response": "server's replies",
     "histogram": "estimate",
     "mixed": "several",
     "client": "client",
 }
-LEAST_SHARE = 0.001  # of TTFT: less of it has no line within other
+LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
+FRONTEND = "API server: tokenise, wait, output"
 
 
 def breakdown_table(correlation: Correlation) -> Table:
-    """Return the parts of the TTFT over the requests that know them, each with its share, source and error.
+    """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
 
-    A row within another makes that up; its share is of TTFT too.
+    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error.
     """
-    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "source", "error ms", label_width=18)
+    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "known from", label_width=18)
     breakdown = correlation.breakdown
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
     for part in TTFT_PARTS:
@@ -37,14 +38,14 @@ def breakdown_table(correlation: Correlation) -> Table:
         if described.mean is None:
             continue
         shown.add_row(*_row(label_of(part, breakdown), described, sources))
-        for inner in (inner for inner in INNER_PARTS if inner.within == part.name):
-            described = getattr(breakdown, json_name(inner))
-            share = described.share_of_ttft
-            if share is not None and (part.name == "network" or share > LEAST_SHARE):
-                shown.add_row(*_row(f"  {inner.label}", described, sources, bar=False), style="dim")
+        for inner in INNER_PARTS:
+            divided: TtftPart = getattr(breakdown, json_name(inner))
+            if inner.within == part.name and (described.share_of_ttft or 0.0) > LEAST_SHARE and divided.share_of_ttft:
+                label = FRONTEND if inner is ENGINE_FRONTEND else inner.label
+                shown.add_row(*_row(f"  {label}", divided, sources, bar=False), style="dim")
     shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
     if breakdown.send_ms.mean is not None:
-        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
+        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before the TTFT", style="dim")
     return shown
 
 
@@ -54,7 +55,7 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
         if not groups:
             continue
         known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
-        labels = (label_of(part, correlation.breakdown) for part in known)
+        labels = (label_of(part, correlation.breakdown).removesuffix(" the engine") for part in known)
         shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
         for label, group in groups.items():
             means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))
@@ -63,10 +64,10 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
 
 
 def _row(label: str, part: TtftPart, sources: Mapping[str, str], *, bar: bool = True) -> tuple[str | Text, ...]:
-    share, error_ms = part.share_of_ttft, part.error_ms
+    share = part.share_of_ttft
     drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
-    certainty = "" if error_ms is None else "exact" if error_ms == 0 else f"± {ms(error_ms)}"
-    return label, *_times(part), percent(share), drawn, sources[part.source or ""], certainty
+    error = f", ± {ms(part.error_ms)}" if part.error_ms else ""
+    return label, *_times(part), percent(share), drawn, sources[part.source or ""] + error
 
 
 def _times(part: Statistics) -> tuple[str, ...]:

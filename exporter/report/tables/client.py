@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from exporter.report.format import cell, ms, table
 from loadgen.requests.delivery import Delivery
-from loadgen.requests.summary import ClassSummary, ClientSummary
+from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
 from rundir.stats import Statistics
 
 CLIENT_ROWS = (
@@ -29,41 +27,54 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def client_section(client: ClientSummary) -> Iterator[RenderableType]:
-    """Yield the tables and the rates."""
-    yield _client(client)
-    yield _throughput(client)
-    yield _first_tokens(client.delivery)
-    yield from _classes(client.classes)
-
-
-def _client(client: ClientSummary) -> Table:
+    """Yield the tables and the rates; what is missing stands below with its reason, so that it widens no column."""
     shown = table("Client", *STATISTICS)
+    missing: dict[str, list[str]] = {}
     for key, label in CLIENT_ROWS:
         values: Statistics | UnsetType = getattr(client, key)
         if values is UNSET:
             continue
         if values.mean is None:
-            shown.add_row(label, Text(values.missing or "missing", style="dim"))
+            missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
         else:
             shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))
-    return shown
+    if shown.row_count:
+        yield shown
+    for reason, labels in missing.items():
+        yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
+    yield from _throughput(client)
+    yield from _first_tokens(client.delivery)
+    yield Text("")
+    yield from _classes(client.classes)
 
 
-def _throughput(client: ClientSummary) -> Text:
+def _reason(key: str, values: Statistics) -> str:
+    """Return why a metric is missing; of tokens, that no reply reports them."""
+    no_usage = key.endswith("_tokens") and values.missing == NONE_HAS_IT
+    return "no usage" if no_usage else values.missing or "not known"
+
+
+def _throughput(client: ClientSummary) -> Iterator[Text]:
+    """Yield the rates that are known, in a line."""
     rates = (
         ("requests_per_s", "requests/s"),
         ("input_tokens_per_s", "input tokens/s"),
         ("output_tokens_per_s", "output tokens/s"),
-        *((("goodput_requests_per_s", "good requests/s"),) if client.slo else ()),
+        ("goodput_requests_per_s", "requests/s that met every objective"),
     )
-    return Text("throughput: " + ", ".join(f"{cell(getattr(client.throughput, key))} {label}" for key, label in rates))
+    known = ((getattr(client.throughput, key), label) for key, label in rates)
+    shown = [f"{cell(rate)} {label}" for rate, label in known if rate is not None]
+    if shown:
+        yield Text(f"Throughput: {', '.join(shown)}")
 
 
-def _first_tokens(delivery: Delivery) -> Text:
-    """Return what replies began with, and the rule that makes it a first token."""
-    counts = msgspec.structs.asdict(delivery.first_tokens)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
-    return Text(f"first tokens: {kinds}; {delivery.content_rule}", style="dim")
+def _first_tokens(delivery: Delivery) -> Iterator[Text]:
+    """Yield what replies began with, where it was not always text."""
+    first = delivery.first_tokens
+    if first.reasoning or first.tool:
+        counts = ((first.content, "text"), (first.reasoning, "reasoning"), (first.tool, "a tool call"))
+        kinds = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+        yield Text(f"First tokens: {kinds}", style="dim")
 
 
 def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[RenderableType]:

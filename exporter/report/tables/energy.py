@@ -15,10 +15,8 @@ SHOWN = 16  # devices; their totals say the rest
 
 
 def energy_section(hardware: Hardware) -> Iterator[RenderableType]:
-    """Yield the section; one line where nothing was measured."""
+    """Yield the section; nothing where nothing was measured, of which the summary has the reasons."""
     if not hardware.devices:
-        sources = ", ".join(hardware.absent)
-        yield Text(f"Power was not measured: none of {sources} is available (summary.json says why).", style="dim")
         return
     yield _table(hardware.devices, hardware)
     yield Text(_tokens(hardware), style="bold")

@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from exporter.report.format import cell, ms, table
-from exporter.summary.correlation import ServerTimes, TimePercentiles
+from exporter.summary.correlation import TimePercentiles
+from exporter.summary.result import Summary
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
-from scraper.window.summary import Server
 
 WIDE = 0.2
 HISTOGRAM_ROWS = (
@@ -39,12 +39,14 @@ COUNTER_ROWS = (
 )
 
 
-def server_section(server: Server, by_client: ServerTimes) -> Iterator[RenderableType]:
+def server_section(summary: Summary) -> Iterator[RenderableType]:
     """Show the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
+    server, by_client = summary.server, summary.correlation.server_percentiles
     engine = server.engine
     if engine is None:
-        yield Text(f"Server: {server.reason}", style="yellow")
-        yield Text("")
+        if server.endpoints or not summary.client.requests.sent:  # else the conclusion says it
+            yield Text(f"Server: {server.reason}", style="yellow")
+            yield Text("")
         return
     title = f"Server: {engine.name} {engine.version or ''}".rstrip()
     shown = table(title, "count", "mean", "p50", "p99", "max")
@@ -68,8 +70,8 @@ def server_section(server: Server, by_client: ServerTimes) -> Iterator[Renderabl
             shown.add_row(label, cell(counter.stats.total), "", "", "", "")
     if shown.row_count:
         yield shown
-    else:
-        yield Text(f"Server: {engine.name}, nothing in the measured window\n", style="yellow")
+    elif summary.window.duration_s:
+        yield Text(f"Server: {engine.name}, no scrape within the measured window\n", style="yellow")
 
 
 def _known(of: SampleStatistics | Range, name: str) -> float | None:

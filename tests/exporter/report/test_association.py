@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import summaries
-from msgspec import convert, structs, to_builtins
+from msgspec import UNSET, convert, structs, to_builtins
 
 from correlator.statistics.association import Association
 from correlator.statistics.tail import PARTS, Tail, TailShares, Threshold
-from exporter.report.association import association_rows, variance_rows
+from exporter.report.conclusion import conclusion
+from exporter.report.tables.association import association_line
 from exporter.summary.correlation import Correlation
-from exporter.summary.tail import TailAttribution, sentence, tail_attribution
+from exporter.summary.tail import TailAttribution, tail_attribution
 from rundir.stats import Missing
 
 FOUND = Association(
@@ -74,67 +75,82 @@ def blamed(p99: Tail, **change: Any) -> TailShares:
     return replace(made, **change)
 
 
-QUEUEING = "p99 TTFT is queueing: 92 % of it"
-FROM_3 = ", starting when waiting > 3"
-UNSCRAPED = Threshold(waiting=None, requests=0, fewest=None, missing="not scraped")
 HALF = shares(queue=0.45, prefill=0.4, other=0.15)
 REST = shares(queue=0.2, prefill=0.1, other=0.7)
+UNSCRAPED = Threshold(waiting=None, requests=0, fewest=None, missing="not scraped")
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (blamed(tail()), f"{QUEUEING}{FROM_3}."),
-        (blamed(tail(), with_ttft=99), "p95 TTFT is prefill: 70 % of it."),
-        (blamed(tail(requests=2, explained=2)), f"{QUEUEING}{FROM_3} (the slowest 2 requests)."),
-        (blamed(tail(requests=1, explained=1), threshold=UNSCRAPED), f"{QUEUEING} (the slowest request)."),
+        (blamed(tail()), "The slowest 1 % (10 requests) spent 92 % of their TTFT in the engine's queue."),
+        (blamed(tail(), with_ttft=99), "The slowest 5 % (10 requests) spent 70 % of their TTFT in prefill."),
         (
-            blamed(tail(estimated=10, expected=3), threshold=UNSCRAPED),
-            f"{QUEUEING} (estimated, 3 of them never observed, standard error at most 0.0 %).",
+            blamed(tail(requests=1, explained=1)),
+            "The slowest 1 % (1 request) spent 92 % of their TTFT in the engine's queue.",
         ),
-        (blamed(tail(), threshold=Threshold(waiting=None, requests=0, fewest=0.0)), f"{QUEUEING}."),
-        (blamed(tail(), threshold=UNSCRAPED), f"{QUEUEING}."),
         (
-            blamed(tail(), threshold=Threshold(waiting=2.0, requests=1000, fewest=2.0)),
-            f"{QUEUEING}, at every length of the queue seen (waiting >= 2).",
+            blamed(tail(share=shares(queue=0.999, prefill=0.001), estimated=10)),
+            "The slowest 1 % (10 requests, estimated) spent over 99 % of their TTFT in the engine's queue.",
         ),
-        (blamed(tail(share=shares(queue=0.999, prefill=0.001))), f"p99 TTFT is queueing: over 99 % of it{FROM_3}."),
-        (blamed(tail(estimated=10, error_ms=30.0)), f"{QUEUEING}{FROM_3} (estimated, standard error at most 0.5 %)."),
         (
-            blamed(tail(estimated=4, explained=8, error_ms=None)),
-            f"{QUEUEING}{FROM_3} (of 8 of 10 requests, estimated for 4 of 8 requests).",
+            blamed(tail(estimated=4, explained=8)),
+            (
+                "The slowest 1 % (10 requests, 8 of them with a breakdown, partly estimated) spent 92 % of their TTFT "
+                "in the engine's queue."
+            ),
         ),
-        (blamed(tail(share=shares(network=0.8, queue=0.2))), "p99 TTFT is time outside the engine: 80 % of it."),
-        (blamed(tail(share=shares(gateway=0.8, queue=0.2))), "p99 TTFT is the gateway: 80 % of it."),
-        (blamed(tail(share=REST)), "p99 TTFT is the engine outside queue and prefill: 70 % of it."),
+        (
+            blamed(tail(share=shares(network=0.8, queue=0.2))),
+            "The slowest 1 % (10 requests) spent 80 % of their TTFT outside the engine.",
+        ),
+        (
+            blamed(tail(share=shares(gateway=0.8, queue=0.2))),
+            "The slowest 1 % (10 requests) spent 80 % of their TTFT in the gateway.",
+        ),
+        (
+            blamed(tail(share=REST)),
+            "The slowest 1 % (10 requests) spent 70 % of their TTFT in the engine outside queue and prefill.",
+        ),
         (
             blamed(tail(share=REST), merged={"network and engine frontend": 1000}),
-            "p99 TTFT is what no source separates (network and engine frontend): 70 % of it.",
+            (
+                "The slowest 1 % (10 requests) spent 70 % of their TTFT in network and the API server (together: no "
+                "source separates them)."
+            ),
         ),
         (
             blamed(tail(share=REST), merged={"network and engine frontend": 100}),
-            "p99 TTFT is the engine outside queue and prefill: 70 % of it.",
+            "The slowest 1 % (10 requests) spent 70 % of their TTFT in the engine outside queue and prefill.",
         ),
         (
-            blamed(tail(from_ms=108.0), requests=600, quality={"shared": 600}),
-            "TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it (of 600 of 1000 requests, estimated).",
-        ),
-        (blamed(tail(share=HALF)), "No part is most of the p99 TTFT: queueing is 45 %, prefill is 40 %."),
-        (blamed(tail(from_ms=108.0)), "TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it."),
-        (
-            blamed(tail(from_ms=108.0), quality={"exact": 999, "shared": 1}),
-            "TTFT hardly varies (p99 is 1.08 times p50); prefill is 80 % of it (estimated for 1 of 1000 requests).",
+            blamed(tail(share=HALF)),
+            "The slowest 1 % (10 requests) spent 45 % of their TTFT in the engine's queue and 40 % in prefill.",
         ),
         (
-            blamed(tail(explained=4)),
-            "What the p99 TTFT is made of is not known: 4 of the 10 requests there have a breakdown.",
+            blamed(tail(from_ms=108.0)),
+            "TTFT hardly varies (p99 is 1.08 times p50): 80 % of it is spent in prefill.",
         ),
+        (blamed(tail(explained=4)), "Of the slowest 1 %, only 4 of 10 requests have a breakdown."),
         (Missing("no server was scraped"), "What makes slow requests slow is not known: no server was scraped."),
     ],
 )
 def test_the_sentence(found: TailShares | Missing, expected: str):
-    """What is most of the slow requests' TTFT, from which queue on; what is estimated, merged or unknown is said."""
-    assert expected == sentence(found)
+    """Where the slow requests spent most of their TTFT; what is estimated, merged or unknown is said."""
+    assert expected == tail_attribution(found).sentence
+
+
+@pytest.mark.parametrize(
+    ("found", "largest"),
+    [
+        (blamed(tail()), "queue"),
+        (blamed(tail(from_ms=108.0)), "prefill"),
+        (blamed(tail(explained=4)), UNSET),
+        (Missing("why"), UNSET),
+    ],
+)
+def test_the_part_that_the_sentence_names_first_is_stated(found: TailShares | Missing, largest: object):
+    assert largest == tail_attribution(found).largest
 
 
 def as_json(tail: TailAttribution) -> dict[str, Any]:
@@ -150,7 +166,7 @@ def test_what_the_tail_is_made_of_is_strict_json():
     assert [0.8, 0.95] == found["ci95"]["queue"]
     assert {"waiting": 4.0, "requests": 300, "fewest": 0.0} == found["threshold"]
     assert 5500.0 == found["tail"]["p99"]["above_median_ms"]["queue"]
-    assert sentence(blamed(tail())) == found["sentence"]
+    assert "queue" == found["largest"]
 
 
 def test_a_threshold_that_is_not_known_says_why():
@@ -177,87 +193,60 @@ def correlation_with(**change: Any) -> Correlation:
     return structs.replace(summaries.correlated(), **change)
 
 
-def lines(*found: Association) -> list[str]:
-    return list(association_rows(correlation_with(association=list(found))))
+def paragraphs(**change: Any) -> str:
+    shown = correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change)))
+    return " ".join(conclusion(summaries.summary(shown)))
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("threshold", "expected"),
     [
         (
-            {},
-            [
-                "0.88 at submission (95 % interval 0.50 to 0.98)",
-                "0.80 given the rest (requests_running, input_tokens)",
-                "0.90 0.5 s after submission (the best of 33 lags, so optimistic)",
-            ],
+            Threshold(waiting=4.0, requests=300, fewest=0.0),
+            "Queueing takes over once more than 3 requests are waiting.",
         ),
-        (
-            {"lag_s": 0.0, "partial_rho": None, "blocks": 5},
-            ["0.88 at submission (95 % interval 0.50 to 0.98; the interval is a guess, from 5 blocks)"],
-        ),
-        (
-            {"lag_s": -1.5, "partial_rho": None},
-            [
-                "0.88 at submission (95 % interval 0.50 to 0.98)",
-                "0.90 1.5 s before submission (the best of 33 lags, so optimistic)",
-            ],
-        ),
+        (Threshold(waiting=2.0, requests=300, fewest=0.0), "Queueing takes over once more than 1 request is waiting."),
+        (Threshold(waiting=2.0, requests=1000, fewest=2.0), ""),
+        (Threshold(waiting=None, requests=0, fewest=0.0), ""),
+        (UNSCRAPED, ""),
+    ],
+    ids=["several", "one", "at every length seen", "never", "not scraped"],
+)
+def test_from_which_queue_on_is_said_where_it_is_known(threshold: Threshold, expected: str):
+    text = paragraphs(threshold=threshold)
+    assert expected in text
+    assert bool(expected) == ("Queueing takes over" in text)
+
+
+@pytest.mark.parametrize(
+    ("variance", "expected"),
+    [
+        (shares(queue=0.95, prefill=0.05), "Differences in TTFT come almost entirely from queueing."),
+        (shares(queue=1.02, prefill=-0.02), "Differences in TTFT come almost entirely from queueing."),
+        (shares(queue=0.3, prefill=0.7), "Differences in TTFT come mostly from prefill."),
+        (HALF, ""),
     ],
 )
-def test_a_line_says_how_sure_it_is(change: dict[str, Any], expected: list[str]):
-    """The correlation without lag and its interval first; the best lag is called what it is."""
-    assert [f"ttft_ms and requests_waiting: rank correlation {'; '.join(expected)}"] == lines(
-        structs.replace(FOUND, **change)
-    )
+def test_what_requests_differ_by_is_said_without_a_number(variance: dict[str, float | None], expected: str):
+    """A share of 102 % is right, and nonsense to a reader; where no part is most of it there is no sentence."""
+    text = paragraphs(variance_share=variance)
+    assert expected in text
+    assert bool(expected) == ("Differences" in text)
 
 
-def test_what_is_not_told_apart_from_chance_shares_a_line():
-    """Whatever has zero in its interval, no interval, or nothing to show without lag."""
+def test_a_ttft_that_hardly_varies_differs_by_nothing():
+    assert "Differences" not in paragraphs(std_s=0.1)
+
+
+def test_significant_correlations_share_a_line():
+    """The strongest first; whatever has zero in its interval, no interval, or no answer is not in it."""
     found = [
-        structs.replace(FOUND, server="a", ci95_lag0=(-0.1, 0.98)),
+        structs.replace(FOUND, server="weaker", rho_lag0=-0.6, ci95_lag0=(-0.8, -0.2)),
+        FOUND,
         structs.replace(FOUND, server="b", ci95_lag0=None),
-        structs.replace(FOUND, server="c", rho_lag0=None, ci95_lag0=None),
-    ]
-    assert ["ttft_ms and a (0.88), b (0.88), c: not distinguishable from chance"] == lines(*found)
-
-
-def test_what_is_not_known_for_one_reason_shares_a_line():
-    found = [
+        structs.replace(FOUND, server="c", ci95_lag0=(-0.1, 0.98)),
         UNKNOWN,
-        structs.replace(UNKNOWN, server="kv_cache_usage"),
-        structs.replace(UNKNOWN, server="x", missing="why"),
     ]
-    assert [
-        "ttft_ms and preemptions, kv_cache_usage: not known, it never changed",
-        "ttft_ms and x: not known, why",
-    ] == lines(*found)
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, "queueing makes 90 % of its variance (95 % interval 80 to 95 %), prefill 6 %"),
-        (
-            {"blocks": 5, "ci95": dict.fromkeys(PARTS) | {"queue": (0.6, 1.3)}},
-            (
-                "queueing makes 90 % of its variance (95 % interval 60 to 100 %; the interval is a guess, from 5 "
-                "blocks), prefill 6 %"
-            ),
-        ),
-        ({"ci95": dict.fromkeys(PARTS)}, "queueing makes 90 % of its variance, prefill 6 %"),
-        (
-            {"variance_share": shares(queue=1.2, other=-0.2), "ci95": dict.fromkeys(PARTS) | {"queue": (1.1, 1.3)}},
-            "queueing makes 120 % of its variance (95 % interval 110 to 130 %)",
-        ),
-    ],
-    ids=["interval", "a guess, cut at the whole", "no interval", "more than the whole"],
-)
-def test_a_line_says_what_the_ttft_varies_by(change: dict[str, Any], expected: str):
-    """The largest share with its interval, then those worth naming."""
-    rows = variance_rows(correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change))))
-    assert [f"How the TTFT varies: {expected}."] == list(rows)
-
-
-def test_no_line_says_what_is_not_known():
-    assert [] == list(variance_rows(correlation_with(tail_attribution=tail_attribution(Missing("why")))))
+    line = "Rank correlation of TTFT, at submission, with: requests_waiting 0.88, weaker -0.60."
+    assert [f"{line} Others are not significant."] == list(association_line(found))
+    assert [] == list(association_line(found[2:]))

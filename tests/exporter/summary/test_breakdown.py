@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import summaries
@@ -18,7 +19,8 @@ from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
-from exporter.report.conclusion import answer
+from exporter.report import as_text
+from exporter.report.conclusion import where_it_went
 from exporter.report.method import basis
 from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.summary.breakdown import Coverage, Quality
@@ -52,19 +54,34 @@ def mixed(*pieces: tuple[int, Parts]) -> Parts:
     return Parts(**columns)
 
 
+def answer(shown: Correlation) -> str:
+    """Where the TTFT went, as the report says it of a server that was scraped."""
+    return where_it_went(summaries.summary(shown))
+
+
 def test_the_answer_shares_the_ttft_out():
-    """Each part that is known, and its share of the mean TTFT."""
+    """The largest part first; one of less than 5 % is not worth a word."""
     assert (
-        "Of a mean TTFT of 200.0 ms: 5.00 ms (2 %) outside the engine, 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, "
-        "15.0 ms (8 %) other."
+        "Of the mean, 75 % was spent in the engine's queue, 15 % in prefill and 8 % in the engine's API server."
     ) == answer(summaries.correlated())
 
 
 def test_the_answer_gives_the_reason_where_there_is_none():
     """A missing breakdown is a reason, not a zero."""
-    assert "Where the TTFT went is not known: no server offers queue and prefill times." == answer(
+    assert "No breakdown: no server offers queue and prefill times." == answer(
         summaries.uncorrelated("no server offers queue and prefill times")
     )
+
+
+def test_a_server_without_a_metrics_page_is_answered_with_what_to_give():
+    """The reason stands there once, and the server's section is left out."""
+    reason = "http://127.0.0.1:8000/metrics: HTTP 404"
+    nothing = msgspec.structs.replace(summaries.NO_SERVER, reason=reason)
+    shown = summaries.summary(summaries.uncorrelated(reason), nothing)
+    assert (
+        f"No breakdown: this server has no metrics page ({reason}). Give --metrics URL, or send spans (--otlp-listen)."
+    ) == where_it_went(shown)
+    assert 1 == " ".join(as_text(shown).split()).count(reason)
 
 
 @pytest.mark.parametrize(
@@ -77,28 +94,28 @@ def test_comparable_is_within_two_percent(server_requests: int, comparable: bool
 
 
 def test_the_table_has_every_part_with_its_share_source_and_error():
-    """Also what the network and the rest consist of; the engine's own numbers are exact, the clock's are not."""
+    """Also what the network and the rest consist of; an error stands where there is one, and no word like exact."""
     rows = table_of(summaries.correlated())
-    spans = ["engine's", "spans"]
-    assert ["outside", "the", "engine", "5.00", "5.00", "5.00", "2", "%", *spans, "exact"] in rows
-    assert ["to", "the", "engine", "2.00", "2.00", "2.00", "1", "%", *spans, "±", "0.50"] in rows
-    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans, "exact"] in rows
-    assert ["engine", "frontend", "13.0", "13.0", "13.0", "6", "%", *spans, "exact"] in rows
-    assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client", "exact"] in rows
+    spans = ["engine", "spans"]
+    assert ["outside", "the", "engine", "5.00", "5.00", "5.00", "2", "%", *spans] in rows
+    assert ["to", "the", "engine", "2.00", "2.00", "2.00", "1", "%", "engine", "spans,", "±", "0.50"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, *spans] in rows
+    frontend = ["API", "server:", "tokenise,", "wait,", "output"]
+    assert [*frontend, "13.0", "13.0", "13.0", "6", "%", *spans] in rows
+    assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client"] in rows
     assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
-    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
+    assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "the", "TTFT"] == rows[-1]
 
 
 @pytest.mark.parametrize(
     ("with_gateway", "label"), [(0, "outside the engine"), (100, "network"), (30, "rest outside the engine")]
 )
 def test_the_network_is_called_so_only_where_no_gateway_can_be_in_it(with_gateway: int, label: str):
-    """In the table, the sentence and the summary; else it is all that is outside the engine."""
+    """In the table and the summary; else it is all that is outside the engine."""
     of = summaries.parts()
     found = summaries.findings(replace(of, gateway_s=np.where(np.arange(100) < with_gateway, 0.001, np.nan)))
     shown = summaries.correlated(found)
     assert label == shown.breakdown.network_label
-    assert f"5.00 ms (2 %) {label}, " in answer(shown)
     assert [*label.split(), "5.00"] in [row[: len(label.split()) + 1] for row in table_of(shown)]
 
 
@@ -107,7 +124,7 @@ def test_the_round_trip_stands_beside_what_it_does_not_explain():
     of = replace(summaries.parts(), round_trip_s=np.full(100, 0.001), beyond_round_trip_s=np.full(100, 0.004))
     rows = table_of(summaries.correlated(summaries.findings(of)))
     assert ["TCP", "round", "trip", "1.00", "1.00", "1.00", "0", "%", "client"] in rows
-    assert ["proxies", "and", "HTTP", "4.00", "4.00", "4.00", "2", "%", "engine's", "spans"] in rows
+    assert ["proxies", "and", "HTTP", "4.00", "4.00", "4.00", "2", "%", "engine", "spans"] in rows
     assert not any(row[:1] == ["TCP"] for row in table_of(summaries.correlated()))
     assert "no round trip was measured" == summaries.correlated().breakdown.round_trip_ms.missing
 
@@ -117,13 +134,13 @@ def test_the_table_is_whole_however_long_the_wait():
     long = summaries.parts("histogram", ttft_ms=1_800_200.0)
     rows = table_of(summaries.correlated(summaries.findings(replace(long, queue_s=np.full(100, 1800.15)))))
     numbers = ["1,800,150.0"] * 3
-    assert ["queue", *numbers, "100", "%", "█" * 8, "estimate", "±", "3.00"] in rows
+    assert ["queue", *numbers, "100", "%", "█" * 8, "estimate,", "±", "3.00"] in rows
 
 
 def test_estimates_show_their_standard_error():
     """And what is not told has no row."""
     rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
-    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±", "3.00"] in rows
+    assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate,", "±", "3.00"] in rows
     assert not any(row[:1] in (["to"], ["gateway"]) for row in rows)
 
 
@@ -147,12 +164,12 @@ def test_sources_are_put_together_request_by_request():
     assert pytest.approx(3.0 * (20 / 95) ** 0.5) == breakdown.queue_ms.error_ms
     assert [
         (
-            "Over 100 requests: 50 by the engine's spans, 25 by the engine's replies or records, 20 estimated from "
-            "scrapes (20 shared), 5 not known (it was cancelled)."
+            "Of 100 requests, 50 were matched to engine spans, 25 were timed by the server's replies or records, 20 "
+            "were estimated from the engine's histograms, 5 were without a breakdown (it was cancelled)."
         ),
-        "Estimated, not joined: 20 (no span of it came).",
-        f"other includes {MERGED} for 25 requests: no source separates them.",
-        "The engine's clock is 30.0 ms ahead of ours, with an error of 0.50 ms; this is corrected.",
+        "20 requests were estimated although spans or timings came: no span of it came.",
+        "The part `other` of 25 requests includes network and the API server: no source separates them.",
+        "The engine's clock is 30.0 ms ahead of ours, known within 0.50 ms; this is corrected.",
     ] == list(basis(shown))
 
 
@@ -192,10 +209,9 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     queue = shown.breakdown.queue_ms
     assert (150.0, 0.75, "histogram", None) == (queue.mean, queue.share_of_ttft, queue.source, queue.p99)
     assert (why, 1.0, UNSET) == (shown.breakdown.means_only, shown.coverage.none, shown.missing)
-    assert "Of a mean TTFT of 200.0 ms: 150.0 ms (75 %) queue, 30.0 ms (15 %) prefill, 20.0 ms (10 %) other." == answer(
-        shown
-    )
-    counts = f"Means of 100 requests by the client's count and 100 by the engine's; not by request: {why}."
+    in_engine = "75 % was spent in the engine's queue, 15 % in prefill and 10 % in the engine outside queue and prefill"
+    assert f"Of the mean, {in_engine}." == answer(shown)
+    counts = f"Only means are known: over 100 requests by the client's count and 100 by the engine's ({why})."
     assert [counts] == list(basis(shown))
     assert f"{why}; and the engine finished 150 requests where 100 of ours succeeded" in (
         correlation(shared).missing or ""
@@ -213,8 +229,8 @@ def test_end_to_end_has_its_parts_too():
 @pytest.mark.parametrize(
     ("offset_ms", "error_ms", "said"),
     [
-        (0.1, 0.3, "The engine's clock agrees with ours within 0.40 ms."),
-        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, with an error of 0.30 ms; this is corrected."),
+        (0.1, 0.3, "Clock offset to the engine is known within 0.40 ms."),
+        (250.0, 0.3, "The engine's clock is 250.0 ms behind ours, known within 0.30 ms; this is corrected."),
     ],
 )
 def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, said: str):
@@ -245,10 +261,7 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
             "pod at http://b": {"offset_ms": 5000.0, "error_ms": 2.0, "pairs": 100, "left_out": 0, "reason": None},
         },
     } == to_builtins(shown.clock)
-    said = (
-        "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, with an error of 2.00 ms "
-        "at most"
-    )
+    said = "The clocks of 2 engines are from 30.0 ms ahead of ours to 5,000.0 ms behind ours, known within 2.00 ms"
     assert [f"{said}; this is corrected."] == [line for line in basis(shown) if "clock" in line]
     unknown = replace(summaries.NO_CLOCK, pairs=7, reason="one side only")
     mixed_up = known | {f"http://{name}": unknown for name in "wxyz"}
@@ -274,7 +287,7 @@ def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: b
     counts = dict.fromkeys(ReceivedSpans.__struct_fields__, 0)
     received = None if spans is None else ReceivedSpans(**counts | {"spans": spans})
     shown = summaries.correlated(replace(found, spans=received))
-    line = "Estimated, not joined: 100 (its span tells impossible times)."
+    line = "100 requests were estimated although spans or timings came: its span tells impossible times."
     assert said == (line in list(basis(shown)))
 
 
@@ -282,7 +295,7 @@ def test_requests_that_did_not_succeed_are_counted():
     """The breakdown is of whatever had a first token; the client's statistics are not."""
     shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
     assert 16 == shown.not_ok
-    assert "Over 100 requests, 16 of which did not succeed: 100 by the engine's spans." in list(basis(shown))
+    assert "All 100 requests (16 of which did not succeed) were matched to engine spans." in list(basis(shown))
 
 
 def test_where_none_succeeded_the_reason_is_that():
@@ -298,21 +311,7 @@ def test_replies_in_one_piece_have_their_end_to_end_time_told():
     """They have no TTFT; where the rest went is known all the same."""
     whole = replace(summaries.parts(), ttft_s=np.full(100, np.nan))
     found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
-    assert (
-        "Where the TTFT went is not known: no request with a first token ended here. Of a mean E2E of 1,200.0 ms: 5.00 "
-        "ms (0 %) outside the engine, 150.0 ms (12 %) queue, 30.0 ms (2 %) prefill, 1,000.0 ms (83 %) decode, 15.0 ms "
-        "(1 %) other."
-    ) == answer(correlation(found))
-
-
-def test_the_estimators_own_error_is_said_where_a_run_has_both():
-    found = summaries.findings()
-    guess = replace(found.attribution, queue_s=np.full(100, 0.16), prefill_s=np.full(100, 0.03))
-    lines = list(basis(summaries.correlated(replace(found, attribution=guess))))
-    assert (
-        "Estimates from scrapes alone would be off by p95 10.0 ms (queue) and 0.00 ms (prefill); their 90 % intervals "
-        "hold 0 % and 100 % of the exact times of 100 requests."
-    ) == lines[-1]
+    assert ("Of the mean, 83 % was spent in decoding and 12 % in the engine's queue.") == answer(correlation(found))
 
 
 @pytest.mark.parametrize(

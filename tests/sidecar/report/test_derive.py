@@ -9,7 +9,7 @@ import pytest
 from recordings import request_log
 from series import PREFILL, QUEUE, gauge, histogram, scraped
 
-from exporter.report.conclusion import answer
+from exporter.report.conclusion import where_it_went
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
@@ -119,10 +119,11 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=2, ended_s=4))
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
-    correlation = summarise(run, window_of(run), correlated(run)).correlation
-    assert why == correlation.missing
-    assert [2] == list(correlation.none_reasons.values())
-    assert f"Where the TTFT went is not known: {why}." == answer(correlation)
+    summary = summarise(run, window_of(run), correlated(run))
+    assert why == summary.correlation.missing
+    assert [2] == list(summary.correlation.none_reasons.values())
+    cure = "this server has no metrics page"
+    assert where_it_went(summary).startswith(f"No breakdown: {why if page is not None else cure}")
 
 
 def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate():

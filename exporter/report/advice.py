@@ -1,0 +1,170 @@
+"""What to do about a slow TTFT: only what follows from evidence, which is stated before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from correlator.breakdown import TTFT_PARTS
+from exporter.report.format import percent, spoken
+from exporter.summary.breakdown import json_name
+from exporter.summary.result import Summary
+from scraper.engines import Limits, catalogue
+
+LARGE = 0.4  # of the TTFT: a part with less is not what to work on
+LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited
+FULL, ROOM = 0.9, 0.8  # KV cache usage: full above the one, room below the other
+AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran as much as it ever did
+LEAST_REQUESTS = 20
+STRONG_RHO = 0.7
+RARELY_CACHED = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What was seen, and what follows from it, each as words of a sentence."""
+
+    seen: str
+    cure: str
+
+
+def advice(summary: Summary) -> Iterator[str]:
+    """Yield what was seen beside the largest part of slow requests' TTFT, and what to do about it.
+
+    Nothing where every objective was met, where no part is large, and where nothing was seen that explains it.
+    """
+    slo = summary.client.slo
+    if summary.correlation.missing or (slo is not None and slo.met):
+        return
+    advise = ADVISERS.get(_largest(summary))
+    advised = None if advise is None else advise(summary)
+    if advised is not None:
+        yield f"{advised.seen}."
+        yield f"What to do: {advised.cure}."
+
+
+def _largest(summary: Summary) -> str:
+    """Return the part to work on: the one that slow requests are made of, else the largest of the mean; "" for none."""
+    correlation = summary.correlation
+    shares = {part.name: getattr(correlation.breakdown, json_name(part)).share_of_ttft or 0.0 for part in TTFT_PARTS}
+    tail = correlation.tail_attribution
+    if tail.largest and tail.tail:
+        shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
+        return tail.largest if shares[tail.largest] >= LARGE else ""
+    name = max(shares, key=lambda part: shares[part])
+    return name if shares[name] >= LARGE else ""
+
+
+def _queue(summary: Summary) -> Advice | None:
+    """Return why requests waited: the KV cache was too small, or as many ran as may."""
+    waited = summary.correlation.evidence.while_waiting
+    limits = _limits(summary)
+    cache = f"more memory to the KV cache{_named(limits.kv_cache)}"
+    preempted = summary.server.preemptions.stats.total if summary.server.preemptions else 0
+    if preempted:
+        return Advice(
+            seen=f"The engine preempted running requests ({preempted:,.0f} x) because its KV cache was full",
+            cure=f"give {cache}, let fewer requests run at once{_named(limits.running)}, or add a replica",
+        )
+    usage, most = waited.kv_cache_p50, waited.kv_cache_max
+    if waited.scrapes < LEAST_SCRAPES or usage is None or most is None:
+        return None
+    if usage >= FULL:
+        return Advice(
+            seen=f"While requests waited, the KV cache was {percent(usage)} full (median)",
+            cure=f"give {cache}, shorten prompts or outputs, or add a replica; more running requests would not fit",
+        )
+    if most < ROOM and (waited.at_most_ratio or 0.0) >= AT_MOST:
+        ran = f"{waited.running_most:g} request{' was' if waited.running_most == 1 else 's were'} running"
+        return Advice(
+            seen=(
+                f"While requests waited, {ran}, the most in this run, and the KV cache was at most {percent(most)} "
+                "full: the limit on running requests is the likely reason"
+            ),
+            cure=f"raise that limit{_named(limits.running)}, since the KV cache has room, or add a replica",
+        )
+    return None
+
+
+def _prefill(summary: Summary) -> Advice | None:
+    """Return what prefill followed: prompts that share a prefix and were not cached, or that are long."""
+    server, correlation = summary.server, summary.correlation
+    cached = None
+    if server.prefix_cache_hits and server.prefix_cache_queries:
+        hits, queries = server.prefix_cache_hits.stats.total, server.prefix_cache_queries.stats.total
+        cached = hits / queries if hits is not UNSET and queries else None
+    if summary.workload.shares_prefixes and cached is not None and cached < RARELY_CACHED:
+        return Advice(
+            seen=f"Prompts of this workload share prefixes, but {percent(cached)} of their tokens came from the cache",
+            cure="switch prefix caching on, or send requests that share a prefix to the same replica",
+        )
+    rho = correlation.evidence.prefill_input_tokens_rho
+    tokens = summary.client.input_tokens
+    if rho is None or rho < STRONG_RHO or correlation.requests < LEAST_REQUESTS or tokens.p50 is None:
+        return None
+    served = "" if cached is None else f", and {percent(cached)} of their tokens came from the prefix cache"
+    return Advice(
+        seen=f"Prefill grows with the prompt ({tokens.p50:,.0f} tokens at p50, {tokens.p99:,.0f} at p99){served}",
+        cure="shorten prompts, put what they share first so that it can be cached, or add prefill capacity",
+    )
+
+
+def _outside(summary: Summary) -> Advice | None:
+    """Return what passed outside the engine: the round trip of the network, or something between."""
+    breakdown = summary.correlation.breakdown
+    outside_ms, round_trip_ms = breakdown.network_ms.mean, breakdown.round_trip_ms.mean
+    if outside_ms is None or round_trip_ms is None:
+        return None
+    if round_trip_ms >= outside_ms / 2:
+        return Advice(
+            seen=f"Of {spoken(outside_ms)} outside the engine, one TCP round trip takes {spoken(round_trip_ms)}",
+            cure="move client and server nearer to each other; the engine is not at fault",
+        )
+    return Advice(
+        seen=(
+            f"Of {spoken(outside_ms)} outside the engine, a TCP round trip explains {spoken(round_trip_ms)}: the rest "
+            "passes in gateways or proxies, or in HTTP on either side"
+        ),
+        cure="look at what stands between client and engine; a gateway that sends spans is shown apart (docs/watch.md)",
+    )
+
+
+def _gateway(summary: Summary) -> Advice | None:
+    """Return how long the gateway took, by its own spans."""
+    mean_ms = summary.correlation.breakdown.gateway_ms.mean
+    return (
+        None
+        if mean_ms is None
+        else Advice(
+            seen=f"By its own spans the gateway took {spoken(mean_ms)} in the mean",
+            cure="look at the gateway first: authentication, retries, and its own queue",
+        )
+    )
+
+
+def _inside(summary: Summary) -> Advice | None:
+    """Return how long the API server took, which is the engine outside queue and prefill."""
+    frontend = summary.correlation.breakdown.engine_frontend_ms
+    if (frontend.share_of_ttft or 0.0) < LARGE:
+        return None
+    return Advice(
+        seen=(
+            f"The engine's API server took {spoken(frontend.mean)} in the mean: it tokenises, waits for the running "
+            "step, and sends the output"
+        ),
+        cure="give the API server more processor time, or more processes",
+    )
+
+
+ADVISERS = {"queue": _queue, "prefill": _prefill, "network": _outside, "gateway": _gateway, "other": _inside}
+
+
+def _limits(summary: Summary) -> Limits:
+    engine = summary.server.engine
+    return Limits() if engine is None else catalogue(engine.name).limits
+
+
+def _named(limit: str) -> str:
+    return f" ({limit})" if limit else ""

@@ -1,0 +1,26 @@
+"""Which of the engine's quantities the TTFT went with, in a line; lags, intervals and the rest are in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from correlator.statistics.association import Association
+
+
+def association_line(associations: Sequence[Association]) -> Iterator[str]:
+    """Yield the quantities whose rank correlation with the TTFT is significant, the strongest first; none for none."""
+    significant = {
+        association.server: association.rho_lag0
+        for association in associations
+        if association.rho_lag0 is not None and _significant(association)
+    }
+    ranked = sorted(significant.items(), key=lambda pair: -abs(pair[1]))
+    if ranked:
+        shown = ", ".join(f"{name} {rho:.2f}" for name, rho in ranked)
+        yield f"Rank correlation of TTFT, at submission, with: {shown}. Others are not significant."
+
+
+def _significant(association: Association) -> bool:
+    """Tell whether the 95 % interval of the correlation leaves zero out."""
+    ci95 = association.ci95_lag0
+    return ci95 is not None and not ci95[0] <= 0 <= ci95[1]
