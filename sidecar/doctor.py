@@ -27,13 +27,19 @@ from scraper.targets.scrape import Scrape, clock_of
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
 from sidecar.progress import Terminal
-from sidecar.run.preflight import preflight
-from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import Contact, engine_version, probe
+from sidecar.run.preflight import preflight, refusal
+from sidecar.run.prepare import contact_of, cure_of_page, pages_access, pages_of, with_pages
+from sidecar.run.target import Contact, engine_version, probe, proxy_note
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
-GOOD, BAD, NOTE = ("ok  ", "green"), ("fail", "red"), ("note", "yellow")
+# fail: no run is possible; warn: one is, with less in its report; skip: not tried. A hint says how to get what is not
+# there.
+OK, WARN, FAIL, SKIP = ("ok  ", "green"), ("warn", "yellow"), ("fail", "red"), ("skip", "dim")
+HINT = ("    ", "dim")
+# Engines by the owner that their lists of models state.
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}
+MOST_NAMED = 8
 
 Line = tuple[tuple[str, str], str]
 
@@ -48,47 +54,66 @@ class Samples:
 
 
 async def examine(options: DoctorOptions) -> int:
-    """Print what each URL and its metrics page offer and lack. Returns 0, or 3 where no run would be possible."""
+    """Print what each URL and its metrics page offer, and what is missing. Returns 0, or 3 where no run is possible."""
     console = Terminal(highlight=False)
     contact = contact_of(options)
-    usable, reachable = True, list(options.url)
+    usable, reachable, engine = True, list(options.url), None
+    if note := proxy_note(options.url):
+        _print(console, WARN, note)
     for url in options.url:
         try:
-            await _examine_api(console, url, options, contact)
+            engine = await _examine_api(console, url, options, contact) or engine
         except SidelightError as error:
-            _print(console, BAD, str(error))
+            _print(console, FAIL, str(error))
             usable = False
             if isinstance(error, TargetUnreachable):
                 reachable.remove(url)
     access, limits = pages_access(options), Limits(timeout_s=options.scrape_timeout)
-    for page in with_pages(options.metrics, pages_of(reachable, contact)):
-        examine_page = _examine_timings if clock_of(page) else _examine_metrics
-        await examine_page(console, page, access, limits)
+    pages = with_pages(options.metrics, pages_of(reachable, contact))
+    if not pages:
+        why = "not looked for, since nothing answers"
+        if reachable:
+            why = f"none beside --endpoint {contact.endpoint}; give their address with --metrics URL"
+        _print(console, SKIP, f"server metrics: {why}")
+    for page in pages:
+        if clock_of(page):
+            await _examine_timings(console, page, access, limits)
+        else:
+            await _examine_metrics(console, page, access, limits, engine)
     return 0 if usable else 3
 
 
-async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> None:
-    """Print what serves at a URL, found by the requests a run would send. Raises SidelightError where a run would."""
+async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> str | None:
+    """Print what serves at a URL, found by the requests a run would send; of several models the first is tried.
+
+    Returns the engine where the list of models tells it. Raises SidelightError where a run would.
+    """
     protocol = PROTOCOLS[contact.endpoint]
-    served = await probe(url, model=options.model, contact=contact)
+    served = await probe(url, model=options.model, contact=contact, any_model=True)
     limit = "" if served.max_model_len is None else f" (up to {served.max_model_len} tokens)"
-    _print(console, GOOD, f"{served.url} serves {served.model}{limit}")
+    _print(console, OK, f"{served.url} serves {served.model}{limit}")
+    if options.model is None and len(served.listed) > 1:
+        names = ", ".join(served.listed[:MOST_NAMED]) + (", ..." if len(served.listed) > MOST_NAMED else "")
+        text = f"{len(served.listed)} models are served ({names}), and {served.model} is examined; a run needs --model"
+        _print(console, WARN, text)
     if version := await engine_version(served.url, contact):
-        _print(console, GOOD, f"server version {version}")
-    await preflight(served, contact=contact)
-    _print(console, GOOD, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
+        _print(console, OK, f"server version {version}")
+    for field, said in (await preflight(served, contact=contact, ignore_eos=True)).items():
+        _print(console, WARN, refusal(served.url, field, said))
+    _print(console, OK, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
+    return OWNERS.get(served.owner)
 
 
-async def _examine_metrics(console: Console, target: str, access: Access, limits: Limits) -> None:
+async def _examine_metrics(console: Console, target: str, access: Access, limits: Limits, engine: str | None) -> None:
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
-        _print(console, BAD, f"no server metrics: {page.reason}")
-        for line in advice(page.reason):
-            _print(console, NOTE, line)
+        _print(console, WARN, f"no server metrics: {page.reason}")
+        for line in advice(page.reason, engine):
+            _print(console, HINT, line)
         return
     clock = anchor()
     samples = await _sample(page, access, limits, clock)
-    for mark, text in [(BAD, samples)] if isinstance(samples, str) else describe(samples, clock):
+    for mark, text in [(WARN, samples)] if isinstance(samples, str) else describe(samples, clock, engine):
         _print(console, mark, text)
 
 
@@ -102,19 +127,19 @@ async def _examine_timings(console: Console, url: str, access: Access, limits: L
         ]
     read = timings(map(record_of, replies))
     for reason in (*read.failures, *read.refused):
-        _print(console, BAD, f"{masked(url)}: {reason}")
+        _print(console, WARN, f"{masked(url)}: {reason}")
     if not read.failures:
         count = len(read) + sum(read.refused.values())
-        _print(console, GOOD, f"{masked(url)}: {count} request records; a record that was read is gone for others")
+        _print(console, OK, f"{masked(url)}: {count} request records; a record that was read is gone for others")
         if not count:
             timing = engines.catalogue("trtllm").timing
             switch = next(way.enable for way in timing if clock_of(way.name.partition(" ")[0]))
-            _print(console, NOTE, f"no request ended since the last reading, or records are off: {switch}")
+            _print(console, HINT, f"no request ended since the last reading, or records are off: {switch}")
     (engine_clock,) = read.clocks.values()
     if isinstance(engine_clock, SteadyClock):
-        _print(console, GOOD, f"the clock of its timestamps is known to {engine_clock.error_ns / 1e6:.2f} ms")
+        _print(console, OK, f"the clock of its timestamps is known to {engine_clock.error_ns / 1e6:.2f} ms")
     elif not read.refused:
-        _print(console, BAD, f"its records cannot be joined with requests: {engine_clock.reason}")
+        _print(console, WARN, f"its records cannot be joined with requests: {engine_clock.reason}")
 
 
 async def _scrape_once(
@@ -131,43 +156,43 @@ async def _scrape_once(
     )
 
 
-def advice(reason: str) -> Iterator[str]:
-    """Give what could make a metrics page available, judged by why there is none."""
-    if "JSON" in reason:
-        yield _switch("trtllm")
-    elif "HTTP 501" in reason:
-        yield _switch("llamacpp")
+def advice(reason: str, engine: str | None) -> Iterator[str]:
+    """Give what could make a metrics page available, by why there is none, and by the engine where it is known."""
+    # Only these two answer so.
+    engine = engine or ("trtllm" if "JSON" in reason else "llamacpp" if "HTTP 501" in reason else None)
+    if engine is not None:
+        yield _switch(engine)
     elif "HTTP 404" in reason:
-        for engine in ("sglang", "trtllm", "llamacpp"):
-            yield _switch(engine)
-    yield "a run still works; if the page is elsewhere, give its address with --metrics URL"
+        yield "docs/engines.md says how each engine is made to show its metrics"
+    yield f"a run still works, without the engine's side; {cure_of_page(reason)}"
 
 
-def describe(samples: Samples, clock: Clock) -> Iterator[Line]:
+def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None) -> Iterator[Line]:
     """Describe a page: its format and cost, the engine, and which quantities it shows and which not."""
     durations_ms = [(taken.response_ns - taken.request_ns) / 1e6 for taken in samples.scrapes]
     page, body = samples.pages[-1], samples.scrapes[-1].body
     cost_ms = median(durations_ms)
     kind = _format(samples.scrapes[-1].content_type)
-    yield GOOD, f"{masked(samples.url)}: {len(page.series)} series in {len(body) / 1024:.1f} KiB of {kind}"
+    yield OK, f"{masked(samples.url)}: {len(page.series)} series in {len(body) / 1024:.1f} KiB of {kind}"
     several = f" (median of {len(durations_ms)}; maximum {max(durations_ms):.1f} ms)" if len(durations_ms) > 1 else ""
-    yield GOOD, f"a scrape takes {cost_ms:.1f} ms{several}"
+    yield OK, f"a scrape takes {cost_ms:.1f} ms{several}"
     yield (
-        NOTE,
+        OK,
         f"the time of a page is known to {cost_ms / 2:.1f} ms, our clock's anchor to {clock.error_ns / 1e3:.1f} us",
     )
     detected = engines.detect(page.series)
     if detected is None:
-        yield BAD, f"no known engine exposes these series; known: {', '.join(engines.engine_names())}"
-        yield NOTE, _switch("vllm")
+        yield WARN, f"no known engine exposes these series; known: {', '.join(engines.engine_names())}"
+        if engine_by_owner is not None:
+            yield HINT, _switch(engine_by_owner)
         return
     engine = engines.catalogue(detected.name)
     version = f" {detected.version}" if detected.version else ""
-    yield GOOD, f"engine {detected.name} ({engine.title}{version}, by {detected.detected_by})"
-    yield NOTE, _changes(samples, engine)
+    yield OK, f"engine {detected.name} ({engine.title}{version}, by {detected.detected_by})"
+    yield WARN if len(samples.pages) == 1 else OK, _changes(samples, engine)
     yield from _quantities(page, engine)
     for timing in engine.timing:
-        yield NOTE, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
+        yield HINT, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
 
 
 async def _sample(url: str, access: Access, limits: Limits, clock: Clock) -> Samples | str:
@@ -225,10 +250,10 @@ def _quantities(page: Page, engine: Catalogue) -> Iterator[Line]:
     value_width = max(map(len, values.values()), default=0)
     for name, source in sources.items():
         if isinstance(source, Missing):
-            yield BAD if name in NEEDED else NOTE, f"{name:{width}}  {source.reason}"
+            yield WARN if name in NEEDED else HINT, f"{name:{width}}  {source.reason}"
         else:
             moment = f"at {source.quantity.observed.replace('_', ' ')}"
-            yield GOOD, f"{name:{width}}  {values[name]:{value_width}}  {moment:16}  {source.metric}"
+            yield OK, f"{name:{width}}  {values[name]:{value_width}}  {moment:16}  {source.metric}"
 
 
 def _value(source: CanonicalSource, values: npt.NDArray[np.float64]) -> str:

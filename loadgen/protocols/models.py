@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.timings import Count
 
 
@@ -20,6 +21,14 @@ class Listing:
 
     path: str
     read: Callable[[bytes], dict[str, int | None]]
+
+
+class _Owned(msgspec.Struct, gc=False):
+    owned_by: str | None = None
+
+
+class _Owners(msgspec.Struct, gc=False):
+    data: list[_Owned]
 
 
 class _Served(msgspec.Struct, gc=False):
@@ -55,6 +64,15 @@ def _ollama(body: bytes) -> dict[str, int | None]:
 def _tgi(body: bytes) -> dict[str, int | None]:
     info = msgspec.json.decode(body, type=_Tgi)
     return {info.model_id: info.max_total_tokens}
+
+
+def owner_of(body: bytes) -> str:
+    """Return who owns the models of OpenAI's list, which names the engine for most of them; "" where it is not said."""
+    try:
+        owners = msgspec.json.decode(body, type=_Owners).data
+    except UNREADABLE:
+        return ""
+    return next((one.owned_by for one in owners if one.owned_by), "")
 
 
 OPENAI = Listing(path="/v1/models", read=_openai)

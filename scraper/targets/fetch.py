@@ -111,7 +111,7 @@ async def discover(
       that must be the one that records.
     - Another path that does not end in `/v1` is tried as it is, first.
     - Then `paths` are tried (see `engines.metrics_paths`), beside the base path (`/v1` taken off) and at the root. No
-      address is asked twice.
+      address is asked twice, and none after one that asks for credentials.
 
     Raises UnusableFile.
     """
@@ -132,6 +132,8 @@ async def discover(
             if not problem:
                 return url
             tried.append(f"{masked(url)}: {problem}")
+            if problem == "HTTP 401":  # it is there, and others would ask for the same credentials
+                return Missing(tried[-1])
     return Missing("; ".join(tried))
 
 

@@ -293,5 +293,15 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
         elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in found.reason:
             targets.append(configured)
         else:
-            notes.append(f"no server metrics: {found.reason}; give its address with --metrics URL")
+            notes.append(f"no server metrics: {found.reason}; {cure_of_page(found.reason)}")
     return tuple(targets), tuple(notes)
+
+
+def cure_of_page(reason: str) -> str:
+    """Return what to give where there is no metrics page for this reason."""
+    if "HTTP 401" in reason or "HTTP 403" in reason:
+        return (
+            "set SIDELIGHT_METRICS_TOKEN or SIDELIGHT_METRICS_USER to credentials that it accepts (SIDELIGHT_API_KEY "
+            "goes to pages on the host of --url)"
+        )
+    return "if the page is elsewhere, give its address with --metrics URL"

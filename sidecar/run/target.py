@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.models import OPENAI
+from loadgen.protocols.models import OPENAI, owner_of
 from loadgen.protocols.reading.failures import UNREADABLE
 from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
 from scraper.engines import version_paths
@@ -46,15 +46,21 @@ class Contact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a target said of itself: the chosen model, its length limit in tokens (None: not said)."""
+    """What a target said of itself: the chosen model, its length limit in tokens (None: not said).
+
+    listed  all models that it serves; none where it lists none
+    owner   who owns them, as vllm or sglang; "" where it is not said
+    """
 
     url: str
     model: str
     max_model_len: int | None
+    listed: tuple[str, ...] = ()
+    owner: str = ""
 
 
-async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
-    """Ask which models there are, where the protocol says they are listed, and choose one.
+async def probe(url: str, *, model: str | None, contact: Contact, any_model: bool = False) -> Served:
+    """Ask which models there are, where the protocol says they are listed, and choose one; with `any_model` the first.
 
     Raises TargetUnreachable (nothing listens, no answer), TargetIncompatible (a web page, no model list) and
     ConfigurationError (the model is not served, or none was named and there are several).
@@ -66,15 +72,18 @@ async def probe(url: str, *, model: str | None, contact: Contact) -> Served:
         return Served(url=root_url(url), model=model, max_model_len=None)
     address = f"{root_url(url)}{listing.path}"
     try:
-        limits = listing.read(await _get(address, contact))
+        body = await _get(address, contact)
+        limits = listing.read(body)
     except UNREADABLE:
         raise TargetIncompatible(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
-    chosen = _choose(model, tuple(limits), address)
-    return Served(url=root_url(url), model=chosen, max_model_len=limits.get(chosen))
+    listed = tuple(limits)
+    chosen = _choose(model, listed, address, any_model=any_model)
+    limit = limits.get(chosen)
+    return Served(url=root_url(url), model=chosen, max_model_len=limit, listed=listed, owner=owner_of(body))
 
 
-def _choose(model: str | None, served: tuple[str, ...], listing: str) -> str:
-    if model is None and len(served) == 1:
+def _choose(model: str | None, served: tuple[str, ...], listing: str, *, any_model: bool) -> str:
+    if model is None and served and (any_model or len(served) == 1):
         return served[0]
     if model in served:
         return model

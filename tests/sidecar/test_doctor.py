@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -33,9 +34,11 @@ Examine = Callable[..., Awaitable[tuple[int, str]]]
 def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
     """Serve a model and the given pages by path, examine it, and return the exit code and what was printed."""
 
-    async def run(pages: dict[str, Page], *, metrics: tuple[str, ...] = ()) -> tuple[int, str]:
+    async def run(
+        pages: dict[str, Page], *, metrics: tuple[str, ...] = (), models: Page | None = None
+    ) -> tuple[int, str]:
         app = web.Application()
-        app.router.add_get("/v1/models", _models)
+        app.router.add_get("/v1/models", _answer(models) if models else _models)
         app.router.add_post("/v1/chat/completions", _chat)
         for path, page in pages.items():
             app.router.add_get(path, _answer(page))
@@ -45,6 +48,11 @@ def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
         return code, capsys.readouterr().out.replace(url, "URL")
 
     return run
+
+
+def _listing(*names: str, owner: str) -> Page:
+    models = [{"id": name, "owned_by": owner} for name in names]
+    return 200, "application/json", json.dumps({"object": "list", "data": models})
 
 
 async def _models(_request: web.Request) -> web.Response:
@@ -95,7 +103,7 @@ async def test_what_lacks_is_told_with_its_reason_and_switch(examine: Examine, s
         "trtllm_time_to_first_token_seconds - trtllm_request_queue_time_seconds"
     ) in lines
     assert (
-        "fail requests_waiting the page shows no gauge trtllm_num_requests_waiting; "
+        "warn requests_waiting the page shows no gauge trtllm_num_requests_waiting; "
         "enable_iter_perf_stats: true switches it on"
     ) in lines
 
@@ -109,28 +117,67 @@ async def test_means_and_several_pages(examine: Examine):
     assert "ok engine llamacpp (llama.cpp, by metric llamacpp:requests_processing)" in lines
     latency = "llamacpp:tokens_predicted_seconds_total / llamacpp:tokens_predicted_total"
     assert f"ok inter_token_latency 400 observed, mean 0.02 seconds at finish {latency}" in lines
-    assert "fail queue_time not exposed; requests_waiting tells whether requests wait" in lines
-    assert "fail no server metrics: URL/b/metrics: HTTP 404" in lines
+    assert "warn queue_time not exposed; requests_waiting tells whether requests wait" in lines
+    assert "warn no server metrics: URL/b/metrics: HTTP 404" in lines
+
+
+NO_PAGE, EMPTY = (404, "text/plain", "not found"), (200, TEXT, "# TYPE python_info gauge\npython_info 1\n")
+SWITCHES = {
+    "vllm": "vLLM: on by default; --disable-log-stats",
+    "sglang": "SGLang: --enable-metrics",
+    "trtllm": "TensorRT-LLM: return_perf_metrics: true",
+    "llamacpp": "llama.cpp: --metrics",
+}
 
 
 @pytest.mark.parametrize(
-    ("page", "switch"),
+    ("page", "owner", "engine"),
     [
-        ((200, "application/json", '[{"iter": 1}]'), "return_perf_metrics: true"),
-        ((501, "application/json", '{"error": "not supported"}'), "llama.cpp: --metrics"),
-        ((404, "text/plain", "not found"), "SGLang: --enable-metrics"),
-        (
-            (200, TEXT, "# TYPE python_info gauge\npython_info 1\n"),
-            "--disable-log-stats switches every vllm: series off",
-        ),
+        ((200, "application/json", '[{"iter": 1}]'), "", "trtllm"),
+        ((501, "application/json", '{"error": "not supported"}'), "", "llamacpp"),
+        (NO_PAGE, "sglang", "sglang"),
+        (NO_PAGE, "llamacpp", "llamacpp"),
+        (NO_PAGE, "tensorrt_llm", "trtllm"),
+        (NO_PAGE, "vllm", "vllm"),
+        (NO_PAGE, "a-company", None),
+        (EMPTY, "vllm", "vllm"),
+        (EMPTY, "", None),
+        ((401, "text/plain", "no key"), "vllm", "vllm"),
     ],
-    ids=["JSON", "501", "404", "no engine"],
 )
-async def test_the_switch_of_a_page_that_is_not_there(examine: Examine, page: Page, switch: str):
-    """What answers in its place tells which engine it may be, and what brings its metrics about."""
-    code, said = await examine({"/metrics": page})
-    assert 0 == code  # a run without server metrics is possible
-    assert switch in said
+async def test_the_switch_of_a_page_that_is_not_there(examine: Examine, page: Page, owner: str, engine: str | None):
+    """Only of the engine that the answer or the list of models tells: a run without server metrics is possible."""
+    code, said = await examine({"/metrics": page}, models=_listing("m", owner=owner))
+    assert 0 == code
+    assert "fail" not in said
+    assert [engine] * bool(engine) == [name for name, switch in SWITCHES.items() if switch in said]
+
+
+async def test_a_page_that_asks_for_credentials_is_asked_for_once(examine: Examine):
+    """No other path is tried, and the line says which variables to set."""
+    code, said = await examine({"/metrics": (401, "text/plain", "no key")})
+    assert 0 == code
+    assert "warn  no server metrics: URL/metrics: HTTP 401\n" in said
+    assert "set SIDELIGHT_METRICS_TOKEN or SIDELIGHT_METRICS_USER" in said
+    assert "--metrics URL" not in said
+
+
+async def test_a_key_that_is_refused_is_one_line(examine: Examine):
+    """With the variable to set; the page beside it, which needs no key, is examined all the same."""
+    code, said = await examine({"/metrics": EMPTY}, models=(401, "application/json", "{}"))
+    assert 3 == code
+    first, *others = said.splitlines()
+    assert "fail  URL/v1/models: HTTP 401; set SIDELIGHT_API_KEY (or --api-key) to a key it accepts" == first
+    assert not any(line.startswith("fail") for line in others)
+
+
+async def test_of_several_models_the_first_is_examined(examine: Examine):
+    """And it is said that a run has to name one."""
+    code, said = await examine({"/metrics": EMPTY}, models=_listing("a", "b", "c", owner="vllm"))
+    assert 0 == code
+    assert ["ok    URL serves a", "warn  3 models are served (a, b, c), and a is examined; a run needs --model",
+            "ok    chat streams"] == said.splitlines()[:3]  # fmt: skip
+    assert 3 == (await examine({}, models=_listing(owner="vllm")))[0]
 
 
 async def test_what_goes_with_every_request_of_a_run_goes_with_these(capsys: pytest.CaptureFixture[str]):
@@ -158,7 +205,7 @@ async def test_a_malformed_page(examine: Examine):
     """It is named with what is wrong; the examination goes on."""
     code, said = await examine({"/metrics": (200, TEXT, "a 1\nb ")}, metrics=("/metrics",))
     assert 0 == code
-    assert "fail  no server metrics: URL/metrics: speaks something else" in said
+    assert "warn  no server metrics: URL/metrics: speaks something else" in said
 
 
 async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
@@ -167,7 +214,7 @@ async def test_no_server_but_metrics(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr().out
     assert 3 == code
     assert said.startswith("fail  cannot connect to 127.0.0.1:9")
-    assert "fail  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said
+    assert "warn  no server metrics: http://127.0.0.1:9/metrics: connect: Connection refused" in said
 
 
 async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.CaptureFixture[str]):
@@ -179,7 +226,7 @@ async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.Capt
     assert 0 == code
     engine = "ok engine trtllm (TensorRT-LLM, by metric trtllm_iteration_num_active_requests (iteration JSON))"
     assert engine in lines
-    assert "note each reading empties this page: it was read once, and other readers do not get what it held" in lines
+    assert "warn each reading empties this page: it was read once, and other readers do not get what it held" in lines
 
 
 @pytest.mark.parametrize("kept", [0, 10])
@@ -203,9 +250,9 @@ async def test_records_without_a_clock(examine: Examine):
     pages = {"/perf_metrics": (200, "application/json", "[{}]"), "/metrics": (200, TEXT, "a 1\n")}
     code, said = await examine(pages, metrics=("/perf_metrics",))
     assert 0 == code
-    assert "fail  URL/perf_metrics: its clock is not known (/steady_clock_offset): HTTP 404" in said
+    assert "warn  URL/perf_metrics: its clock is not known (/steady_clock_offset): HTTP 404" in said
     code, said = await examine({"/metrics": (200, TEXT, "a 1\n")}, metrics=("/perf_metrics",))
-    assert "fail  URL/perf_metrics: HTTP 404" in said
+    assert "warn  URL/perf_metrics: HTTP 404" in said
 
 
 def test_a_counter_that_is_not_created_yet_is_none_so_far():
