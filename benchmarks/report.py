@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 
 from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
-from loadgen.requests.packing import pack
 from loadgen.requests.table import assemble, unpack
+from loadgen.transports.packing import pack
 from rundir.frames import FrameLog, read_frames
 from sidecar.report import derive
 

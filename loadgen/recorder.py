@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Self
 
 from loadgen.records import RequestPart, WorkerStat, append_record
-from loadgen.requests.packing import pack
 from loadgen.timer import Alarm, wait_until
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
+from loadgen.transports.packing import pack
 from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog

@@ -21,6 +21,7 @@ from exporter.summary.correlation import Correlation, Evidence, Findings, correl
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
+from methodology.stability import Stability
 from rundir.fields import UNSET
 from rundir.stats import Missing, describe
 from scraper.hardware.summary import hardware_summary
@@ -286,5 +287,11 @@ def summary(correlated_as: Correlation, server_as: Server | None = None) -> Summ
             schedule_lateness_ms=Spread(count=100, p50=0.1, p99=0.5, max=1.0),
             cpu_ratio=CpuRatio(by_worker=[0.02], max=0.02),
         ),
-        methodology=Methodology(draft="draft-gaikwad-00", tests={}, missing="none of the draft's tests", warmup=None),
+        methodology=Methodology(
+            draft="draft-gaikwad-00",
+            tests={},
+            missing="none of the draft's tests",
+            warmup=None,
+            stability=Stability(verdict="stable", reason="nothing waited"),
+        ),
     )

@@ -22,9 +22,10 @@ MAY_IMPORT = {
     "scraper": {"rundir"},
     "simulator": {"rundir"},
     "correlator": {"rundir", "loadgen", "scraper"},
-    "exporter": {"rundir", "loadgen", "scraper", "correlator"},
-    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "correlator", "exporter"},
-    "sidelight": {"rundir", "loadgen", "scraper", "correlator", "exporter", "sidecar"},
+    "methodology": {"rundir", "loadgen", "scraper", "correlator"},
+    "exporter": {"rundir", "loadgen", "scraper", "correlator", "methodology"},
+    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "correlator", "methodology", "exporter"},
+    "sidelight": {"rundir", "loadgen", "scraper", "correlator", "methodology", "exporter", "sidecar"},
 }
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
 ROOMS, VARIANTS, ROOT_ROOMS = 9, 12, 12
@@ -43,7 +44,7 @@ BANNED_WORDS = frozenset({
     "crumbs", "lacking",
 })  # fmt: skip
 BANNED_PHRASES = re.compile(r"(?<!there )\bis no (?!longer\b|more\b|less\b)\w+|\bwhose words\b", re.IGNORECASE)
-PLAIN = {"correlator", "exporter", "loadgen", "rundir", "scraper", "sidecar", "sidelight", "simulator"}
+PLAIN = {"correlator", "exporter", "loadgen", "methodology", "rundir", "scraper", "sidecar", "sidelight", "simulator"}
 BANNED_STEMS = ("utils", "util", "helpers", "helper", "manager", "handler", "base", "common", "misc")
 # Put together here, so that this file does not name them.
 REGISTRIES = tuple(
@@ -389,7 +390,9 @@ def test_the_architecture_names_files_that_are_there():
     """Every path in docs/architecture.md exists, so that a newcomer finds what it speaks of."""
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     named = set(
-        re.findall(r"`((?:rundir|loadgen|scraper|correlator|exporter|sidecar|simulator|sidelight)/[\w./]*)`", text)
+        re.findall(
+            r"`((?:rundir|loadgen|scraper|correlator|methodology|exporter|sidecar|simulator|sidelight)/[\w./]*)`", text
+        )
     )
     assert len(named) > 40
     assert set() == {path for path in named if not (REPOSITORY / path).exists()}

@@ -111,6 +111,16 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
     }
 
 
+def waiting_samples(endpoints: Sequence[EndpointSeries]) -> tuple[Ints, Floats]:
+    """Return how many requests waited in all engines together at the scrapes of the first [t]; NaN where unknown."""
+    queues = [quantities["requests_waiting"] for _, quantities in engine_samples(endpoints)]
+    known = [queue for queue in queues if not isinstance(queue, Missing)]
+    if not known or len(known) < len(queues):
+        return np.empty(0, np.int64), np.empty(0)
+    at_ns = known[0].at_ns
+    return at_ns, np.add.reduce([_held(queue, at_ns)[0] for queue in known])
+
+
 def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
     """Return the engines of the leading kind, by address."""
     recognised = [

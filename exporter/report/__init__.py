@@ -16,6 +16,7 @@ from exporter.report.alerts import alerts
 from exporter.report.conclusion import conclusion
 from exporter.report.format import Prose
 from exporter.report.heading import heading
+from exporter.report.load import overload
 from exporter.report.method import method
 from exporter.report.objectives import objectives
 from exporter.report.tables.association import association_line
@@ -45,6 +46,7 @@ def render(summary: Summary) -> Group:
 def _sections(summary: Summary) -> Iterator[RenderableType]:
     """Yield everything in the order in which it is read: what happened and why, then the numbers, then the method."""
     loaded, correlation = bool(summary.client.requests.sent), summary.correlation
+    yield from (Prose(f"! {line}", "bold red") for line in overload(summary))
     yield heading(summary)
     yield from (Prose(f"! {alert}", "yellow") for alert in alerts(summary))
     yield Text("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.report.format import ms, spoken
+from exporter.report.load import sustained
 from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
@@ -17,6 +18,7 @@ def method(summary: Summary) -> Iterator[str]:
     """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
     if not summary.correlation.missing:
         yield from basis(summary.correlation)
+    yield sustained(summary)
     yield from _error(summary.self_check)
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:

@@ -14,6 +14,7 @@ from exporter.summary.correlation import Correlation
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
+from methodology.stability import Stability
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
@@ -118,11 +119,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Methodology(msgspec.Struct, frozen=True, kw_only=True):
-    """Compliance with the benchmarking draft."""
+    """Compliance with the benchmarking draft, and whether there was a steady state to measure."""
 
     draft: Annotated[str, doc("The draft that tests follow.")]
     tests: Annotated[dict[str, dict[str, Any]], doc("Compliance by test that was run.")]
     missing: Missing = UNSET
+    stability: Annotated[Stability, doc("Whether the load was sustained, or requests piled up.")]
     warmup: Annotated[WarmupStatement | None, doc("The warm-up; null where the run ended before it did.")]
 
 

@@ -17,6 +17,7 @@ from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
 from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
 from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
+from loadgen.requests.rates import Rates, rates
 from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
@@ -174,7 +175,11 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
         Statistics, doc("output tokens by the server's `usage`", "tokens", source="draft `token-counting`")
     ]
     chunks: Annotated[Chunks, doc("what the draft wants noted of chunks")]
-    throughput: Annotated[Throughput, doc("rates of the requests that ended ok within the window, over its length")]
+    throughput: Annotated[
+        Throughput,
+        doc("rates of the requests that ended ok within the window, over its length: ramp and drain count in"),
+    ]
+    rates: Annotated[Rates, doc("what was offered, sent and served while the load lasted, without the drain")]
     jitter_ms: Annotated[
         Statistics,
         doc("standard deviation of a request's gaps, from two gaps on", "ms", source="draft `itl-measurements`"),
@@ -247,6 +252,7 @@ def client_summary(
         output_tokens=describe(counts(ok.output_tokens), why),
         chunks=chunks(ok),
         throughput=throughput,
+        rates=rates(log, end_ns=end_ns, open_loop=concurrency is None),
         jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
         max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
         tail_p99_over_p50=TailRatios(

@@ -20,7 +20,7 @@ from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
-from loadgen.requests.packing import COMPACT, PLAIN
+from loadgen.transports.packing import COMPACT, PLAIN
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
 
 CHARACTERS_A_TOKEN = 4

@@ -34,6 +34,10 @@ from scraper.series.table import EndpointSeries
 from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run
 
+ONLY_GREW = Missing(
+    "the queue only grew while the load lasted, so that its length says no more than how long that had been"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correlated:
@@ -88,8 +92,11 @@ def _round_trip_s(run: Run) -> Floats:
     return np.array([by_url[url] for url in run.requests.endpoint_url], dtype=np.float64)
 
 
-def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -> Correlation:
-    """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`."""
+def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int, *, steady: bool = True) -> Correlation:
+    """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`.
+
+    Where the queue only grew, its length stands for the time since the load began, and no threshold is sought in it.
+    """
     rows = run.requests.phase == "measure"
     measured, parts = take(run.requests, rows), take(times.parts, rows)
     edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
@@ -109,7 +116,7 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int) -
         spans=_spans(run),
         records=times.records,
         associations=associations(measured, {"ttft_ms": parts.ttft_s}, run.endpoints),
-        tail=tail_shares(parts, measured.submit_ns, waiting),
+        tail=tail_shares(parts, measured.submit_ns, waiting if steady else ONLY_GREW),
         slowest=slowest(measured, parts, waiting, running, start_ns=window.start_ns),
         evidence=Evidence(
             while_waiting=while_waiting(run.endpoints, window),

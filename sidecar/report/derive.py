@@ -25,6 +25,7 @@ from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import NO_POWER, client_summary, output_tokens_within
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import WarmupStatement
+from methodology.load import stability_of
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
@@ -134,7 +135,8 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
     )
     if manifest.get("server_missing"):
         server = msgspec.structs.replace(server, reason=manifest["server_missing"])
-    correlation = correlation_of(run, times, window, _slice_ns(run))
+    stability = stability_of(measured, run.endpoints, rate=config.get("rate"), concurrency=config.get("concurrency"))
+    correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
     sent = workload(run)
     check = _self_check(run, measured, stats)
     return Summary(
@@ -158,7 +160,9 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=Methodology(draft=manifests.DRAFT, tests={}, missing=UNTESTED, warmup=_warm_up(run)),
+        methodology=Methodology(
+            draft=manifests.DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)
+        ),
     )
 
 

@@ -20,9 +20,9 @@ from loadgen.plan.workloads.request import WorkloadRequest
 from loadgen.protocols import PROTOCOLS, Endpoint, kserve
 from loadgen.protocols.request import Prompt, Target
 from loadgen.records import RequestPart
-from loadgen.requests.packing import pack
 from loadgen.requests.table import assemble
 from loadgen.transports.grpc import _with_id
+from loadgen.transports.packing import pack
 from sidecar.options.load import RunOptions
 from simulator.api import grpc as grpc_server
 

@@ -17,7 +17,7 @@ import pytest
 
 from loadgen import records
 from loadgen.requests import table as log
-from loadgen.requests.packing import pack
+from loadgen.transports.packing import pack
 
 SCENARIOS = ("main", "edges", "multi_api_server", "engine_death")
 READS_A_PART = 16

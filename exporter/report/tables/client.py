@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from exporter.report.format import cell, ms, table
+from exporter.report.load import rate_lines
 from loadgen.requests.delivery import Delivery
 from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
 from rundir.stats import Statistics
@@ -42,7 +43,7 @@ def client_section(client: ClientSummary) -> Iterator[RenderableType]:
         yield shown
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
-    yield from _throughput(client)
+    yield from (Text(line) for line in rate_lines(client))
     yield from _first_tokens(client.delivery)
     yield Text("")
     yield from _classes(client.classes)
@@ -52,20 +53,6 @@ def _reason(key: str, values: Statistics) -> str:
     """Return why a metric is missing; of tokens, that no reply reports them."""
     no_usage = key.endswith("_tokens") and values.missing == NONE_HAS_IT
     return "no usage" if no_usage else values.missing or "not known"
-
-
-def _throughput(client: ClientSummary) -> Iterator[Text]:
-    """Yield the rates that are known, in a line."""
-    rates = (
-        ("requests_per_s", "requests/s"),
-        ("input_tokens_per_s", "input tokens/s"),
-        ("output_tokens_per_s", "output tokens/s"),
-        ("goodput_requests_per_s", "requests/s that met every objective"),
-    )
-    known = ((getattr(client.throughput, key), label) for key, label in rates)
-    shown = [f"{cell(rate)} {label}" for rate, label in known if rate is not None]
-    if shown:
-        yield Text(f"Throughput: {', '.join(shown)}")
 
 
 def _first_tokens(delivery: Delivery) -> Iterator[Text]:

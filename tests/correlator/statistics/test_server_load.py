@@ -9,7 +9,7 @@ import pytest
 from engine_series import SECOND, engine, requests
 from series import scraped
 
-from correlator.statistics.server_load import met_at_submission, server_loads
+from correlator.statistics.server_load import met_at_submission, server_loads, waiting_samples
 from rundir.stats import Missing
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
@@ -31,6 +31,17 @@ def test_a_gauge_is_what_the_last_scrape_before_showed():
     shown = engine([1, 2, 3], waiting=[[1, 10], [2, 20], [3, 30]])
 
     assert [None, 11.0, 11.0, 22.0, 33.0, None] == met("requests_waiting", requests([0.5, 1, 1.9, 2, 3, 3.1]), shown)
+
+
+def test_the_queue_of_several_engines_is_their_sum():
+    """At the scrapes of the first; unknown where one of them is, and nothing at all without a page."""
+    first = engine([1, 2, 3], waiting=[1, 2, 3])
+    second = engine([1.5, 2, 2.5], waiting=[10, 20, 30])
+    at_ns, waiting = waiting_samples([first, second])
+
+    assert (first.at_ns == at_ns).all()
+    assert [None, 22.0, None] == [None if np.isnan(value) else value for value in waiting.tolist()]
+    assert [0, 0] == [len(column) for column in waiting_samples([])]
 
 
 def test_a_gauge_grows_stale():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import records
-from loadgen.requests import packing
 from loadgen.requests.table import unpack
+from loadgen.transports import packing
 
 PART = records.RequestPart(index=3)
 

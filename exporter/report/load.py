@@ -1,0 +1,63 @@
+"""What was offered, sent and served, and whether the load was sustained, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter.report.format import cell
+from exporter.summary.result import Summary
+from loadgen.requests.summary import ClientSummary
+
+
+def overload(summary: Summary) -> Iterator[str]:
+    """Yield what a reader of an overloaded run must know before any of its latencies; nothing of another run."""
+    stability, rates = summary.methodology.stability, summary.client.rates
+    if stability.verdict != "growing":
+        return
+    offered = rates.offered_requests_per_s or rates.realised_requests_per_s
+    capacity = cell(stability.capacity_per_s)
+    served = f", {capacity} were served"
+    if not rates.ended_in_load:
+        served = " and none ended meanwhile" + (f" ({capacity} were served in the drain)" if capacity != "-" else "")
+    yield (
+        f"Overloaded: {cell(offered)} requests/s were offered{served}; {rates.open_at_end} of "
+        f"{summary.client.requests.sent} requests were still open when the load ended, after {cell(rates.load_s)} s. "
+        "Latencies grew for as long as it lasted: their percentiles depend on the length of the run and are not the "
+        "service's."
+    )
+
+
+def sustained(summary: Summary) -> str:
+    """Say whether the load was sustained, and why that is thought or not known."""
+    stability = summary.methodology.stability
+    heads = {
+        "growing": "The load was not sustained",
+        "stable": "The load was sustained",
+        "undecided": "Whether the load was sustained is not decided",
+        None: "Whether the load was sustained is not judged",
+    }
+    return f"{heads[stability.verdict]}: {stability.reason}."
+
+
+def rate_lines(client: ClientSummary) -> Iterator[str]:
+    """Yield the throughput, which includes the drain, and what was offered, sent and served while the load lasted."""
+    rates = client.rates
+    names = (
+        ("requests_per_s", "requests/s"),
+        ("input_tokens_per_s", "input tokens/s"),
+        ("output_tokens_per_s", "output tokens/s"),
+        ("goodput_requests_per_s", "requests/s that met every objective"),
+    )
+    known = ((getattr(client.throughput, key), label) for key, label in names)
+    shown = [f"{cell(rate)} {label}" for rate, label in known if rate is not None]
+    if shown:
+        drain = f" including {cell(rates.drain_s)} s of drain" if rates.drain_s else ""
+        yield f"Throughput{drain}: {', '.join(shown)}"
+    steps = (
+        (rates.offered_requests_per_s, "offered"),
+        (rates.realised_requests_per_s, "sent"),
+        (rates.served_requests_per_s, f"served after a ramp of {cell(rates.ramp_s)} s"),
+    )
+    flow = [f"{cell(rate)} {label}" for rate, label in steps if rate is not None]
+    if flow:
+        yield f"Requests/s in the {cell(rates.load_s)} s of load: {', '.join(flow)}"

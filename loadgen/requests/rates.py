@@ -1,0 +1,111 @@
+"""Offered, realised and served: three rates of one load, and the ramp and the drain that belong to none of them.
+
+A rate over the whole run also counts the ramp, while the first requests could not have ended yet, and the drain, while
+nothing was sent any more. Of a short or an overloaded run these are most of its time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Ints
+from rundir.fields import UNSET, Count, Reasons, doc
+
+# How long a request takes is read off those that found the system empty, before any queue.
+EARLY_REQUESTS = 10
+# Requests in flight grow from none to their usual number within about so many times that.
+RAMP_RESIDENCES = 2.0
+# Less of the load than that, behind the ramp, has no rate.
+LEAST_SHARE = 1 / 2
+CLOSED = "a closed loop offers no rate of its own: each request waits for another one to end"
+FEW = "fewer than two requests were sent"
+NUMBERS = (
+    "load_s", "ramp_s", "drain_s", "offered_requests_per_s", "realised_requests_per_s", "served_requests_per_s",
+)  # fmt: skip
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests a second were offered, sent and served; the drain counts in none of these."""
+
+    load_s: Annotated[float | None, doc("from the first dispatch to the last", "s")]
+    ramp_s: Annotated[
+        float | None,
+        doc(
+            "the begin of the load that `served_requests_per_s` leaves out: twice the mean time in flight of the first "
+            "ten requests",
+            "s",
+        ),
+    ]
+    drain_s: Annotated[float | None, doc("from the last dispatch to the end of the window", "s")]
+    offered_requests_per_s: Annotated[
+        float | None, doc("requests by the schedule of an open loop, from the first to the last", "requests/s")
+    ]
+    realised_requests_per_s: Annotated[
+        float | None, doc("requests as they were dispatched, from the first to the last", "requests/s")
+    ]
+    served_requests_per_s: Annotated[
+        float | None, doc("requests that ended ok while the load ran, behind the ramp", "requests/s")
+    ]
+    ended_in_load: Annotated[Count, doc("requests that ended, however, before the last was dispatched", "requests")]
+    open_at_end: Annotated[Count, doc("requests in flight when the last was dispatched, that one included", "requests")]
+    missing: Reasons = UNSET
+
+
+def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:
+    """Return the rates of the requests of `log`, whose window ends at `end_ns`; what is not known has a reason."""
+    sent = np.flatnonzero(log.dispatch_ns >= 0)
+    if len(sent) < 2:
+        unknown = dict.fromkeys(NUMBERS)
+        return Rates(**unknown, ended_in_load=0, open_at_end=len(sent), missing=dict.fromkeys(NUMBERS, FEW))
+    dispatch_ns, ended_ns = log.dispatch_ns[sent], log.end_ns[sent]
+    last_ns = int(dispatch_ns.max())
+    arrived_s = (dispatch_ns - dispatch_ns.min()) / 1e9
+    load_s = float(arrived_s.max())
+    ramp_s = ramp(arrived_s, np.where(ended_ns >= 0, (ended_ns - dispatch_ns.min()) / 1e9, np.inf))
+    ended = (ended_ns >= 0) & (ended_ns <= last_ns)
+    offered = _rate(log.scheduled_ns[sent]) if open_loop else None
+    realised = _rate(dispatch_ns)
+    served = None
+    if load_s - ramp_s >= LEAST_SHARE * load_s > 0:
+        behind = ended & (log.status[sent] == "ok") & (ended_ns > last_ns - int(1e9 * (load_s - ramp_s)))
+        served = float(behind.sum()) / (load_s - ramp_s)
+    drain_s = None if end_ns is None else max(0.0, (end_ns - last_ns) / 1e9)
+    known = {
+        "drain_s": (drain_s, "no request ended"),
+        "offered_requests_per_s": (offered, "all requests were due at one moment" if open_loop else CLOSED),
+        "realised_requests_per_s": (realised, "all requests were sent at one moment"),
+        "served_requests_per_s": (
+            served,
+            f"the load lasted {load_s:.1f} s, and its first requests took {ramp_s / RAMP_RESIDENCES:.1f} s",
+        ),
+    }
+    return Rates(
+        load_s=load_s,
+        ramp_s=ramp_s,
+        **{name: number for name, (number, _) in known.items()},
+        ended_in_load=int(ended.sum()),
+        open_at_end=int((~ended).sum()),
+        missing={name: why for name, (number, why) in known.items() if number is None} or UNSET,
+    )
+
+
+def ramp(arrived_s: Floats, ended_s: Floats) -> float:
+    """Return for how long, in s from the first arrival, requests in flight are still rising to their usual number.
+
+    arrived_s [n > 0], and when each ended, inf of one that did not: it counts up to the last moment that is known.
+    """
+    ended = ended_s[np.isfinite(ended_s)]
+    last_s = max(float(arrived_s.max()), float(ended.max(initial=-np.inf)))
+    early = np.argsort(arrived_s, kind="stable")[:EARLY_REQUESTS]
+    return RAMP_RESIDENCES * float((np.minimum(ended_s[early], last_s) - arrived_s[early]).mean())
+
+
+def _rate(stamps_ns: Ints) -> float | None:
+    """Return how many came a second after the first."""
+    known = stamps_ns[stamps_ns >= 0]
+    span_s = (int(known.max()) - int(known.min())) / 1e9 if len(known) > 1 else 0.0
+    return (len(known) - 1) / span_s if span_s > 0 else None

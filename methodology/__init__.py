@@ -1,0 +1,1 @@
+"""The benchmarking draft's tests and the statistics that they share, as pure functions."""

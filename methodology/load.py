@@ -1,0 +1,41 @@
+"""Whether the load of a run was sustained: its requests, and the engine's queue beside them, judged by `stability`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from correlator.statistics.server_load import waiting_samples
+from loadgen.requests.table import RequestLog
+from methodology.stability import Stability, verdict
+from scraper.series.table import EndpointSeries
+
+NOTHING_SENT = "no load was sent"
+CLOSED = (
+    "in a closed loop the number in flight is fixed, and a slower system is sent less: requests cannot pile up, and no "
+    "overload shows"
+)
+CAPPED = "a cap on the requests in flight held the load back, so that no overload shows"
+
+
+def stability_of(
+    requests: RequestLog, endpoints: Sequence[EndpointSeries], *, rate: float | None, concurrency: int | None
+) -> Stability:
+    """Judge the load that n requests were; its verdict is None where none was sent, or of a closed loop.
+
+    rate, concurrency   what was asked for; with `concurrency` no more than so many were in flight
+
+    A request that was given up, by a timeout or by us, counts as in flight for ever: the system did not serve it.
+    """
+    sent = requests.dispatch_ns >= 0
+    if not sent.any():
+        return Stability(verdict=None, reason=NOTHING_SENT)
+    if concurrency is not None:
+        return Stability(verdict=None, reason=CLOSED if rate is None else CAPPED)
+    begin_ns = int(requests.dispatch_ns[sent].min())
+    given_up = np.array([error.startswith("timeout") for error in requests.error], dtype=np.bool_)
+    ended = (requests.end_ns >= 0) & ~given_up & ~np.isin(requests.status, ("cancelled", "in_flight"))
+    ended_s = np.where(ended, (requests.end_ns - begin_ns) / 1e9, np.nan)
+    at_ns, waiting = waiting_samples(endpoints)
+    return verdict((at_ns - begin_ns) / 1e9, waiting, (requests.dispatch_ns[sent] - begin_ns) / 1e9, ended_s[sent])

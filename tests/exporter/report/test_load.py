@@ -1,0 +1,93 @@
+"""What the report says of a load: overload before anything else, three rates, and whether it was sustained."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+import summaries
+from logs import request_log
+from queues import loaded
+
+from exporter.report import as_text
+from exporter.report.load import overload, rate_lines, sustained
+from exporter.summary.result import Summary
+from loadgen.requests.summary import client_summary
+from methodology.load import stability_of
+
+
+def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int = 16) -> Summary:
+    """The summary of a run against a queue."""
+    queue = loaded(load, seconds=seconds, per_s=per_s, servers=servers)
+    log = request_log(
+        *(
+            {"scheduled": 1e3 * a, "dispatch": 1e3 * a, "submit": 1e3 * a, "end": 1e3 * e}
+            for a, e in zip(queue.arrived_s, queue.ended_s, strict=True)
+        )
+    )
+    whole = summaries.summary(summaries.correlated())
+    stability = stability_of(log, [], rate=load * per_s, concurrency=None)
+    methodology = msgspec.structs.replace(whole.methodology, stability=stability)
+    return msgspec.structs.replace(whole, client=client_summary(log), methodology=methodology)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_an_overloaded_run_says_so_before_anything_else():
+    """What was offered, what was served meanwhile, what was left open, and what that makes of latencies."""
+    text = as_text(loaded_run(2.0, seconds=60))
+    assert words(text).startswith(
+        "! Overloaded: 12.4 requests/s were offered, 5.81 were served; 407 of 743 requests were still open when the "
+        "load ended, after 59.9 s. Latencies grew for as long as it lasted: their percentiles depend on the length of "
+        "the run and are not the service's. sidelight"
+    )
+
+
+def test_an_overload_in_which_nothing_ended_gives_the_rate_of_the_drain():
+    """As of a real engine that was offered seven times what it could serve, for ten seconds."""
+    (line,) = overload(loaded_run(4.8 / 0.7, seconds=10, per_s=0.7, servers=16))
+    assert re.match(
+        r"Overloaded: 4\.\d+ requests/s were offered and none ended meanwhile \(0\.\d+ were served in the dr", line
+    )
+    assert "; 46 of 46 requests were still open" in line
+
+
+def test_a_run_that_was_sustained_says_nothing_of_overload():
+    """It says why that is thought, among what the numbers rest on."""
+    run = loaded_run(0.5, seconds=120)
+    assert list(overload(run)) == []
+    assert sustained(run).startswith("The load was sustained: requests in flight did not rise")
+    assert "The load was sustained: " in words(as_text(run))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "head"),
+    [
+        ("growing", "The load was not sustained: why."),
+        ("undecided", "Whether the load was sustained is not decided: why."),
+        (None, "Whether the load was sustained is not judged: why."),
+    ],
+)
+def test_each_verdict_has_its_words(verdict: str | None, head: str):
+    """With the reason that the summary has."""
+    run = loaded_run(0.5, seconds=30)
+    stability = msgspec.structs.replace(run.methodology.stability, verdict=verdict, reason="why")
+    methodology = msgspec.structs.replace(run.methodology, stability=stability)
+    assert sustained(msgspec.structs.replace(run, methodology=methodology)) == head
+
+
+def test_throughput_is_called_what_it_is():
+    """Of the whole window, with the drain named; beside it what was offered, sent and served without it."""
+    throughput, load = rate_lines(loaded_run(2.0, seconds=60).client)
+    assert throughput.startswith("Throughput including 69.1 s of drain: 5.76 requests/s")
+    assert load.startswith("Requests/s in the 59.9 s of load: 12.4 offered, 12.4 sent, ")
+    assert load.endswith(" s")
+
+
+def test_a_run_without_rates_has_one_line():
+    """Of a single request."""
+    client = client_summary(request_log({"dispatch": 0, "submit": 0, "end": 100}))
+    assert 1 == len(list(rate_lines(client)))

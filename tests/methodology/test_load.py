@@ -1,0 +1,63 @@
+"""The load of a run: which of its requests count as ended, and loads that are not judged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_series import engine
+from logs import request_log
+from queues import Served, loaded
+
+from loadgen.requests.table import RequestLog
+from methodology.load import CAPPED, CLOSED, NOTHING_SENT, stability_of
+
+
+def sent(queue: Served, **differs: object) -> RequestLog:
+    """The requests of a queue; those that took more than 15 s are as `differs` says."""
+    rows = ({"dispatch": 1e3 * a, "end": 1e3 * e} for a, e in zip(queue.arrived_s, queue.ended_s, strict=True))
+    took_s = queue.ended_s - queue.arrived_s
+    return request_log(*(row | (differs if took > 15 else {}) for row, took in zip(rows, took_s, strict=True)))
+
+
+def test_an_open_loop_is_judged_by_its_requests():
+    """Twice what the system can serve."""
+    found = stability_of(sent(loaded(2.0, seconds=60)), [], rate=12.0, concurrency=None)
+    assert found.verdict == "growing"
+    assert found.capacity_per_s == pytest.approx(6.0, rel=0.15)
+
+
+def test_a_page_is_taken_into_account():
+    """Half of the capacity, and a page on which nobody waits."""
+    page = engine(range(60), waiting=np.zeros(60))
+    found = stability_of(sent(loaded(0.5, seconds=60)), [page], rate=3.0, concurrency=None)
+    assert (found.verdict, found.queued_ratio) == ("stable", 0.0)
+
+
+@pytest.mark.parametrize(
+    "given_up",
+    [
+        {"status": "failed", "error": "timeout: no first byte within 15 s"},
+        {"status": "cancelled", "error": "cancelled: the run was stopped"},
+        {"status": "in_flight", "end": -1},
+    ],
+    ids=lambda given: given["status"],
+)
+def test_a_request_that_was_given_up_is_in_flight_for_ever(given_up: dict[str, object]):
+    """It ended for its client, not for what the system was asked to do."""
+    assert stability_of(sent(loaded(2.0, seconds=60), **given_up), [], rate=12.0, concurrency=None).verdict == "growing"
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "concurrency", "reason"),
+    [
+        ((), 2.0, None, NOTHING_SENT),
+        (({"dispatch": 0, "end": 1},), None, 4, CLOSED),
+        (({"dispatch": 0, "end": 1},), 2.0, 4, CAPPED),
+    ],
+)
+def test_some_loads_are_not_judged(
+    rows: tuple[dict[str, object], ...], rate: float | None, concurrency: int | None, reason: str
+):
+    """None was sent, or so many at most were in flight that no number of them could grow."""
+    found = stability_of(request_log(*rows), [], rate=rate, concurrency=concurrency)
+    assert (found.verdict, found.reason) == (None, reason)

@@ -1,0 +1,152 @@
+"""Whether a load was sustained: queues in virtual time below, at and above their capacity, and what is no evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from queues import Served, loaded, took
+
+from methodology.stability import Stability, verdict
+
+SEEDS = range(20)
+
+
+def judged(queue: Served, *, page: bool = False) -> Stability:
+    """The verdict by the client alone, or with a page scraped once a second."""
+    at_s, waiting = queue.waiting(every_s=1.0) if page else (np.empty(0), np.empty(0))
+    return verdict(at_s, waiting, queue.arrived_s, queue.ended_s)
+
+
+def verdicts(load: float, *, seconds: float, page: bool, per_s: float = 6.0) -> Counter[str | None]:
+    """How often each verdict was given, over the seeds."""
+    return Counter(judged(loaded(load, seconds=seconds, per_s=per_s, seed=n), page=page).verdict for n in SEEDS)
+
+
+@pytest.mark.parametrize("page", [False, True])
+@pytest.mark.parametrize("seconds", [20, 60, 180])
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_a_load_below_capacity_is_never_called_growing(load: float, seconds: float, page: bool):
+    """However short the run."""
+    assert 0 == verdicts(load, seconds=seconds, page=page)["growing"]
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_a_load_well_below_capacity_is_mostly_called_stable(page: bool):
+    """A minute of 3.6 requests/s is enough."""
+    assert verdicts(0.6, seconds=60, page=page)["stable"] >= 14
+
+
+@pytest.mark.parametrize("page", [False, True])
+def test_a_load_a_tenth_above_capacity_is_growing(page: bool):
+    """With 1,200 requests nearly always; it is never called stable."""
+    given = verdicts(1.1, seconds=60, per_s=18.0, page=page)
+    assert given["growing"] >= 18
+    assert given["stable"] == 0
+
+
+@pytest.mark.parametrize("load", [1.5, 3.0])
+def test_a_load_far_above_capacity_is_growing_within_a_minute(load: float):
+    """By the client alone, with what was left over and what the system can serve."""
+    for seed in SEEDS:
+        found = judged(loaded(load, seconds=60, seed=seed))
+        assert found.verdict == "growing"
+        assert found.ci95 is not None
+        assert found.growth == pytest.approx(1 - 1 / load, abs=0.15)
+        assert found.capacity_per_s == pytest.approx(6.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "offered_per_s", "servers", "seconds"), [(0.7, 4.8, 8, 10.0), (2.2, 8.5, 2, 10.0), (4.2, 7.8, 16, 20.0)]
+)
+def test_a_short_run_of_several_times_the_capacity_is_growing(
+    per_s: float, offered_per_s: float, servers: int, seconds: float
+):
+    """Even where not one request ended while the load lasted: the later ones took several times as long."""
+    given = Counter(
+        judged(loaded(offered_per_s / per_s, seconds=seconds, per_s=per_s, servers=servers, seed=seed)).verdict
+        for seed in SEEDS
+    )
+    assert given["growing"] >= 19
+
+
+@pytest.mark.parametrize("variation", [0.3, 1.0])
+@pytest.mark.parametrize("mean_s", [5.0, 10.0, 20.0, 60.0])
+def test_long_requests_alone_are_no_overload(mean_s: float, variation: float):
+    """Without any queue, requests in flight grow from none for as long as the first take: that is the ramp."""
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        arrived_s = np.sort(random.uniform(0, 20, 100))
+        ended_s = arrived_s + took(random, 100, mean_s, variation)
+        assert verdict([], [], arrived_s, ended_s).verdict in {"stable", "undecided"}
+
+
+def test_a_run_too_short_to_tell_says_how_long_it_must_be():
+    """In times of what its first requests took."""
+    found = verdict([], [], np.arange(0.0, 20.0, 0.2), np.arange(0.0, 20.0, 0.2) + 15.0)
+    assert found.verdict == "undecided"
+    assert found.reason == (
+        "the load lasted 19.8 s and its first requests took 15.0 s: it must last at least 4 times as long to tell"
+    )
+
+
+def test_the_page_shows_an_overload_that_was_cut_off():
+    """Nobody waited for the replies; the engine's queue grew with nearly every request."""
+    queue = loaded(4.8 / 0.7, seconds=10, per_s=0.7, servers=8)
+    at_s, waiting = queue.waiting(every_s=0.5)
+    cut_s = np.where(queue.ended_s > 10, np.nan, queue.ended_s)
+    assert verdict([], [], queue.arrived_s, cut_s).verdict == "undecided"
+    found = verdict(at_s, waiting, queue.arrived_s, cut_s)
+    assert (found.verdict, found.queued_ratio) == ("growing", 1.0)
+    assert "waiting in the engine rose by" in found.reason
+
+
+def test_a_load_at_the_limit_is_not_called_stable():
+    """Seats always taken and a queue that never empties, but does not grow: the next request more would be too much."""
+    arrived_s = np.arange(0.0, 60.0, 0.1)
+    found = verdict(np.arange(60.0), np.full(60, 3.0), arrived_s, arrived_s + 2.0)
+    assert found.verdict == "undecided"
+    assert "about what the system can serve" in found.reason
+
+
+def test_requests_that_were_given_up_count_as_in_flight():
+    """An overloaded system whose clients leave after 15 s has a steady number in flight; it serves no more for that."""
+    queue = loaded(2.0, seconds=60)
+    ended_s = np.where(queue.ended_s - queue.arrived_s > 15, np.nan, queue.ended_s)
+    assert verdict([], [], queue.arrived_s, ended_s).verdict == "growing"
+
+
+def test_refusals_leave_at_once():
+    """All in flight for 10 ms: whatever is wrong, nothing piles up."""
+    arrived_s = np.sort(np.random.default_rng(1).uniform(0, 30, 150))
+    assert verdict([], [], arrived_s, arrived_s + 0.01).verdict == "stable"
+
+
+def test_one_burst_is_no_load_that_lasts():
+    """Of fifty at one moment the last wait longest; that says nothing of a second fifty."""
+    assert verdict([], [], np.zeros(50), 1 + np.arange(50) / 5).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.5, "stable"), (1.5, "growing")])
+def test_ends_may_be_of_unknown_requests_in_any_order(load: float, expected: str):
+    """Fewer than arrivals, sorted apart from them: their number at each moment is known all the same."""
+    queue = loaded(load, seconds=120)
+    assert verdict([], [], queue.arrived_s[::-1], np.sort(queue.ended_s)[:-3]).verdict == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 19])
+def test_few_requests_are_undecided(count: int):
+    """With the number that would be enough."""
+    found = verdict([], [], np.arange(count), np.arange(count) + 1.0)
+    assert (found.verdict, found.reason) == ("undecided", f"{count} requests were sent, at least 20 are needed")
+
+
+def test_unknown_moments_are_left_out():
+    """NaN and infinities of any column; and it is deterministic."""
+    queue = loaded(0.5, seconds=60)
+    at_s, waiting = queue.waiting(every_s=1.0)
+    waiting[::3] = np.nan
+    arrived_s, ended_s = np.append(queue.arrived_s, [np.nan, np.inf]), np.append(queue.ended_s, [3.0, np.nan])
+    assert verdict(at_s, waiting, arrived_s, ended_s) == verdict(at_s, waiting, arrived_s, ended_s)
+    assert verdict(at_s, waiting, arrived_s, ended_s).verdict == "stable"
