@@ -10,7 +10,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from correlator.estimate import NO_FIRST
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
 from correlator.exact.table import SLACK_S, Joined
+from correlator.gateways import GatewayColumns, GatewaySpan, gateway_columns
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from rundir.columns import Bools, Floats, Ints, Texts
@@ -52,7 +53,7 @@ class Part:
 
 _BEFORE_TOKEN = (
     Part(name="network", label="network", error="network"),
-    Part(name="gateway", label="gateway"),
+    Part(name="gateway", label="gateway", error="network"),
     Part(name="queue", label="queue", error="queue"),
     Part(name="prefill", label="prefill", error="prefill"),
 )
@@ -65,12 +66,16 @@ E2E_PARTS = (
     Part(name="other", label="other", column="e2e_other", error="engine_frontend"),
 )
 ENGINE_FRONTEND = Part(name="engine_frontend", label="engine frontend", within="other", error="engine_frontend")
+GATEWAY_REQUEST = Part(name="gateway_request", label="before its call", within="gateway")
+# The most that gateways can have taken, where the first output of the outermost is not known.
+GATEWAY_AT_MOST = Part(name="gateway_at_most", label="gateway at most", error="unstated")
 # What parts consist of, where that is known.
 INNER_PARTS = (
     Part(name="request_network", label="to the engine", within="network", error="clocks"),
     Part(name="response_network", label="from the engine", within="network", error="clocks"),
     Part(name="round_trip", label="TCP round trip", within="network", error="unstated", by_client=True),
     Part(name="beyond_round_trip", label="proxies and HTTP", within="network", error="unstated"),
+    GATEWAY_REQUEST,
     ENGINE_FRONTEND,
     Part(name="blank_output", label="blank output", within="other", by_client=True),
 )
@@ -93,7 +98,11 @@ class Parts:
     round_trip_s            of network_s, one round trip of TCP to the server that was asked, as far as it was measured;
                             beyond_round_trip_s: what that leaves, in gateways, proxies and HTTP on both sides
     network_split_error_s   by how much those two may be off, as the clocks are; NaN where they are unknown
-    gateway_s               in a gateway whose span was joined
+    gateway_s               in gateways whose spans came (`correlator.gateways`): their first output less that of the
+                            engine; where the outermost does not say its first output, what is known of it, and
+                            gateway_at_most_s is the most that it can be
+    gateway_request_s       of gateway_s, before they called the next server
+    gateways                the gateways by themselves, outermost first: a tuple of GatewayPart
     queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
     other_s                 the rest of TTFT: engine_frontend_s (in the engine, neither queue nor prefill),
                             blank_output_s (first output to first token that is not blank), and what `merged` names
@@ -120,6 +129,8 @@ class Parts:
     round_trip_s: Floats
     beyond_round_trip_s: Floats
     gateway_s: Floats
+    gateway_request_s: Floats
+    gateway_at_most_s: Floats
     engine_frontend_s: Floats
     queue_s: Floats
     prefill_s: Floats
@@ -133,6 +144,7 @@ class Parts:
     reason: Texts
     quality: Texts
     engine_span_id: Texts
+    gateways: Texts
     arrival_ns: Ints
     engine_first_token_ns: Ints
 
@@ -145,11 +157,19 @@ class Parts:
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
 
 
-def network_label(*, gateway: int, requests: int) -> str:
-    """Return what people read for the part `network` of so many requests, in `gateway` of which a gateway is known."""
-    if not gateway:
-        return OUTSIDE_ENGINE
-    return NETWORK if gateway >= requests else f"rest {OUTSIDE_ENGINE}"
+def network_label(parts: Parts, rows: Bools) -> str:
+    """Return what people read for the part `network` of some requests [n]: no gateway can be in what is called so."""
+    outside = rows & np.isfinite(parts.network_s)
+    known, bounded = np.isfinite(parts.gateway_s[outside]), np.isfinite(parts.gateway_at_most_s[outside])
+    if known.any():
+        return NETWORK if (known & ~bounded).all() else f"rest {OUTSIDE_ENGINE}"
+    return f"{NETWORK} and gateway" if bounded.any() and bounded.all() else OUTSIDE_ENGINE
+
+
+def gateway_label(parts: Parts, rows: Bools) -> str:
+    """Return what people read for the part `gateway` of some requests [n]."""
+    known = rows & np.isfinite(parts.gateway_s)
+    return "gateway, inbound" if known.any() and np.isfinite(parts.gateway_at_most_s[known]).all() else "gateway"
 
 
 def break_down(
@@ -158,13 +178,14 @@ def break_down(
     attribution: Attribution,
     clocks: ClockOffsets | None = None,
     *,
-    gateway_s: Floats | None = None,
+    gateways: Sequence[tuple[GatewaySpan, ...]] | None = None,
     round_trip_s: Floats | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
     Wherever there are a source and a TTFT, network, gateway, queue, prefill and other (NaN as 0) sum to it. What passed
-    in a gateway [n] is taken out of the network's part. `round_trip_s` [n] is that of TCP to the server asked.
+    in `gateways` [n], each outermost first, is taken out of the network's part; `round_trip_s` [n] is that of TCP to
+    the server asked.
 
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is discarded
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
@@ -176,11 +197,12 @@ def break_down(
     output_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
     ttft_s = ttft_ns(requests.submit_ns, requests.first_token_ns) / 1e9
     e2e_s = e2e_ns(requests.submit_ns, requests.last_token_ns, requests.end_ns) / 1e9
-    engine = _engine_times(joined, attribution, span_s(requests.submit_ns, output_ns), e2e_s)
-    gateway_s = unknown_s if gateway_s is None else np.where(known, gateway_s, np.nan)
-    network_s = engine.outside_s - np.nan_to_num(gateway_s)
-    before_s = _sum(network_s, gateway_s, engine.queue_s, engine.prefill_s)
-    # A network that took less than the round trip, by an estimate or a late stamp, is that of a shorter one.
+    wait_s = span_s(requests.submit_ns, output_ns)
+    engine = _engine_times(joined, attribution, wait_s, e2e_s)
+    passed = _gateways(gateways, joined, engine, wait_s, known)
+    network_s = engine.outside_s - np.nan_to_num(passed.gateway_s)
+    before_s = _sum(network_s, passed.gateway_s, engine.queue_s, engine.prefill_s)
+    # What took less than the round trip, by an estimate or a late stamp, was a shorter one.
     trip_s = unknown_s if round_trip_s is None else np.minimum(round_trip_s, np.maximum(network_s, 0.0))
     parts = Parts(
         ttft_s=ttft_s,
@@ -192,7 +214,7 @@ def break_down(
         network_s=network_s,
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
-        gateway_s=gateway_s,
+        **{column.name: getattr(passed, column.name) for column in fields(passed)},
         engine_frontend_s=engine.frontend_s,
         queue_s=engine.queue_s,
         prefill_s=engine.prefill_s,
@@ -240,6 +262,26 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
         frontend_s=np.where(np.isnan(outside_s), np.nan, frontend_s),
         queue_s=np.where(exact, joined.queue_s, attribution.queue_s),
         prefill_s=np.where(exact, joined.prefill_s, attribution.prefill_s),
+    )
+
+
+def _gateways(
+    gateways: Sequence[tuple[GatewaySpan, ...]] | None,
+    joined: Joined,
+    engine: _EngineTimes,
+    wait_s: Floats,
+    known: Bools,
+) -> GatewayColumns:
+    """Return what gateways took, of the TTFT, or of a reply in one piece of its whole; beside estimates too.
+
+    Nothing is known of a request without a source.
+    """
+    whole_s = np.where(joined.end_ns >= 0, span_s(joined.arrival_ns, joined.end_ns), np.nan)
+    return gateway_columns(
+        [()] * len(joined) if gateways is None else gateways,
+        engine_ttft_s=np.where(joined.source == "none", wait_s - engine.outside_s, joined.ttft_s + 0.0 * wait_s),
+        engine_e2e_s=np.where(np.isnan(joined.e2e_s), whole_s, joined.e2e_s),
+        outside_s=np.where(known, engine.outside_s, np.nan),
     )
 
 

@@ -4,6 +4,7 @@ dashboards rely on them (docs/run-directory.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 from msgspec import UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import DECODE, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from correlator.gateways import GatewayPart
 from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
@@ -33,9 +35,17 @@ SERVER_TIMINGS = (
     "server_prompt_tps",
     "server_generation_tps",
 )
-_PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS)
+_PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}
 
+# A gateway of a request; the column has them outermost first.
+GATEWAY = pa.struct(
+    [
+        pa.field("service", pa.string()),
+        *(pa.field(name, pa.float64()) for name in ("part_ms", "request_ms", "at_most_ms")),
+        pa.field("first_output", pa.string()),
+    ]
+)
 
 # `source` is server (the engine's quantities) or correlation (the breakdown of TTFT).
 SLICE_COLUMNS: dict[str, pa.DataType] = {
@@ -89,6 +99,7 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
         **{name: _real(1e3 * part.of(parts)) for name, part in PARTS.items()},
+        "gateways": pa.array([[_gateway(part) for part in row] for row in parts.gateways], pa.list_(GATEWAY)),
         "breakdown_source": pa.array(parts.source, pa.string()),
         "breakdown_error_ms": _real(1e3 * parts.error_s),
         "breakdown_quality": pa.array(parts.quality, pa.string()),
@@ -151,6 +162,12 @@ def _slice_rows(
                 "end_ns": piece["end_ns"],
                 "value": value,
             }
+
+
+def _gateway(part: GatewayPart) -> dict[str, str | float | None]:
+    times_s = {"part_ms": part.part_s, "request_ms": part.request_s, "at_most_ms": part.at_most_s}
+    times_ms = {name: 1e3 * time_s if math.isfinite(time_s) else None for name, time_s in times_s.items()}
+    return {"service": part.service, **times_ms, "first_output": part.first_by or "unknown"}
 
 
 def _whole(values: npt.NDArray[np.int64]) -> pa.Array[Any]:

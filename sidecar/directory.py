@@ -26,6 +26,7 @@ from scraper.series.log import FailureRecord, LogReader, Row
 from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
+    from correlator.gateways import GatewaySpan
     from scraper.spans.log import Counts, StateRecord
     from scraper.spans.received import ReceivedSpan
     from scraper.spans.requests import EngineSpans
@@ -63,8 +64,8 @@ class Phase:
 class Run:
     """The logs of a run directory as columnar tables.
 
-    `timings` are the times of requests that `/perf_metrics` of TensorRT-LLM states. `gateway_first_s` has seconds from
-    a gateway's start of a request to its first output, by trace id in hex. `span_counts` is what the receivers of spans
+    `timings` are the times of requests that `/perf_metrics` of TensorRT-LLM states. `gateways` are those that
+    requests passed, outermost first, by trace id in hex. `span_counts` is what the receivers of spans
     have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
     their counts since they started are lost, but for the spans in the log.
     """
@@ -75,7 +76,7 @@ class Run:
     worker_stats: tuple[WorkerStat, ...]
     endpoints: tuple[series.EndpointSeries, ...]
     spans: EngineSpans
-    gateway_first_s: Mapping[str, float] = field(default_factory=dict)
+    gateways: Mapping[str, tuple[GatewaySpan, ...]] = field(default_factory=dict)
     timings: perf_metrics.Timings = field(default_factory=perf_metrics.none)
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
@@ -272,7 +273,7 @@ class _SpanTables:
     """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
 
     def __init__(self) -> None:
-        from correlator.live.client_spans import GatewaySpans  # noqa: PLC0415
+        from correlator.live.gateways import GatewaySpans  # noqa: PLC0415
         from scraper.spans import log  # noqa: PLC0415
         from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
@@ -297,7 +298,7 @@ class _SpanTables:
         counts, deaths = self._log.last_counts(self._states) if self._states else (None, 0)
         return {
             "spans": self._requests.table(),
-            "gateway_first_s": self._gateways.first_output_s(),
+            "gateways": self._gateways.by_trace(),
             "span_counts": counts,
             "receiver_deaths": deaths,
         }

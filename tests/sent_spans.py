@@ -93,17 +93,19 @@ def engine(
     return span("llm_request", own, parent, kind=SERVER, told=told, **whole)  # type: ignore[arg-type]
 
 
-def export(spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "") -> ExportRecord:
+def export(spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "", service: str = "") -> ExportRecord:
     """Return an export that came so many seconds after NOON."""
-    return packed(NOON + round(at_s * S), "grpc", body(spans, instance=instance))
+    return packed(NOON + round(at_s * S), "grpc", body(spans, instance=instance, service=service))
 
 
-def body(spans: Iterable[Span], *, instance: str = "") -> bytes:
-    """Return the bytes of an export, by a sender that names itself or does not."""
+def body(spans: Iterable[Span], *, instance: str = "", service: str = "") -> bytes:
+    """Return the bytes of an export, by a sender that names itself and its service, or does not."""
     request = ExportTraceServiceRequest()
     scopes = request.resource_spans.add()
     if instance:
         scopes.resource.attributes.add(key="service.instance.id").value.string_value = instance
+    if service:
+        scopes.resource.attributes.add(key="service.name").value.string_value = service
     for one in spans:
         scope = scopes.scope_spans.add()
         scope.scope.name = SCOPES.get(one.name, "test")

@@ -95,6 +95,9 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
     for name in Parts.__dataclass_fields__:
         if name in texts:
             columns[name] = np.full(SIZE, texts[name], dtype=np.object_)
+        elif name == "gateways":
+            columns[name] = np.empty(SIZE, dtype=np.object_)
+            columns[name].fill(())
         elif name.endswith("_ns"):
             columns[name] = np.full(SIZE, -1, dtype=np.int64)
         else:

@@ -23,18 +23,23 @@ LOAD = ("--rate", "10", "--duration", "2", "--warmup", "0", "--listen", "off", "
 
 
 @asynccontextmanager
-async def gateway(upstream: str, collector: str) -> AsyncIterator[str]:
-    """Holds each request for HELD_S, passes it on as its own child, and sends a span of it by OTLP over HTTP."""
+async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> AsyncIterator[str]:
+    """Holds each request for HELD_S, passes it on as its own child, and sends a span of it by OTLP over HTTP.
+
+    A plain one is instrumented as any HTTP server and client, and states nothing of models.
+    """
     async with aiohttp.ClientSession() as session:
 
         async def passed(request: web.Request) -> web.StreamResponse:
             _, trace, parent, flags = (request.headers.get("traceparent") or "00-00-00-00").split("-")
-            own = f"{int(parent, 16) ^ 1:016x}"
-            headers = {"traceparent": f"00-{trace}-{own}-{flags}", "Content-Type": "application/json"}
+            own, inner = (f"{int(parent, 16) ^ bit:016x}" for bit in (1, 2))
+            sent = f"00-{trace}-{inner if is_plain else own}-{flags}"
+            headers = {"traceparent": sent, "Content-Type": "application/json"}
             begun_ns, first_ns = time.time_ns(), 0
             if request.method == "POST":
                 await asyncio.sleep(HELD_S)
             data = await request.read()
+            called_ns = time.time_ns()
             async with session.request(request.method, upstream + request.path, data=data, headers=headers) as found:
                 reply = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
                 await reply.prepare(request)
@@ -52,13 +57,23 @@ async def gateway(upstream: str, collector: str) -> AsyncIterator[str]:
                     start_time_unix_nano=begun_ns,
                     end_time_unix_nano=time.time_ns(),
                 )
-                span.attributes.add(key="gen_ai.operation.name").value.string_value = "chat"
-                told = span.attributes.add(key="gen_ai.response.time_to_first_chunk")
-                told.value.double_value = (first_ns - begun_ns) / 1e9
+                spans = [span]
+                if is_plain:
+                    span.attributes.add(key="http.target").value.string_value = request.path
+                    call = Span(name="POST", kind=Span.SPAN_KIND_CLIENT, trace_id=bytes.fromhex(trace))
+                    call.span_id, call.parent_span_id = bytes.fromhex(inner), span.span_id
+                    call.start_time_unix_nano, call.end_time_unix_nano = called_ns, time.time_ns()
+                    spans.append(call)
+                else:
+                    span.attributes.add(key="gen_ai.operation.name").value.string_value = "chat"
+                    told = span.attributes.add(key="gen_ai.response.time_to_first_chunk")
+                    told.value.double_value = (first_ns - begun_ns) / 1e9
                 protobuf = {"Content-Type": "application/x-protobuf"}
                 # Nobody listens yet when the run first asks for a token.
                 with suppress(aiohttp.ClientConnectionError):
-                    await session.post(f"{collector}/v1/traces", data=body([span]), headers=protobuf)
+                    await session.post(
+                        f"{collector}/v1/traces", data=body(spans, service="my-gateway"), headers=protobuf
+                    )
             return reply
 
         app = web.Application()
@@ -67,17 +82,22 @@ async def gateway(upstream: str, collector: str) -> AsyncIterator[str]:
             yield f"http://127.0.0.1:{server.port}"
 
 
-async def test_what_a_gateway_holds_up_is_the_gateways(tmp_path: Path):
-    """At least the time for which it held each request, and nothing of it is left in the network's part."""
+async def run_through(path: Path, *, is_plain: bool = False) -> Ended:
+    """Run through a gateway, whose spans and the engine's are received."""
     address = free_pair()
     host, _, port = address.rpartition(":")
     collector = f"http://{host}:{int(port) + 1}"
     with engine("--otlp-endpoint", f"http://{address}") as (url, _):
-        async with gateway(url, collector) as entrance:
+        async with gateway(url, collector, is_plain=is_plain) as entrance:
             given = ("--url", entrance, "--metrics", f"{url}/metrics", "--otlp-listen", address)
-            out = ("--out", tmp_path / "run")
-            done: Ended = await asyncio.to_thread(sidelight, "run", *given, *LOAD, *out, path=tmp_path / "run")
+            done: Ended = await asyncio.to_thread(sidelight, "run", *given, *LOAD, "--out", path, path=path)
     assert 0 == done.code, done.err
+    return done
+
+
+async def test_what_a_gateway_holds_up_is_the_gateways(tmp_path: Path):
+    """At least the time for which it held each request, and nothing of it is left in the network's part."""
+    done = await run_through(tmp_path / "run")
     rows = done.requests()
     assert len(rows) > 5
     assert {"trace"} == {row["breakdown_source"] for row in rows}
@@ -88,4 +108,25 @@ async def test_what_a_gateway_holds_up_is_the_gateways(tmp_path: Path):
         assert row["request_network_ms"] is None
     part = done.summary["correlation"]["breakdown"]["gateway_ms"]
     assert (len(rows), "trace") == (part["count"], part["source"])
+    assert "network" == done.summary["correlation"]["breakdown"]["network_label"]
     assert " gateway " in (done.path / "report.txt").read_text()
+
+
+async def test_a_gateway_with_plain_http_spans_gets_what_it_held_before_its_call(tmp_path: Path):
+    """Without any attribute; what it took of the reply's way back is bounded, and the report says what it lacks."""
+    done = await run_through(tmp_path / "run", is_plain=True)
+    rows = done.requests()
+    assert min(row["gateway_request_ms"] for row in rows) >= 1e3 * HELD_S
+    assert all(row["gateway_ms"] == row["gateway_request_ms"] <= row["gateway_at_most_ms"] for row in rows)
+    assert {"my-gateway"} == {one["service"] for row in rows for one in row["gateways"]}
+    (summary,) = done.summary["correlation"]["gateways"]
+    assert ("my-gateway", len(rows), {"unknown": len(rows)}) == (
+        summary["service"],
+        summary["requests"],
+        summary["first_output"],
+    )
+    report = " ".join((done.path / "report.txt").read_text().split())
+    assert 1 == report.count("The spans of gateway my-gateway do not say when its first output left.")
+    assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in report
+    assert "gateway, inbound" in report
+    assert "rest outside the engine" in report

@@ -6,7 +6,6 @@ subtracted, so that no clock has to agree with another. Requests without an engi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -62,13 +61,11 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
     joined = _joined(requests)
     no_estimates = nothing(len(requests), "")
-    gateways = [request.gateway for request in requests]
-    first_s = np.array([gateway.first_s if gateway else math.nan for gateway in gateways], dtype=np.float64)
-    last_s = np.array([gateway.whole_s if gateway else math.nan for gateway in gateways], dtype=np.float64)
-    parts = break_down(clients, joined, no_estimates, gateway_s=first_s - joined.ttft_s)
+    gateways = [request.gateways for request in requests]
+    parts = break_down(clients, joined, no_estimates, gateways=gateways)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = break_down(ends, joined, no_estimates, gateway_s=last_s - joined.e2e_s)
+    whole = break_down(ends, joined, no_estimates, gateways=gateways)
     inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
     _discard(parts, inconsistent)
     _discard(whole, inconsistent)

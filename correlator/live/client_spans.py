@@ -7,7 +7,8 @@ event. What kind of span it is, `scraper.spans.received` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
+from scraper.engines.catalogue import Spans
 from scraper.spans.received import ReceivedSpan, plain
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
@@ -24,6 +26,8 @@ FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk"
 _LONGEST_KIND = 60
 # No span comes before its end, and exporters keep few for longer: of another, the clock is another one.
 EARLY_S, LATE_S = 1.0, 60.0
+_CLOCKS_NS = 50_000_000  # by which clocks of a request's services may differ, and one span still enclose another
+_DEPTH = 32
 _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clocks
 
 
@@ -32,9 +36,11 @@ class ClientSpan:
     """One span of any kind, as far as it may be a client's or lead to one.
 
     span_id, parent_id      bytes; the parent is empty of a root
-    encloses                its kind is CLIENT or SERVER: it may be the client's span of an engine's request
+    service                 whose it is, "" where that is not stated
+    encloses                its kind is CLIENT or SERVER: it may be the client's span of an engine's request; or it is
+                            that of a gateway that the catalogue knows (`scraper/engines`), of any kind
+    serves                  it is a server's of these, or of a known gateway
     is_call                 it says that it is one call of a model
-    is_gateway              it is that of a known gateway (`scraper/engines`)
     start_ns, end_ns        by the clock of the sender; received_ns by ours
     first_s                 seconds from its start to the first output, NaN where it does not tell, or more than it took
     error                   its error.type where it ended in an error, "error" where it does not say which, else ""
@@ -44,9 +50,10 @@ class ClientSpan:
 
     span_id: bytes
     parent_id: bytes
+    service: str
     encloses: bool
+    serves: bool
     is_call: bool
-    is_gateway: bool
     start_ns: int
     end_ns: int
     received_ns: int
@@ -71,18 +78,20 @@ class ClientSpan:
 def client_span(received: ReceivedSpan) -> ClientSpan:
     """Read a span that has no `fault`."""
     span, role = received.span, received.kind.role
-    encloses = span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER)
+    serves = span.kind == Span.SPAN_KIND_SERVER or role == "gateway"
+    encloses = serves or span.kind == Span.SPAN_KIND_CLIENT
     attributes = {one.key: plain(one.value) for one in span.attributes} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,
+        service=received.service,
         encloses=encloses,
+        serves=serves,
         is_call=encloses and role in ("request", "gateway", "call"),
-        is_gateway=role == "gateway",
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         received_ns=received.received_ns,
-        first_s=_first_s(span, attributes),
+        first_s=_first_s(span, attributes, received.kind.spans),
         error=_error(span, attributes),
         input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
         output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
@@ -91,13 +100,37 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
     )
 
 
-def _first_s(span: Span, attributes: dict[str, str | float]) -> float:
+def chain(spans: Mapping[bytes, ClientSpan], span: ClientSpan) -> tuple[list[ClientSpan], bool]:
+    """Return the spans above one, nearest first, and whether they go up to one without a parent."""
+    above: list[ClientSpan] = []
+    parent = span.parent_id
+    while parent and len(above) < _DEPTH:
+        span_above = spans.get(parent)
+        if span_above is None or span_above in above:
+            return above, False
+        above.append(span_above)
+        parent = span_above.parent_id
+    return above, not parent
+
+
+def encloses(outer: ClientSpan, inner: ClientSpan) -> bool:
+    """Tell whether a span encloses another in time, as far as their clocks agree."""
+    return outer.start_ns - _CLOCKS_NS <= inner.start_ns and inner.end_ns <= outer.end_ns + _CLOCKS_NS
+
+
+def _first_s(span: Span, attributes: dict[str, str | float], catalogued: Spans | None) -> float:
+    """Return the seconds from a span's start to its first output, by an attribute, else an event; NaN for none."""
     whole_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     for name in FIRST_TOKEN_ATTRIBUTES:
         stated = attributes.get(name)
         # A time longer than the whole span is not in seconds: some clients write milliseconds.
         if isinstance(stated, float) and 0 <= stated <= whole_s + _ROUNDING_S:
             return min(stated, whole_s)
+    if catalogued is not None and catalogued.first_output_ms in attributes:
+        with suppress(ValueError):
+            first_s = float(attributes[catalogued.first_output_ms]) / 1e3
+            if 0 <= first_s <= whole_s:
+                return first_s
     marks = [event.time_unix_nano for event in span.events if event.name in FIRST_TOKEN_EVENTS]
     first_s = (min(marks) - span.start_time_unix_nano) / 1e9 if marks else math.nan
     return first_s if 0 <= first_s <= whole_s else math.nan
@@ -172,27 +205,3 @@ def _moved_ns(span: ClientSpan) -> int:
     """Return what to add to a client's stamps for our clock."""
     late_ns = span.received_ns - span.end_ns
     return 0 if -EARLY_S <= late_ns / 1e9 <= LATE_S else late_ns
-
-
-class GatewaySpans:
-    """How long gateways took to their first output, by trace, as spans come.
-
-    We are the client, so a span of a trace of ours that calls a model and is not of an engine is a gateway's. Of
-    several gateways in a row the longest holds the others.
-    """
-
-    def __init__(self) -> None:
-        self._longest: dict[bytes, tuple[float, float]] = {}
-
-    def add(self, received: ReceivedSpan) -> None:
-        """Take in one span of any kind."""
-        if received.fault or received.kind.role not in ("gateway", "call"):
-            return
-        call = client_span(received)
-        if call.is_call and call.first_s >= 0:
-            trace_id = received.span.trace_id
-            self._longest[trace_id] = max(self._longest.get(trace_id, (0.0, 0.0)), (call.whole_s, call.first_s))
-
-    def first_output_s(self) -> dict[str, float]:
-        """Return the times to the first output, s, by trace id in hex; none of traces that do not tell."""
-        return {trace_id.hex(): first_s for trace_id, (_, first_s) in self._longest.items()}

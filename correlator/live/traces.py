@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from correlator.live.client_spans import ClientSpan
+from correlator.gateways import GatewaySpan
+from correlator.live.client_spans import ClientSpan, chain, encloses
 from scraper.spans.received import OTHER, ReceivedSpan
 
-_CLOCKS_NS = 50_000_000  # by which a client's and an engine's clock may differ, and one span still enclose the other
-_DEPTH = 32
 _NO_RESOURCE = Resource()
 _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of ours
 
@@ -25,41 +24,33 @@ _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of 
 class TracedRequest:
     """One request of a model. Without `client`, only spans of engines came; without `engine`, only the client's.
 
-    `client` is the outermost span that is of this request alone, `gateway` that of a known gateway below it. `engine`
-    are the spans of engines, several for several choices, with those of their stages. `evicted`: it was not waited for.
+    `client` is the outermost span that is of this request alone, `gateways` are those below it, outermost first.
+    `engine` are the spans of engines, several for several choices, with those of their stages. `evicted`: it was not
+    waited for.
     """
 
     client: ClientSpan | None
-    gateway: ClientSpan | None
     engine: tuple[ReceivedSpan, ...]
+    gateways: tuple[GatewaySpan, ...] = ()
     evicted: bool = False
     trace_id: bytes = b""
 
 
 @dataclass(slots=True)
 class Trace:
-    """What is known of one trace, its spans by their ids. `done` are those of requests that were given out."""
+    """What is known of one trace, its spans by their ids. `done` are those of requests that were given out, `bodies` is
+    when the first part of a reply was sent by a span.
+    """
 
     trace_id: bytes = b""
     spans: dict[bytes, ClientSpan] = field(default_factory=dict)
+    bodies: dict[bytes, int] = field(default_factory=dict)
     engine: dict[bytes, ReceivedSpan] = field(default_factory=dict)
     stages: dict[bytes, ReceivedSpan] = field(default_factory=dict)
     done: set[bytes] = field(default_factory=set)
     oldest_ns: int = 0
     newest_ns: int = 0
     look_ns: int = 0  # nothing of it can be finished before
-
-    def chain(self, span: ClientSpan) -> tuple[list[ClientSpan], bool]:
-        """Return the spans above one, nearest first, and whether they go up to one without a parent."""
-        above: list[ClientSpan] = []
-        parent = span.parent_id
-        while parent and len(above) < _DEPTH:
-            span_above = self.spans.get(parent)
-            if span_above is None or span_above in above:
-                return above, False
-            above.append(span_above)
-            parent = span_above.parent_id
-        return above, not parent
 
 
 @dataclass(slots=True)
@@ -80,25 +71,18 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
         client = _client(group.above, passed)
         if group.engine[0].span_id in trace.done:
             continue
-        gateway = next((member for member in reversed(group.above) if member.is_gateway and member is not client), None)
         if client is not None and client.span_id in trace.done:
             client = None  # it was given out before its engine's span came
         parts = [*group.engine, *([client] if client else [])]
         engine = tuple(trace.engine[member.span_id] for member in group.engine)
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
-        request = TracedRequest(
-            client=client, gateway=gateway, engine=engine + _stages(trace, engine), trace_id=trace.trace_id
-        )
+        request = TracedRequest(client=client, engine=engine + _stages(trace, engine), trace_id=trace.trace_id)
         yield request, min(member.received_ns for member in parts), is_whole
     for span in trace.spans.values():
         if span.is_call and span.span_id not in below and span.span_id not in trace.done:
-            above, _ = trace.chain(span)
+            above, _ = chain(trace.spans, span)
             if not any(member.is_call for member in above):
-                yield (
-                    TracedRequest(client=span, gateway=None, engine=(), trace_id=trace.trace_id),
-                    span.received_ns,
-                    False,
-                )
+                yield TracedRequest(client=span, engine=(), trace_id=trace.trace_id), span.received_ns, False
 
 
 def _groups(trace: Trace) -> list[_Group]:
@@ -106,8 +90,8 @@ def _groups(trace: Trace) -> list[_Group]:
     groups: dict[bytes, _Group] = {}
     for key in trace.engine:
         span = trace.spans[key]
-        chain, rooted = trace.chain(span)
-        above = [candidate for candidate in chain if candidate.encloses and candidate.span_id not in trace.engine]
+        higher, rooted = chain(trace.spans, span)
+        above = [candidate for candidate in higher if candidate.encloses and candidate.span_id not in trace.engine]
         if not above:
             above, rooted = _enclosing(trace, span), False
         nearest = above[0].span_id if above else span.parent_id or key
@@ -122,10 +106,7 @@ def _enclosing(trace: Trace, span: ClientSpan) -> list[ClientSpan]:
     enclosing = [
         candidate
         for key, candidate in trace.spans.items()
-        if candidate.encloses
-        and key not in trace.engine
-        and candidate.start_ns - _CLOCKS_NS <= span.start_ns
-        and span.end_ns <= candidate.end_ns + _CLOCKS_NS
+        if candidate.encloses and key not in trace.engine and encloses(candidate, span)
     ]
     return sorted(enclosing, key=lambda candidate: candidate.end_ns - candidate.start_ns)
 
@@ -144,12 +125,12 @@ def _stages(trace: Trace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan,
     wanted = {step.span.span_id for step in engine}
     spans: dict[bytes, ReceivedSpan] = {}
     for key, stage in trace.stages.items():
-        chain, _ = trace.chain(trace.spans[key])
-        ids = [step.span_id for step in chain]
+        above, _ = chain(trace.spans, trace.spans[key])
+        ids = [step.span_id for step in above]
         if wanted.isdisjoint(ids) and len(trace.engine) > 1:
             continue
         spans[key] = stage
-        for step in chain:
+        for step in above:
             if step.span_id in wanted:
                 break
             if step.span_id not in trace.stages:

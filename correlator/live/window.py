@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from correlator.gateways import GatewaySpan
 from correlator.live.client_spans import client_span
+from correlator.live.gateways import gateways_between, note_body
 from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of
 from scraper.spans.log import ExportRecord
 from scraper.spans.received import OTHER, ReceivedSpan
@@ -52,6 +54,7 @@ class TraceWindow:
         self._open: dict[bytes, None] = {}
         self._kept, self._bytes = 0, 0
         self._back_ns = 0
+        self._beside_ns = -(2**62)  # when a gateway's span was last seen beside an engine's
         self._overflow: list[TracedRequest] = []
 
     @property
@@ -82,6 +85,7 @@ class TraceWindow:
     def clock_moved(self, moved_ns: int) -> None:
         """Note that the receiver's clock was set by so much: what came before is as old as it was."""
         self._back_ns += moved_ns
+        self._beside_ns += moved_ns
         for trace in self._traces.values():
             trace.oldest_ns, trace.newest_ns = trace.oldest_ns + moved_ns, trace.newest_ns + moved_ns
             trace.look_ns += moved_ns
@@ -124,6 +128,7 @@ class TraceWindow:
             del self._traces[span.trace_id]
         self._traces[span.trace_id] = trace
         trace.spans[span.span_id] = client_span(received)
+        note_body(trace.bodies, received)
         if role in ("request", "stage"):
             copy = own_copy(received)
             self._bytes += copy.span.ByteSize()
@@ -138,14 +143,18 @@ class TraceWindow:
         again_ns = []
         for request, since_ns, is_whole in requests_of(trace):
             due_ns = max(since_ns, self._back_ns) + self._settle_ns
-            if is_whole:
+            passed = _gateways(trace, request) if is_whole or now_ns >= due_ns or all_of_it else ()
+            is_beside = any(gateway.is_beside for gateway in passed)
+            if is_whole and (is_beside or trace.newest_ns > self._beside_ns + round(KEEP_S * 1e9)):
                 due_ns = min(due_ns, quiet_ns)
             if now_ns >= due_ns or all_of_it:
+                if is_beside:
+                    self._beside_ns = max(self._beside_ns, trace.newest_ns)
                 for received in request.engine:
                     self._done(trace, received.span.span_id)
                 if request.client is not None:
                     trace.done.add(request.client.span_id)
-                yield request
+                yield replace(request, gateways=passed)
             else:
                 again_ns.append(due_ns)
         if again_ns:
@@ -167,7 +176,7 @@ class TraceWindow:
         trace = self._traces[trace_id]
         left: list[TracedRequest] = []
         self._read(left, trace_id, trace, 0, all_of_it=True)
-        self._overflow += [replace(request, gateway=None, engine=(), evicted=True) for request in left]
+        self._overflow += [replace(request, gateways=(), engine=(), evicted=True) for request in left]
         self.evicted += len(trace.spans)
         if trace_id in self._traces:
             self._drop(trace_id)
@@ -201,3 +210,11 @@ class TraceWindow:
             received = trace.engine.pop(key, None) or trace.stages.pop(key, None)
             self._bytes -= received.span.ByteSize() if received else 0
         self._kept -= len(keys)
+
+
+def _gateways(trace: Trace, request: TracedRequest) -> tuple[GatewaySpan, ...]:
+    """Return the gateways that a request passed, outermost first."""
+    if request.client is None or not request.engine:
+        return ()
+    engine = {received.span.span_id for received in request.engine}.intersection(trace.engine)
+    return gateways_between(trace.spans, trace.bodies, engine, request.client)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, Parts, network_label
 from loadgen.requests.table import RequestLog
 
@@ -47,7 +49,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     request_s, response_s = parts.request_network_s[place], parts.response_network_s[place]
     stamped = engine_ns >= 0 and math.isfinite(request_s)  # else its stamps are inconsistent
     placed = "engine's stamps" if stamped else "in order"
-    label = network_label(gateway=int(math.isfinite(parts.gateway_s[place])), requests=1)
+    label = network_label(parts, np.arange(len(parts)) == place)
     before = [(_LABELS["request_network"], request_s)] if stamped else [(label, parts.network_s[place])]
     yield from _laid(before, submit_ns, source, placed)
     inside = [

@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from correlator.breakdown import DECODE, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
 from exporter.otlp.phases import phases
 from loadgen.protocols import PROTOCOLS
 from loadgen.records import span_id
@@ -27,7 +27,7 @@ SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_
 # A server may answer an error with a page.
 TEXT_CHARS = 300
 
-_PARTS = (SEND, *TTFT_PARTS, DECODE, *INNER_PARTS)
+_PARTS = (SEND, *TTFT_PARTS, DECODE, *INNER_PARTS, GATEWAY_AT_MOST)
 _TIMES = ("ttft", *(part.name for part in _PARTS), "error")
 # What a request's clock has seen of it, for the end of one that had none.
 _STAMPS = ("dispatch_ns", "submit_ns", "first_read_ns", "last_output_ns", "last_token_ns")

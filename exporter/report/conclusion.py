@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
+from exporter.report.gateways import gateway_lines
 from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
@@ -33,6 +34,7 @@ def conclusion(summary: Summary) -> Iterator[str]:
     yield _what_happened(summary.client)
     if summary.client.requests.ok or correlation.requests:
         yield where_it_went(summary)
+    yield from gateway_lines(correlation.gateways)
     if not correlation.missing and not correlation.breakdown.means_only:
         yield from _why_slow(correlation.tail_attribution)
     yield from advice(summary)

@@ -14,7 +14,18 @@ import numpy as np
 from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import E2E_PARTS, INNER_PARTS, SEND, SOURCES, TTFT_PARTS, Part, Parts, network_label
+from correlator.breakdown import (
+    E2E_PARTS,
+    GATEWAY_AT_MOST,
+    INNER_PARTS,
+    SEND,
+    SOURCES,
+    TTFT_PARTS,
+    Part,
+    Parts,
+    gateway_label,
+    network_label,
+)
 from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
@@ -118,7 +129,8 @@ class Breakdown(Struct, frozen=True, kw_only=True):
         str,
         doc(
             "What `network_ms` is, in words: `outside the engine` where no gateway's part is known, `network` where "
-            "it is of every request, else `rest outside the engine`."
+            "it is of every request, `network and gateway` where spans of a gateway came and say nothing of its part, "
+            "else `rest outside the engine`."
         ),
     ]
     round_trip_ms: Annotated[
@@ -136,9 +148,26 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     gateway_ms: Annotated[
         TtftPart,
         doc(
-            "In gateways before the engine: the first output by the outermost's span in the request's trace "
-            "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT; without such a span it is in"
-            " `network_ms`.",
+            "In gateways before the engine: the first output by the outermost's spans in the request's trace "
+            "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT. Where they do not say their first "
+            "output, what passed before they called the next server. The rest is in `network_ms`.",
+            "ms",
+        ),
+    ]
+    gateway_label: Annotated[
+        str,
+        doc("What `gateway_ms` is, in words: `gateway`, or `gateway, inbound` where only its way in is known."),
+    ]
+    gateway_request_ms: Annotated[
+        TtftPart,
+        doc("Of `gateway_ms`: before gateways called the next server, such as authentication and routing.", "ms"),
+    ]
+    gateway_at_most_ms: Annotated[
+        TtftPart,
+        doc(
+            "Where the outermost gateway does not say its first output, the most that it can have taken, if it passed "
+            "on each piece of the reply as it came: its own whole time less the engine's. What of it is not in "
+            "`gateway_ms` is in `network_ms`.",
             "ms",
         ),
     ]
@@ -236,12 +265,13 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
     why = "no request has a breakdown of its own" if timed.any() else UNTIMED
     e2e = {json_name(part): E2ePart(**_part(of, part, ended, "e2e", why)) for part in E2E_PARTS}
     ttft: dict[str, Any] = {
-        json_name(part): TtftPart(**_part(of, part, covered, "ttft", why)) for part in (*TTFT_PARTS, *INNER_PARTS, SEND)
+        json_name(part): TtftPart(**_part(of, part, covered, "ttft", why))
+        for part in (*TTFT_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND)
     }
     whole = covered if covered.any() else ended
-    gateways, outside = (int((whole & np.isfinite(column)).sum()) for column in (parts.gateway_s, parts.network_s))
     return Breakdown(
-        network_label=network_label(gateway=gateways, requests=outside),
+        network_label=network_label(parts, whole),
+        gateway_label=gateway_label(parts, whole),
         ttft_ms=Whole(**asdict(describe(stamped_ms(parts.ttft_s[covered if covered.any() else timed]), why))),
         **ttft,
         merged=counted(parts.merged[covered & (parts.merged != "")]),
@@ -255,8 +285,8 @@ def json_name(part: Part) -> str:
 
 
 def label_of(part: Part, breakdown: Breakdown) -> str:
-    """Return what people read for a part: the network is only called so where no gateway can be in it."""
-    return breakdown.network_label if part.name == "network" else part.label
+    """Return what people read for a part of a breakdown."""
+    return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
 
 
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
@@ -289,8 +319,10 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
 
 def _why_unknown(of: Explained, part: Part) -> str:
     """Return why a part is known in none of the requests that have a breakdown."""
-    if part.name == "gateway":
-        return "no gateway span has its first output; included in network_ms"
+    if part.name in ("gateway", "gateway_request"):
+        return "no span of a gateway says it: included in network_ms"
+    if part.name == GATEWAY_AT_MOST.name:
+        return "no span of a gateway came, or they say their first output"
     if part.error == "unstated":
         return "no round trip was measured"
     if part.error == "clocks":

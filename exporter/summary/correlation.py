@@ -37,6 +37,7 @@ from exporter.summary.breakdown import (
     means_of,
     quality,
 )
+from exporter.summary.gateways import GatewaySummary, gateway_summaries
 from exporter.summary.slowest import SlowRequest
 from exporter.summary.tail import TailAttribution, tail_attribution
 from loadgen.requests.metrics import stamped_ms
@@ -209,6 +210,10 @@ class Correlation(Struct, frozen=True, kw_only=True):
     coverage: Annotated[Coverage, doc("Fractions of them by the source of their breakdown.", NO_UNIT)]
     quality: Annotated[Quality, doc("How certain their parts are, by count.", "requests")]
     breakdown: Annotated[Breakdown, doc("Where their TTFT and end-to-end time went.", "ms")]
+    gateways: Annotated[
+        list[GatewaySummary],
+        doc("The gateways that requests passed, outermost first; empty where no span of one came."),
+    ]
     not_ok: Annotated[
         Count,
         doc("Requests with a first token that did not succeed; the client's statistics leave them out.", "requests"),
@@ -304,6 +309,7 @@ def correlation(of: Findings) -> Correlation:
         coverage=whole.coverage,
         quality=whole.quality,
         breakdown=breakdown,
+        gateways=gateway_summaries(parts, parts.covered),
         not_ok=int((timed & ~of.ok).sum()),
         none_reasons=counted(parts.reason[timed & (parts.source == "none")]),
         estimated_reasons=counted(parts.reason[timed & (parts.source == "histogram")]),

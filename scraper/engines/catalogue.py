@@ -114,7 +114,8 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
-    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. A gateway's span has no engine times.
+    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. A gateway's span has no engine times;
+    `first_output_ms` is its attribute with the time to its first output, a number or a text.
     """
 
     match: tuple[SpanMatch, ...]
@@ -122,6 +123,7 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] = ()
     times: dict[str, tuple[SpanTime, ...]] = {}
     is_gateway: bool = msgspec.field(name="gateway", default=False)
+    first_output_ms: str = ""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,8 @@ OPERATIONS = ("chat", "text_completion", "generate_content")
 PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
 _OPERATION = "gen_ai.operation.name"
 _PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.route")
+_EVENT = "asgi.event.type"
+_LONGEST_NAME = 80
 _NO_TRACE = bytes(16)
 _NO_SPAN = bytes(8)
 
@@ -33,8 +35,8 @@ _NO_SPAN = bytes(8)
 class SpanKind:
     """What a span is.
 
-    role          an engine's `request`, that of a known `gateway` before it, a `stage` of an engine's request, a
-                  client's `call` of a model, or `other`
+    role          an engine's `request`, that of a gateway before it that the catalogue knows, a `stage` of an engine's
+                  request, a `call` of a model by whichever client or server, or `other`
     engine        the name of a request's or gateway's; `spans` is how its spans tell times
     tells_all     it is a request whose times the span itself tells, without its stages
     ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are known
@@ -54,13 +56,17 @@ OTHER = SpanKind(role="other")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSpan:
-    """One span, when it came (int64 ns Unix by our clock) and from whom; `fault` is that of the function."""
+    """One span, when it came (int64 ns Unix by our clock) and from whom; `fault` is that of the function.
+
+    `service` is the sender's `service.name`, "" where it states none of its own.
+    """
 
     received_ns: int
     span: Span
     kind: SpanKind
     fault: str
     resource: Resource
+    service: str = ""
 
     @property
     def off_clock_s(self) -> float:
@@ -71,12 +77,13 @@ class ReceivedSpan:
 def received_spans(export: ExportTraceServiceRequest, received_ns: int) -> Iterator[ReceivedSpan]:
     """Give each span of an export."""
     for sender in export.resource_spans:
+        service = service_of(sender.resource)
         for scope in sender.scope_spans:
             for span in scope.spans:
-                yield received(span, scope.scope.name, received_ns, sender.resource)
+                yield received(span, scope.scope.name, received_ns, sender.resource, service)
 
 
-def received(span: Span, scope: str, received_ns: int, resource: Resource) -> ReceivedSpan:
+def received(span: Span, scope: str, received_ns: int, resource: Resource, service: str = "") -> ReceivedSpan:
     """Look at one span; `scope` is the name of its scope."""
     return ReceivedSpan(
         received_ns=received_ns,
@@ -84,6 +91,21 @@ def received(span: Span, scope: str, received_ns: int, resource: Resource) -> Re
         kind=classify(span, scope),
         fault=fault(span, received_ns),
         resource=resource,
+        service=service,
+    )
+
+
+def service_of(resource: Resource) -> str:
+    """Return the name of the service that sent spans, "" where it states none, or what SDKs write for none."""
+    names = (one.value.string_value for one in resource.attributes if one.key == "service.name")
+    name = next(names, "")[:_LONGEST_NAME]
+    return "" if name.startswith("unknown_service") else name
+
+
+def sends_body(span: Span) -> bool:
+    """Tell whether a span is that of a server's sending of a part of a reply, as ASGI's instrumentation makes them."""
+    return span.name.endswith("http send") and any(
+        one.key == _EVENT and one.value.string_value == "http.response.body" for one in span.attributes
     )
 
 

@@ -17,6 +17,7 @@ from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.table import unjoined
 from correlator.live.estimate import WINDOW_S, EstimateWindow
+from correlator.live.gateways import GatewaySpans
 from correlator.live.traces import own_copy
 from correlator.requests import Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
@@ -35,7 +36,8 @@ class LiveParts:
     def __init__(self) -> None:
         self.counts: PartCounts = nothing_counted(sources=())
         self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
-        self._listens = False
+        self._gateways = GatewaySpans()
+        self._listens = self._has_gateways = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
 
@@ -45,7 +47,11 @@ class LiveParts:
     def spans(self, spans: Sequence[ReceivedSpan]) -> None:
         self._listens = self._listens or bool(spans)
         for received in spans:
-            if received.kind.role in ("request", "gateway", "stage"):
+            role = received.kind.role
+            if role != "stage":
+                self._gateways.add(received)
+                self._has_gateways = self._has_gateways or role in ("gateway", "call")
+            if role in ("request", "gateway", "stage"):
                 self._spans.setdefault(received.span.trace_id, []).append(own_copy(received))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
@@ -63,9 +69,11 @@ class LiveParts:
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             del self._spans[next(iter(self._spans))]
+        self._gateways.forget(before_ns)
 
     def _has_come(self, log: RequestLog) -> bool:
-        return all(bytes.fromhex(one) in self._spans for one in log.trace_id)
+        """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
+        return not self._has_gateways and all(bytes.fromhex(one) in self._spans for one in log.trace_id)
 
     def _join(self, log: RequestLog, now_ns: int) -> None:
         """Count the requests whose times are known; the others wait for an estimate."""
@@ -76,7 +84,8 @@ class LiveParts:
             timed = take(log, may)
             joined = join(timed, request_spans(chain.from_iterable(traces)))
             known[may] = joined.source != "none"
-            exact = break_down(timed, joined, nothing(len(timed), ""))
+            gateways = [self._gateways.of(bytes.fromhex(one)) for one in timed.trace_id]
+            exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
             self.counts = counted(self.counts, take(exact, known[may]))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~known & ~waits)

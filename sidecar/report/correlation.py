@@ -17,7 +17,6 @@ from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
-from correlator.exact.table import SLACK_S, Joined
 from correlator.requests import address
 from correlator.statistics.association import associations, rank_correlation
 from correlator.statistics.queueing import while_waiting
@@ -26,7 +25,7 @@ from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
 from exporter.summary.slowest import slowest
 from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
+from loadgen.requests.metrics import input_tokens, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
 from rundir.stats import Missing
@@ -65,23 +64,10 @@ def correlated(run: Run) -> Correlated:
         joined,
         attribution,
         clocks,
-        gateway_s=_gateway_s(run, joined),
+        gateways=[run.gateways.get(trace, ()) for trace in run.requests.trace_id],
         round_trip_s=_round_trip_s(run),
     )
     return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
-
-
-def _gateway_s(run: Run, joined: Joined) -> Floats:
-    """Return how much later than the engine a gateway had each request's first output; NaN where that is unknown.
-
-    What is below 0, or beyond what passed outside the engine, by over 10 ms is discarded.
-    """
-    requests = run.requests
-    first_s = np.array([run.gateway_first_s.get(trace, np.nan) for trace in requests.trace_id], dtype=np.float64)
-    gateway_s = first_s - joined.ttft_s
-    outside_s = span_s(requests.submit_ns, requests.first_output_ns) - joined.ttft_s
-    consistent = (gateway_s > -SLACK_S) & (gateway_s < outside_s + SLACK_S)
-    return np.where(consistent, gateway_s, np.nan)
 
 
 def _round_trip_s(run: Run) -> Floats:

@@ -18,6 +18,7 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.table import Joined, unjoined
+from correlator.gateways import GatewaySpan
 from correlator.statistics.accuracy import PartError, agreement
 from rundir.columns import take
 from rundir.stats import Missing
@@ -198,7 +199,8 @@ def test_blank_output_is_a_part_of_other():
 
 
 def test_a_gateways_time_is_taken_out_of_the_networks():
-    parts = break_down(requests({}), joined(SPAN), nothing(1, ""), gateway_s=np.array([0.003]))
+    gateway = GatewaySpan(service="g", whole_s=0.5, request_s=0.001, first_s=0.093, first_by="attribute")
+    parts = break_down(requests({}), joined(SPAN), nothing(1, ""), gateways=[(gateway,)])
 
     assert seconds(0.007, 0.003, 0.02) == [parts.network_s[0], parts.gateway_s[0], parts.other_s[0]]
 

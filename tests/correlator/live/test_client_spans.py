@@ -72,7 +72,7 @@ def test_only_clients_and_servers_wait():
 def test_a_known_gateway_s_span_is_a_call():
     """It need not say so."""
     assert read(gateway("g")).is_call
-    assert read(gateway("g")).is_gateway
+    assert read(gateway("g")).serves
 
 
 def test_tokens_and_whom_it_called_are_read():

@@ -1,12 +1,20 @@
-"""What a gateway before the engine took of a wait, told by its own span in the request's trace."""
+"""Which spans of a trace are gateways' between client and engine, and what each of them took of the wait."""
 
 from __future__ import annotations
 
-import pytest
-from sent_spans import TRACE, call, engine, export, gateway, span
+from dataclasses import replace
 
-from correlator.live.client_spans import GatewaySpans
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sent_spans import INTERNAL, NOON, SERVER, TRACE, S, call, engine, export, gateway, span
+
+from correlator.live.breakdown import break_down_ended
+from correlator.live.gateways import GatewaySpans
+from correlator.live.window import TraceWindow
 from scraper.spans.log import ExportRecord
+
+PATH = {"http.target": "/v1/chat/completions"}
+Sent = dict[str, list[Span]]  # by service
 
 
 def gateway_first_output_s(exports: list[ExportRecord]) -> dict[str, float]:
@@ -14,7 +22,7 @@ def gateway_first_output_s(exports: list[ExportRecord]) -> dict[str, float]:
     for one in exports:
         for received in one.spans():
             gateways.add(received)
-    return gateways.first_output_s()
+    return {trace: spans[0].first_s for trace, spans in gateways.by_trace().items() if spans[0].first_s >= 0}
 
 
 @pytest.mark.parametrize("sent", [gateway("g", first_ms=250.0), call("g", first_ms=250.0)])
@@ -43,3 +51,124 @@ def test_a_gateway_off_our_clock_is_refused():
     """By an hour; minutes are no fault, because durations are all that is read."""
     assert {} == gateway_first_output_s([export([call("g", first_ms=250.0, clock_ms=3_600_000.0)])])
     assert {TRACE.hex(): 0.25} == gateway_first_output_s([export([call("g", first_ms=250.0, clock_ms=500_000.0)])])
+
+
+def server(own: str, parent: str = "client", *, path: bool = True, **changes: object) -> Span:
+    """Return a server's span as standard instrumentation makes it, from 40 to 940 ms."""
+    whole = {"start_ms": 40.0, "end_ms": 940.0, **changes}
+    return span("POST", own, parent, kind=SERVER, told=PATH if path else {}, **whole)  # type: ignore[arg-type]
+
+
+def client(own: str, parent: str, start_ms: float, end_ms: float) -> Span:
+    """Return the span of an HTTP client."""
+    return span("POST", own, parent, start_ms=start_ms, end_ms=end_ms)
+
+
+def sends(parent: str, at_ms: float, event: str = "http.response.body") -> Span:
+    """Return the span of an ASGI server's sending of a part of a reply."""
+    name = f"s{at_ms:.0f}"
+    return span("POST http send", name, parent, at_ms, at_ms + 1, kind=INTERNAL, told={"asgi.event.type": event})
+
+
+def parts_of(sent: Sent, *, watched: bool) -> list[tuple[str | float, ...]]:
+    """Service, part, part before its call and bound of each gateway, ms, -1 where unknown: in a watch or in a run.
+
+    The client waited 300 ms for its first output, of which the engine took 200; its whole took 710 of 1000.
+    """
+    sent = {"app": [call("client", first_ms=300.0)], **sent}
+    window, gateways = TraceWindow(), GatewaySpans()
+    for service, spans in sent.items():
+        record = export(spans, service=service)
+        window.take(record)
+        for received in record.spans() if service != "app" else ():
+            gateways.add(received)
+    requests = window.finished(NOON + S, all_of_it=True)
+    (request,) = (one for one in requests if one.engine)
+    if not watched:
+        request = replace(request, gateways=gateways.by_trace().get(TRACE.hex(), ()))
+    found = break_down_ended([request]).parts.gateways[0]
+    return [
+        (one.service, *(round(1e3 * x, 6) if x >= 0 else -1 for x in (one.part_s, one.request_s, one.at_most_s)))
+        for one in found
+    ]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"gw": [server("g"), client("c", "g", 70, 300)], "llm": [engine(parent="c")]}, [("gw", 30, 30, 100)]),
+        ({"gw": [server("g", path=False)], "llm": [engine(parent="g")]}, [("gw", -1, -1, 100)]),
+        ({"gw": [server("g"), sends("g", 300), sends("g", 280)], "llm": [engine(parent="g")]}, [("gw", 40, -1, -1)]),
+        ({"gw": [server("g"), sends("g", 260, "start")], "llm": [engine(parent="g")]}, [("gw", -1, -1, 100)]),
+        ({"gw": [server("g")], "llm": [engine()]}, [("gw", -1, -1, 100)]),
+        ({"gw": [server("g", start_ms=-300, end_ms=-10)], "llm": [engine()]}, []),
+        ({"gw": [server("g", path=False)], "llm": [engine()]}, []),
+        (
+            {"gw": [server("g", path=False), call("c", "g", first_ms=220, start_ms=60)], "llm": [engine()]},
+            [("gw", 40, 20, -1)],
+        ),
+        ({"llm": [server("g"), engine(parent="g")]}, []),
+        ({"gw": [gateway("g", "client", first_ms=240.0)], "llm": [engine(parent="g")]}, [("gw", 40, -1, -1)]),
+        ({"gw": [server("g"), sends("g", 60)], "llm": [engine(parent="g")]}, [("gw", -1, -1, 100)]),
+    ],
+    ids=[
+        "by parents, with its call",
+        "by parents alone",
+        "its first part of the reply",
+        "headers are no output",
+        "beside the engine, around it",
+        "beside the engine, before it",
+        "beside the engine, and no call of a model",
+        "beside the engine, with a call of a model",
+        "of the engine's own service",
+        "in the catalogue",
+        "a part sent before the engine's first token",
+    ],
+)
+def test_a_gateway_is_recognised_by_where_its_span_stands(
+    sent: Sent, expected: list[tuple[str | float, ...]], *, watched: bool
+):
+    """In a watch and in a run alike; its first output by the best that its spans say, else bounded."""
+    assert expected == parts_of(sent, watched=watched)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_several_gateways_have_a_part_each(*, watched: bool):
+    """Outermost first; one in between without a first output has its way in, the outer one the rest."""
+    outer = [server("o", start_ms=10, end_ms=990), sends("o", 300)]
+    middle = [server("m", "o", start_ms=20, end_ms=980), client("c", "m", 25, 970)]
+    inner = [server("i", "c", start_ms=30, end_ms=970), sends("i", 250)]
+    sent = {"outer": outer, "middle": middle, "inner": inner, "llm": [engine(parent="i")]}
+    expected = [("outer", 65, -1, -1), ("middle", 5, 5, 100), ("inner", 20, -1, -1)]
+    assert expected == parts_of(sent, watched=watched)
+
+
+def test_of_one_service_the_attempt_that_led_to_the_engine_counts():
+    """Not one that failed before it."""
+    tries = [server("t1", "c1", start_ms=0, end_ms=35), server("t2", "c2")]
+    outer = [server("o", start_ms=-5, end_ms=950), client("c1", "o", 0, 35), client("c2", "o", 36, 945)]
+    found = parts_of({"outer": outer, "inner": tries, "llm": [engine(parent="t2")]}, watched=True)
+    assert [("outer", 41), ("inner", -1)] == [part[:2] for part in found]
+
+
+def test_a_gateway_that_states_more_than_there_was_is_not_believed():
+    """Its time then stays outside the engine."""
+    assert [] == parts_of({"gw": [gateway("g", "client", first_ms=700.0)], "llm": [engine(parent="g")]}, watched=True)
+
+
+def test_a_watch_waits_for_a_gateway_that_sends_beside_the_engine():
+    """Once one was seen: its exporter may send seconds after the engine's and the client's."""
+    window = TraceWindow()
+
+    def looked(at_s: float) -> list[str]:
+        requests = window.finished(NOON + round(at_s * S))
+        return [gateway.service for request in requests for gateway in request.gateways]
+
+    window.take(export([call(), engine()], at_s=1))
+    window.take(export([server("g")], at_s=1, service="gw"))
+    assert ["gw"] == looked(2)
+    window.take(export([call(trace=b"o" * 16), engine(trace=b"o" * 16)], at_s=20))
+    assert [] == looked(24)
+    window.take(export([server("g", trace=b"o" * 16)], at_s=24, service="gw"))
+    assert ["gw"] == looked(25)

@@ -1,0 +1,148 @@
+"""What each gateway on a request's way took of its TTFT, or of its whole time: by the gateway's own clock and the
+engine's durations, so that no clock is compared with another.
+
+Which spans are gateways' is left to `live.gateways`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from correlator.exact.table import SLACK_S
+from rundir.columns import Floats, Texts
+
+# How the first output of a gateway is known: its span says so, its call of the next server does, or a span of the first
+# part of its reply; "" where none of them does.
+FirstBy = Literal["attribute", "inner_call", "body", ""]
+FIRST_OUTPUT = ("attribute", "inner_call", "body", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySpan:
+    """What the spans of one gateway say of a request; NaN where they do not.
+
+    service     its `service.name`, "" where it states none
+    whole_s     how long it had the request
+    request_s   from its start to its call of the next server: what it did before, such as authentication and routing
+    first_s     from its start to its first output, which `first_by` says the source of
+    is_beside   its span is a sibling of the engine's, which it encloses in time, not its ancestor
+    """
+
+    service: str
+    whole_s: float
+    request_s: float
+    first_s: float
+    first_by: FirstBy
+    is_beside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPart:
+    """What one gateway took of a request, s: `part_s`, of it `request_s` before its call; NaN where unknown.
+
+    Where its first output is not known, `part_s` is what it took before its call, and `at_most_s` the most that it can
+    have taken, if it passed on each piece of the reply as it came.
+    """
+
+    service: str
+    part_s: float
+    request_s: float
+    at_most_s: float
+    first_by: FirstBy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayColumns:
+    """The gateways of n requests, outermost first, and their sums: float64 s [n], NaN where unknown."""
+
+    gateways: Texts  # each a tuple of GatewayPart
+    gateway_s: Floats
+    gateway_request_s: Floats
+    gateway_at_most_s: Floats
+
+
+def gateway_columns(
+    gateways: Sequence[tuple[GatewaySpan, ...]], *, engine_ttft_s: Floats, engine_e2e_s: Floats, outside_s: Floats
+) -> GatewayColumns:
+    """Return what the gateways [n] of requests, each outermost first, took.
+
+    Of requests whose `engine_ttft_s` is NaN while `engine_e2e_s` is not, such as replies in one piece, their parts are
+    those of the whole time. `outside_s` is what passed outside the engine: gateways that state more of it, or less than
+    nothing, by over SLACK_S, are not believed.
+    """
+    size = len(gateways)
+    parts = np.empty(size, dtype=np.object_)
+    parts.fill(())
+    sums = np.full((3, size), np.nan)
+    for row in (row for row, spans in enumerate(gateways) if spans):
+        ttft_s, e2e_s, most_s = float(engine_ttft_s[row]), float(engine_e2e_s[row]), float(outside_s[row])
+        if math.isnan(most_s):
+            continue
+        found = _of_wholes(gateways[row], e2e_s) if math.isnan(ttft_s) else _of_firsts(gateways[row], ttft_s, e2e_s)
+        taken_s = _sum([part.part_s for part in found])
+        if not found or taken_s > most_s + SLACK_S:
+            continue
+        parts[row] = tuple(_capped(part, most_s) for part in found)
+        outermost = parts[row][0]
+        sums[:, row] = taken_s, _sum([part.request_s for part in found]), outermost.at_most_s
+    return GatewayColumns(gateways=parts, gateway_s=sums[0], gateway_request_s=sums[1], gateway_at_most_s=sums[2])
+
+
+def _of_firsts(spans: Sequence[GatewaySpan], ttft_s: float, e2e_s: float) -> list[GatewayPart]:
+    """Return what each took of a TTFT: its first output less that of the next inner one that is known.
+
+    What those in between, without a first output, took before their calls is theirs.
+    """
+    parts: list[GatewayPart] = []
+    inner_first_s, between_s = ttft_s, 0.0
+    for span in reversed(spans):
+        part_s = span.first_s - inner_first_s - between_s
+        if part_s >= -SLACK_S:
+            inner_first_s, between_s = span.first_s, 0.0
+            parts.append(_part(span, part_s, math.nan, span.first_by))
+        else:  # not known, or less than was inside it: what it sent was no output of the engine's
+            most_s = span.whole_s - e2e_s
+            between_s += span.request_s if span.request_s >= 0 else 0.0
+            parts.append(_part(span, span.request_s, most_s if most_s >= 0 else math.inf, ""))
+    return parts[::-1]
+
+
+def _of_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[GatewayPart]:
+    """Return what each took of the whole time; nothing where one was done before what is inside it."""
+    inner_s = [*(span.whole_s for span in spans[1:]), e2e_s]
+    parts_s = [span.whole_s - within_s for span, within_s in zip(spans, inner_s, strict=True)]
+    if not all(part_s >= -SLACK_S for part_s in parts_s):
+        return []
+    return [_part(span, part_s, math.nan, span.first_by) for span, part_s in zip(spans, parts_s, strict=True)]
+
+
+def _part(span: GatewaySpan, part_s: float, at_most_s: float, first_by: FirstBy) -> GatewayPart:
+    return GatewayPart(
+        service=span.service, part_s=part_s, request_s=span.request_s, at_most_s=at_most_s, first_by=first_by
+    )
+
+
+def _capped(part: GatewayPart, most_s: float) -> GatewayPart:
+    """Return a part whose bound is no more than what passed outside the engine, and no less than what is known."""
+    if math.isnan(part.at_most_s):
+        return part
+    known_s = 0.0 if math.isnan(part.part_s) else part.part_s
+    at_most_s = max(min(part.at_most_s, most_s), known_s)
+    return GatewayPart(
+        service=part.service,
+        part_s=part.part_s,
+        request_s=part.request_s,
+        at_most_s=at_most_s,
+        first_by=part.first_by,
+    )
+
+
+def _sum(values_s: Sequence[float]) -> float:
+    """Add up what is known, NaN where nothing is."""
+    known = [value_s for value_s in values_s if not math.isnan(value_s)]
+    return sum(known) if known else math.nan

@@ -1,0 +1,188 @@
+"""Which spans of a trace are of gateways between a client and the engine, and what they say; of a run and of a watch.
+
+A gateway's span is a SERVER's, of another service than the client's and the engine's, and stands above the engine's
+span; or it is a call of a model beside the engine's span and encloses it in time, as where a gateway passes on the
+trace context of its client. Of a service the outermost such span counts. One of which only calls of the next server
+came counts with what they say of the first output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from correlator.gateways import FirstBy, GatewaySpan
+from correlator.live.client_spans import ClientSpan, chain, client_span, encloses
+from scraper.spans.received import ReceivedSpan, sends_body
+
+
+def gateways_between(
+    spans: Mapping[bytes, ClientSpan],
+    bodies: Mapping[bytes, int],
+    engine: Collection[bytes],
+    client: ClientSpan | None = None,
+) -> tuple[GatewaySpan, ...]:
+    """Return the gateways of one request, outermost first: the longest.
+
+    spans   of its trace, by their ids; `engine` are the ids of those of its engines
+    bodies  when the first part of a reply was sent, by the id of the span that served it, int64 ns Unix
+    client  the client's; without it the whole trace is the request's, and the client's own span is not in it
+    """
+    inner = [spans[key] for key in engine if key in spans]
+    services = {span.service for span in inner} | ({client.service} if client else set())
+    leading = _leading(spans, inner, client)
+    candidates = [
+        span
+        for span in spans.values()
+        if span.encloses
+        and span.span_id not in engine
+        and span is not client
+        # What a client without a name calls may be its own.
+        and (span.service not in services if span.service else span.serves or client is None)
+        and (span.span_id in leading or _is_beside(spans, span, inner, client))
+    ]
+    if not candidates:
+        return ()
+    by_service: dict[str, list[ClientSpan]] = {}
+    for span in candidates:
+        by_service.setdefault(span.service, []).append(span)
+    gateways = [_gateway(group, bodies, leading) for group in by_service.values()]
+    return tuple(sorted((gateway for gateway in gateways if gateway), key=lambda gateway: -gateway.whole_s))
+
+
+def _leading(
+    spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
+) -> dict[bytes, int]:
+    """Return the spans between the client's and the engines', and how far above an engine's each is."""
+    leading: dict[bytes, int] = {}
+    for span in inner:
+        above, _ = chain(spans, span)
+        for height, step in enumerate(above):
+            if step is client:
+                break
+            leading.setdefault(step.span_id, height)
+    return leading
+
+
+def _is_beside(
+    spans: Mapping[bytes, ClientSpan], span: ClientSpan, inner: Sequence[ClientSpan], client: ClientSpan | None
+) -> bool:
+    """Tell whether a call of a model stands beside the engines' spans: below the client's, around theirs in time."""
+    if not span.is_call and not (span.serves and any(c.is_call and span in chain(spans, c)[0] for c in spans.values())):
+        return False
+    above, is_rooted = chain(spans, span)
+    if any(step in above for step in inner) or not all(encloses(span, step) for step in inner):
+        return False
+    return client is None or client in above or (not is_rooted and encloses(client, span))
+
+
+def _gateway(
+    own: Sequence[ClientSpan], bodies: Mapping[bytes, int], leading: Mapping[bytes, int]
+) -> GatewaySpan | None:
+    """Return what the spans of one service say, None where they say nothing of its part.
+
+    Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
+    is nearest to the engine, else the last.
+    """
+    serving = [span for span in own if span.serves]
+    calls = sorted(
+        (span for span in own if not span.serves),
+        key=lambda span: (span.span_id not in leading, leading.get(span.span_id, 0), -span.start_ns),
+    )
+    timed = next((call for call in calls if call.first_s >= 0), None)
+    if not serving:
+        if timed is None:
+            return None
+        outermost = max((call for call in calls if call.first_s >= 0), key=lambda call: call.whole_s)
+        return _span(outermost, math.nan, outermost.first_s, "attribute", leading)
+    outermost = min(serving, key=lambda span: (span.span_id not in leading, span.start_ns))
+    request_s = _since(outermost, calls[0].start_ns) if calls else math.nan
+    for first_s, first_by in _firsts(outermost, serving, timed, bodies):
+        if 0 <= first_s <= outermost.whole_s:
+            return _span(outermost, request_s, first_s, first_by, leading)
+    return _span(outermost, request_s, math.nan, "", leading)
+
+
+def _firsts(
+    outermost: ClientSpan, serving: Sequence[ClientSpan], timed: ClientSpan | None, bodies: Mapping[bytes, int]
+) -> Iterator[tuple[float, FirstBy]]:
+    """Give the ways to a gateway's first output, seconds from its start, the best first."""
+    for span in serving:
+        yield _since(outermost, span.start_ns) + span.first_s, "attribute"
+    if timed is not None:
+        yield _since(outermost, timed.start_ns) + timed.first_s, "inner_call"
+    for span in serving:
+        if span.span_id in bodies:
+            yield _since(outermost, bodies[span.span_id]), "body"
+
+
+def _since(span: ClientSpan, at_ns: int) -> float:
+    return (at_ns - span.start_ns) / 1e9
+
+
+def _span(
+    span: ClientSpan, request_s: float, first_s: float, first_by: FirstBy, leading: Mapping[bytes, int]
+) -> GatewaySpan:
+    return GatewaySpan(
+        service=span.service,
+        whole_s=span.whole_s,
+        request_s=request_s if request_s >= 0 else math.nan,
+        first_s=first_s,
+        first_by=first_by,
+        is_beside=span.span_id not in leading,
+    )
+
+
+def note_body(bodies: dict[bytes, int], received: ReceivedSpan) -> bool:
+    """Keep when the earliest part of a reply was sent, by the span that served it; tell whether a span is of one."""
+    if not sends_body(received.span):
+        return False
+    parent, start_ns = received.span.parent_span_id, received.span.start_time_unix_nano
+    bodies[parent] = min(start_ns, bodies.get(parent, start_ns))
+    return True
+
+
+@dataclass(slots=True)
+class _Trace:
+    received_ns: int  # of its first span
+    spans: dict[bytes, ClientSpan] = field(default_factory=dict)
+    bodies: dict[bytes, int] = field(default_factory=dict)
+    engine: set[bytes] = field(default_factory=set)
+
+
+class GatewaySpans:
+    """The spans of a run's requests as they come, by trace: we are the client, and a trace is of one request."""
+
+    def __init__(self) -> None:
+        self._traces: dict[bytes, _Trace] = {}
+
+    def add(self, received: ReceivedSpan) -> None:
+        """Take in one span of any kind."""
+        if received.fault:
+            return
+        trace = self._traces.setdefault(received.span.trace_id, _Trace(received_ns=received.received_ns))
+        if note_body(trace.bodies, received):
+            return
+        span = client_span(received)
+        trace.spans.setdefault(span.span_id, span)
+        if received.kind.role == "request":
+            trace.engine.add(span.span_id)
+
+    def by_trace(self) -> dict[str, tuple[GatewaySpan, ...]]:
+        """Return the gateways of each trace that has any, outermost first, by its id in hex."""
+        gateways = ((trace_id.hex(), self.of(trace_id)) for trace_id in self._traces)
+        return {trace_id: spans for trace_id, spans in gateways if spans}
+
+    def of(self, trace_id: bytes) -> tuple[GatewaySpan, ...]:
+        """Return the gateways of a trace so far, outermost first."""
+        trace = self._traces.get(trace_id)
+        # An engine's spans alone are most traces where no gateway sends any.
+        if trace is None or len(trace.spans) == len(trace.engine):
+            return ()
+        return gateways_between(trace.spans, trace.bodies, trace.engine)
+
+    def forget(self, before_ns: int) -> None:
+        """Drop the traces whose first span came before a moment."""
+        while self._traces and next(iter(self._traces.values())).received_ns < before_ns:
+            del self._traces[next(iter(self._traces))]
