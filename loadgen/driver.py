@@ -10,6 +10,7 @@ In an open loop only the first turns are scheduled; in a closed loop a session h
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,10 +21,10 @@ from loadgen.records import PlannedRequest
 from loadgen.timer import Alarm, wait_until
 from rundir.clock import Clock
 
-# Sends one request that was due at the given moment (-1: nothing was scheduled) and returns when it has ended: with the
-# session's next turn and the moment when that is due, or with None where nothing follows. A failed request is no
-# exception; a cancellation is recorded and raised again.
-Send = Callable[[PlannedRequest, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
+# Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for so many
+# nanoseconds, and returns when it has ended: with the session's next turn and the moment when that is due, or with None
+# where nothing follows. A failed request is no exception; a cancellation is recorded and raised again.
+Send = Callable[[PlannedRequest, int, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns        when it begins; offsets count from here
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop
+    cap             most requests of an open loop in flight (0: none for this worker); one that is due while so many are
+                    is held back until one has ended, in the order in which they were due. None: any number
     barrier         of a closed loop: not each slot by itself, but rounds. As many requests as there are slots, all of
                     them due at one moment and released in one turn of the event loop; the next round when all have
                     ended. The first round is due at start_ns, with every worker; later rounds are each worker's own,
@@ -42,9 +45,47 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns: int
     concurrency: int | None = None
+    cap: int | None = None
     barrier: bool = False
     until_ns: int | None = None
     drain_s: float | None = None
+
+
+class Seats:
+    """The seats of a cap, taken in the order in which they were asked for; None: any number."""
+
+    def __init__(self, count: int | None, clock: Clock) -> None:
+        self._free, self._clock = count, clock
+        self._queue: deque[asyncio.Future[int]] = deque()
+
+    async def take(self) -> int:
+        """Wait for a seat; return for how long all were taken, in nanoseconds: 0 where one was free."""
+        if self._free is None:
+            return 0
+        if self._free > 0:
+            self._free -= 1
+            return 0
+        asked_ns = self._clock.now_ns()
+        seat: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._queue.append(seat)
+        try:
+            # At least 1: it was held, however short that was.
+            return max(1, await seat - asked_ns)
+        except asyncio.CancelledError:
+            if not seat.cancelled():
+                self.free()
+            raise
+
+    def free(self) -> None:
+        """Give a seat to who has waited longest, or back."""
+        if self._free is None:
+            return
+        while self._queue:
+            seat = self._queue.popleft()
+            if not seat.cancelled():
+                seat.set_result(self._clock.now_ns())
+                return
+        self._free += 1
 
 
 class Stop:
@@ -63,6 +104,11 @@ class Stop:
     async def wait(self) -> None:
         """Return when the end is wished."""
         await self._wish.wait()
+
+
+def is_closed_loop(*, concurrency: int | None, rate: float | None, trace: object) -> bool:
+    """Tell whether replies alone say when the next request is sent; with a schedule, the concurrency is a cap."""
+    return concurrency is not None and rate is None and trace is None
 
 
 def slots(concurrency: int, *, workers: int, worker: int) -> int:
@@ -108,7 +154,8 @@ async def run_phase(
 class _Phase:
     """One phase while it is driven.
 
-    unfinished  sessions that were taken from the plan and have turns yet to submit
+    seats       those of the cap
+    unfinished  requests that are held back and sessions that have turns yet to submit
     cut_short   a session's turn was due after the phase
     """
 
@@ -118,6 +165,7 @@ class _Phase:
     clock: Clock
     alarm: Alarm | None
     group: asyncio.TaskGroup
+    seats: Seats
     unfinished: int = 0
     cut_short: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -143,7 +191,7 @@ class _Phase:
                 if unfinished and not planned.turns:
                     unfinished = False
                     self._finish()
-                following = await self.send(planned, due_ns)
+                following = await self._send(planned, due_ns)
                 if following is None:
                     return
                 planned, due_ns = following
@@ -157,15 +205,30 @@ class _Phase:
             if unfinished:
                 self._finish()
 
-    async def all_submitted(self) -> int:
-        """Wait until no session has turns left to submit, or the phase is over; return when submitting was over.
+    async def _send(self, planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
+        """Send a request once it has a seat; not at all where that comes after the phase."""
+        self.unfinished += 1
+        try:
+            held_ns = await self.seats.take()
+        finally:
+            self._finish()
+        try:
+            if held_ns and self.is_over():
+                return None
+            return await self.send(planned, due_ns, held_ns)
+        finally:
+            self.seats.free()
 
-        That is to come if the rest is due after the phase.
+    async def all_submitted(self) -> int:
+        """Wait until nothing is held back and no session has turns left to submit, or the phase is over.
+
+        Returns when submitting was over, which is to come if the rest is due after the phase.
         """
-        if self.unfinished:
-            self.finished.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.left_s()):
+        await asyncio.sleep(0)  # what was begun last asks for its seat
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.left_s()):
+                while self.unfinished:
+                    self.finished.clear()
                     await self.finished.wait()
         until_ns = self.order.until_ns
         return until_ns if self.cut_short and until_ns is not None else self.clock.now_ns()
@@ -190,7 +253,8 @@ async def _drive(
     bound: asyncio.TimerHandle | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            phase = _Phase(plan=plan, order=order, send=send, clock=clock, alarm=alarm, group=group)
+            seats = Seats(order.cap, clock)
+            phase = _Phase(plan=plan, order=order, send=send, clock=clock, alarm=alarm, group=group, seats=seats)
             if order.concurrency is None:
                 over_ns = await _open_loop(phase)
             else:

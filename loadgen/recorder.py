@@ -162,6 +162,7 @@ class Recorder:
             url=record.url,
             scheduled_ns=exchange.scheduled_ns,
             dispatch_ns=exchange.dispatch_ns,
+            held_ns=exchange.held_ns,
             connected_ns=exchange.connected_ns,
             submit_ns=exchange.submit_ns,
             reused=exchange.reused,

@@ -60,6 +60,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
                 body after each; body: its bytes as they came, chunk framing included; all three as `packing` says, see
                 table.unpack. A message of no bytes is the end of a gRPC call with status OK
     end_ns      -1 unless last
+    held_ns     for how long the cap on requests in flight held it back, which is part of dispatch_ns - scheduled_ns
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, server (gRPC)
     """
 
@@ -81,6 +82,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     end_ns: int = -1
     error: str = ""
     packing: int = 0
+    held_ns: int = 0
 
 
 class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):

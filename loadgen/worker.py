@@ -81,14 +81,17 @@ class _Sender:
     stop: Stop = field(default_factory=Stop)
     tally: _Tally = field(default_factory=_Tally)
 
-    async def send(self, planned: PlannedRequest, scheduled_ns: int) -> tuple[PlannedRequest, int] | None:
+    async def send(self, planned: PlannedRequest, scheduled_ns: int, held_ns: int) -> tuple[PlannedRequest, int] | None:
         """Send one request and record it to its end, a cancellation included; return its session's next turn."""
         now_ns = self.clock.now_ns()
         tally = self.tally
         tally.started += 1
         tally.first_ns = now_ns if tally.first_ns < 0 else tally.first_ns
         exchange = Exchange(
-            index=planned.index, scheduled_ns=now_ns if scheduled_ns < 0 else scheduled_ns, dispatch_ns=now_ns
+            index=planned.index,
+            scheduled_ns=now_ns if scheduled_ns < 0 else scheduled_ns,
+            dispatch_ns=now_ns,
+            held_ns=held_ns,
         )
         follow = self.follow if planned.turns else None
         if follow is not None:
@@ -206,12 +209,13 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
 
 
 async def _run(command: Run, sender: _Sender) -> None:
-    spec, concurrency, workers = sender.spec, command.concurrency, sender.spec.workers
-    if concurrency is not None:
-        # A worker without a slot would keep its share of the plan from being sent.
-        workers = min(workers, concurrency)
-        concurrency = slots(concurrency, workers=workers, worker=spec.worker)
-    order = msgspec.structs.replace(command, concurrency=concurrency)
+    spec, workers = sender.spec, sender.spec.workers
+    order: Order = command
+    for name in ("concurrency", "cap"):
+        if (width := getattr(command, name)) is not None:
+            # A worker without a slot would keep its share of the plan from being sent.
+            workers = min(workers, width)
+            order = msgspec.structs.replace(order, **{name: slots(width, workers=workers, worker=spec.worker)})
     try:
         tail = FrameTail(command.plan)
     except OSError as error:

@@ -32,6 +32,7 @@ DEFAULTS = {
     "http_status": 200,
     "worker": 0,
     "turn": 0,
+    "held_ns": 0,
     "blank_before_first": 0,
     "received_bytes": 0,
 }

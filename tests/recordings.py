@@ -246,7 +246,12 @@ def request_log(told: Sequence[Mapping[str, Any]]) -> RequestLog:
 
 def log_of(size: int, **told: Any) -> RequestLog:
     """Make a log of some columns, or of what is the same in each row; all others are missing."""
-    chunks = {"chunk_ns": np.empty(0), "chunk_start": np.zeros(size + 1), "index": np.arange(size)}
+    chunks = {
+        "held_ns": np.zeros(size),
+        "chunk_ns": np.empty(0),
+        "chunk_start": np.zeros(size + 1),
+        "index": np.arange(size),
+    }
     told = {**chunks, "chunk_chars": np.ones(len(told.get("chunk_ns", ()))), **told}
     columns = {}
     for name, kind in TYPES.items():

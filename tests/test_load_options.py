@@ -115,6 +115,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "once": ("--prompts", "{}/prompts.jsonl", "--concurrency", "2", "--warmup", "0"),
     "talks": ("--concurrency", "4", "--workers", "2", "--requests", "8", "--workload", "{}/talks.yaml",
               "--warmup", "0"),
+    "lengths": ("--request-rate", "inf", "--max-concurrency", "3", "--num-prompts", "6", "--num-warmups", "2",
+                "--random-input-len", "24", "--osl", "normal:6,2,max=9"),
+    "cap": ("--rate", "200", "--concurrency", "3", "--workers", "2", "--requests", "24", "--warmup", "0",
+            "--input-tokens", "uniform:12-20", "--output-tokens", "12"),
     "slot": ("--concurrency", "1", "--workers", "2", "--requests", "4", "--workload", "{}/tiny.yaml", "--warmup", "3"),
 }  # fmt: skip
 
@@ -221,6 +225,42 @@ def test_fewer_slots_than_workers_send_everything(runs: Runs):
     run = runs["slot"]
     assert (4, 3) == (len(run.log), run.summary["workload"]["warmup_requests"])
     assert all(run.log.submit_ns[1:] >= run.log.end_ns[:-1])
+
+
+def test_lengths_are_given_in_place_of_the_workloads(runs: Runs):
+    """By a command line of `vllm bench serve`: each prompt has 24 tokens, and the outputs are drawn from the seed."""
+    run = runs["lengths"]
+    assert [24] * 6 == [request.input_tokens for request in run.plan]
+    assert all(1 <= request.max_tokens <= 9 for request in run.plan)
+    assert len({request.max_tokens for request in run.plan}) > 1
+    assert [request.max_tokens for request in run.plan] == run.log.output_tokens.tolist()
+    assert ("24", "normal:6,2,max=9", 3, None) == tuple(
+        run.manifest["config"][name] for name in ("input_tokens", "output_tokens", "concurrency", "rate")
+    )
+    (stated,) = run.manifest["workload"]["classes"]
+    assert ({"type": "fixed", "value": 24}, "normal") == (stated["input_tokens"], stated["output_tokens"]["type"])
+    assert "3 requests in flight, 6 requests" in run.out
+    assert "24 tokens in, normal:6,2,max=9 tokens out, seed 42" in " ".join(run.out.split())
+    assert "held_back" not in run.summary["client"]
+
+
+def test_a_cap_holds_back_what_is_due(runs: Runs):
+    """Never more than three in flight over both workers; what waited is counted, said, and none of our lateness."""
+    run = runs["cap"]
+    log = run.log
+    changes = sorted([(at_ns, 1) for at_ns in log.submit_ns] + [(at_ns, -1) for at_ns in log.end_ns])
+    assert np.cumsum([change for _, change in changes]).max() <= 3
+    held = run.summary["client"]["held_back"]
+    assert (3, 0) == (held["cap"], held["not_sent"])
+    assert (log.held_ns > 0).sum() == held["requests"] == held["held_ms"]["count"] > 0
+    assert held["held_ms"]["max"] == pytest.approx(log.held_ns.max() / 1e6)
+    late_ms = (log.dispatch_ns - log.scheduled_ns - log.held_ns) / 1e6
+    assert run.summary["self_check"]["schedule_lateness_ms"]["max"] == pytest.approx(late_ms.max())
+    assert (late_ms >= 0).all()
+    said = " ".join(run.out.split())
+    assert "200 requests/s (poisson), at most 3 in flight, 24 requests" in said
+    assert f"The cap of 3 requests in flight held back {held['requests']} requests (median " in said
+    assert "this was not an open loop" in said
 
 
 def test_objectives_that_are_met_are_exit_0(runs: Runs):

@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
+from exporter.report.format import ms
 from exporter.summary.result import Summary, Workload
-from loadgen.requests.summary import RequestCounts
+from loadgen.driver import is_closed_loop
+from loadgen.requests.summary import HeldBack, RequestCounts
 
 
 def heading(summary: Summary) -> Text:
@@ -27,6 +29,21 @@ def heading(summary: Summary) -> Text:
         f"\n{when}, {summary.window.duration_s:.1f} s" if summary.window.duration_s else "",
         f": {_load(config, summary.workload)}" if sent else "",
         f"\n{_counts(summary.client.requests)}" if sent else "",
+        f"\n{held_sentence(summary.client.held_back)}" if summary.client.held_back else "",
+    )
+
+
+def held_sentence(held: HeldBack) -> str:
+    """Say what the cap on requests in flight held back, and what that makes of the schedule."""
+    cap = f"The cap of {held.cap:,} requests in flight"
+    if not held.requests and not held.not_sent:
+        return f"{cap} held nothing back: the schedule was kept."
+    waits = held.held_ms
+    times = f" (median {ms(waits.p50)} ms, longest {ms(waits.max)} ms)" if held.requests else ""
+    never = f"; {held.not_sent:,} more were still held at the end and not sent" if held.not_sent else ""
+    return (
+        f"{cap} held back {held.requests:,} requests{times}{never}. So this was not an open loop, "
+        "and TTFT, counted from the submission, leaves that wait out."
     )
 
 
@@ -55,14 +72,16 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
 
 
 def _loop(config: Mapping[str, Any]) -> str:
-    if config["concurrency"]:
-        return f"{config['concurrency']} requests " + ("at one instant" if config.get("barrier") else "in flight")
+    cap = config["concurrency"]
+    if is_closed_loop(concurrency=cap, rate=config["rate"], trace=config.get("trace")):
+        return f"{cap} requests " + ("at one instant" if config.get("barrier") else "in flight")
+    limit = f", at most {cap} in flight" if cap else ""
     if config.get("trace"):
-        return f"arrivals of {config['trace']}"
+        return f"arrivals of {config['trace']}{limit}"
     if not config["rate"]:
         return f"arrivals of {config.get('replay_requests')}"
     to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
-    return f"{config['rate']:g}{to} requests/s ({config['arrival']})"
+    return f"{config['rate']:g}{to} requests/s ({config['arrival']}){limit}"
 
 
 def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -62,8 +62,10 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
 
 
 def schedule_lateness_ms(log: RequestLog) -> Floats:
-    """Return how late each request was dispatched, float64[n]: the generator's own error; NaN in a closed loop."""
-    return span_ms(log.scheduled_ns, log.dispatch_ns)
+    """Return how late each request was dispatched, float64[n], but for what a cap held it back: the generator's own
+    error; NaN in a closed loop.
+    """
+    return span_ms(log.scheduled_ns + log.held_ns, log.dispatch_ns)
 
 
 def ttft_ns(submit_ns: Ints, first_token_ns: Ints) -> Floats:

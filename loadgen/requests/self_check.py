@@ -168,7 +168,9 @@ def self_check(
     A worker goes round its loop in the last millisecond before a submission is due, which is CPU time that delays
     nothing: a high `cpu_ratio` is a reason only when the loop was also late by more than BUSY_DELAY_P99_MS.
     """
-    lateness = (log.dispatch_ns - log.scheduled_ns)[(log.dispatch_ns >= 0) & (log.scheduled_ns >= 0)] / 1e6
+    lateness = (log.dispatch_ns - log.scheduled_ns - log.held_ns)[
+        (log.dispatch_ns >= 0) & (log.scheduled_ns >= 0)
+    ] / 1e6
     delays = np.array([stat.loop_delay_ns for stat in stats], dtype=np.float64) / 1e6
     reads, cpu = _read_lateness(stats), _cpu_ratios(stats)
     reasons = list(_reasons(lateness, delays, reads, cpu, open_loop=open_loop)) or _stalled(stats)

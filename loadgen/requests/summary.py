@@ -21,7 +21,7 @@ from loadgen.requests.rates import Rates, rates
 from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
-from rundir.fields import UNSET, Count, Reasons, StampNs, doc
+from rundir.fields import UNSET, Count, Reason, Reasons, StampNs, doc
 from rundir.stats import Missing, Statistics, describe, finite, known
 
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
@@ -117,6 +117,20 @@ class OtherBenchmarks(msgspec.Struct, frozen=True, kw_only=True):
     exo: Annotated[Exo, doc("The rates of exo's bench.")]
 
 
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cap on requests in flight held back of a schedule."""
+
+    cap: Annotated[Count, doc("Most requests in flight.", "requests")]
+    requests: Annotated[Count, doc("Requests that were due while so many were in flight, and sent later.", "requests")]
+    held_ms: Annotated[
+        Statistics, doc("How long each of those was held; TTFT, from the submission on, does not include it.", "ms")
+    ]
+    not_sent: Annotated[
+        int | None, doc("Requests that were still held when submitting was over, and so were not sent.", "requests")
+    ]
+    missing: Annotated[Reason | UnsetType, doc("Why `not_sent` is null.")] = UNSET
+
+
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the client saw; statistics are over the requests that ended ok."""
 
@@ -207,6 +221,10 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
             source="draft `fairness-measurements`",
         ),
     ]
+    held_back: Annotated[
+        HeldBack | UnsetType,
+        doc("what `--concurrency` held back of the schedule of `--rate` or `--trace`; absent without such a cap"),
+    ] = UNSET
     slo: Annotated[SloResult | None, doc("the objectives, and whether they were met; null: none were given")]
     other_benchmarks: Annotated[OtherBenchmarks, doc("the run in the terms of other benchmarks")]
 
@@ -221,6 +239,7 @@ def client_summary(
     concurrency: int | None = None,
     barrier: bool = False,
     stopped: bool = False,
+    held: HeldBack | UnsetType = UNSET,
 ) -> ClientSummary:
     """Return the client's results for the requests of `log`.
 
@@ -229,6 +248,7 @@ def client_summary(
 
     power_watts            mean power of the engine's GPUs over the window, or why it is not known
     concurrency, barrier   the closed loop's N (None in an open loop), and whether N were released at one instant
+    held                   what a cap on requests in flight held back, where there was one
     stopped                whether the user stopped the run, and so ended what was in flight
     """
     ok = take(log, log.status == "ok")
@@ -261,12 +281,25 @@ def client_summary(
         delivery=delivery(ok, metrics),
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),
+        held_back=held,
         slo=None if slo is None else slo_result(slo, log, request_metrics(log), _rates(throughput), stopped=stopped),
         other_benchmarks=OtherBenchmarks(
             siclait=siclait(ok),
             asiai=asiai(ok, power_watts=power_watts),
             exo=exo(log, concurrency=concurrency, barrier=barrier),
         ),
+    )
+
+
+def held_back(log: RequestLog, *, cap: int, planned: int | Missing) -> HeldBack:
+    """Return what a cap held back of the requests of `log`; `planned` is how many requests, or sessions, were due."""
+    held_ns = log.held_ns[log.held_ns > 0]
+    return HeldBack(
+        cap=cap,
+        requests=len(held_ns),
+        held_ms=describe(held_ns / 1e6, "no request was held back"),
+        not_sent=None if isinstance(planned, Missing) else max(0, planned - int((log.turn <= 0).sum())),
+        missing=planned.reason if isinstance(planned, Missing) else UNSET,
     )
 
 

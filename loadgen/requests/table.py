@@ -38,6 +38,7 @@ class RequestLog:
 
     Stamps (`_ns`) and counts are int64, -1 where missing; texts are object arrays of str, "" where there is none.
 
+    held_ns                for how long the cap on requests in flight held a request back; 0 without a cap
     end_ns                 when the request ended; of a reply that was cut off behind its [DONE], when that was read
     chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
     chunk_chars            characters of content in each of those chunks
@@ -63,6 +64,7 @@ class RequestLog:
     trace_id: Texts
     scheduled_ns: Ints
     dispatch_ns: Ints
+    held_ns: Ints
     connected_ns: Ints
     submit_ns: Ints
     first_read_ns: Ints
@@ -302,7 +304,7 @@ def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
 
 
 # The columns that are a field of a request's last part, its plan, its reply or its server's timings, by that name.
-_OF_PART = ("index", "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "worker", "reused")
+_OF_PART = ("index", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "worker", "reused")
 _OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
 _OF_REPLY = (
     "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",

@@ -58,8 +58,9 @@ def _nothing_to_catch_up() -> None:
 class Exchange:
     """One request and what came back so far; filled in place, since the hot path can afford no copy.
 
-    Stamps are -1 until known. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
-    which only HTTP has. Over WebSocket and gRPC a read is a message, and `status` what HTTP would have said.
+    Stamps are -1 until known. `held_ns` is for how long a cap held the request back. `reads_ns`, `read_ends` and `body`
+    hold what has not been logged yet; `head` likewise, which only HTTP has. Over WebSocket and gRPC a read is
+    a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
     A session's next turn needs them: where `kept` is there, the log leaves body, read ends and head in `kept`,
     `kept_ends` and `kept_head`.
@@ -68,6 +69,7 @@ class Exchange:
     index: int
     scheduled_ns: int
     dispatch_ns: int
+    held_ns: int = 0
     connected_ns: int = -1
     submit_ns: int = -1
     end_ns: int = -1

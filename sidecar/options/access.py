@@ -12,11 +12,12 @@ from cyclopts import Group, Parameter
 
 from rundir.access import Access, UnusableFile, basic, tls_context
 from sidecar.errors import ConfigurationError
-from sidecar.options.fields import HEADERS, SECRET, Interval, flag, option, repeatable
+from sidecar.options.fields import HEADERS, SECRET, Interval, flag, header_name, option, repeatable, time_option
 
 METRICS_ACCESS = Group("Metrics access", sort_key=4.5)  # after the group Scraping
 
-_HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(?P<value>[^\x00-\x08\x0a-\x1f\x7f]*)")
+_HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)[:=][ \t]*(?P<value>[^\x00-\x08\x0a-\x1f\x7f]*)")
+_NAME = re.compile(r"(?:[A-Z][a-z]*|[Xx])(?:-[A-Za-z]+){0,4}")  # as people write the names of headers
 _PEM = "give the path of a PEM file"
 
 
@@ -63,7 +64,7 @@ class AccessOptions:
     metrics_insecure: Annotated[bool, flag(METRICS_ACCESS, "Disable certificate verification.")] = False
     scrape_timeout: Annotated[
         Interval,
-        option(METRICS_ACCESS, "Timeout of one scrape, in seconds.", name=("--metrics-timeout", "--scrape-timeout")),
+        time_option(METRICS_ACCESS, "Timeout of one scrape.", name=("--metrics-timeout", "--scrape-timeout")),
     ] = 5.0
 
 
@@ -115,17 +116,24 @@ def _text(path: Path | None) -> str:
 def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
     """Return headers by name. Raises ConfigurationError, without the text of a line that may be a secret."""
     headers: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for line in lines:
         match = _HEADER.fullmatch(line)
         if match is None:
-            shown = line.partition(":")[0] if ":" in line else f"number {number}"
             raise ConfigurationError(
-                f"{flag} {shown!r}: must be 'Name: value' in one line, e.g. 'X-Scope-OrgID: team-a'"
+                f"{flag} {_shown(line)}: must be 'Name: value' in one line, in quotes, e.g. 'X-Team: blue'"
             )
         if match["name"].lower() in map(str.lower, headers):
             raise ConfigurationError(f"{flag} {match['name']}: given twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
     return headers
+
+
+def _shown(line: str) -> str:
+    """Return as much of a header as is surely no secret: what stands before a colon, or what looks like a name."""
+    if ":" in line or "=" in line:
+        return repr(header_name(line))
+    word = line.split(maxsplit=1)[0] if line.split() else ""
+    return repr(word) if _NAME.fullmatch(word) else f"({len(line)} characters without a colon)"
 
 
 def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> None:

@@ -4,6 +4,8 @@ describe.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +48,7 @@ def check_run(options: RunOptions) -> RunOptions:
 
     Raises ConfigurationError naming the option, its value and what would be valid.
     """
-    options = _check_target(options)
+    options = _check_target(_without_endless_rate(options))
     check_spans(options)
     if options.otlp_export is not None:
         check_collector("--otlp-export", options.otlp_export)
@@ -66,6 +68,18 @@ def check_run(options: RunOptions) -> RunOptions:
         options,
         rate=options.rate if options.rate is not None or scheduled else DEFAULT_RATE_PER_S,
         duration=DEFAULT_DURATION_S if options.duration is None and not ends else options.duration,
+    )
+
+
+def _without_endless_rate(options: RunOptions) -> RunOptions:
+    """Take --rate inf with --concurrency for what it is in vllm bench serve: a closed loop."""
+    if options.rate != math.inf:
+        return options
+    if options.concurrency is not None:
+        return replace(options, rate=None)
+    raise ConfigurationError(
+        "--rate inf: all requests at once is a closed loop as wide as the run is long; give --requests N and "
+        "--concurrency N instead, with the same N"
     )
 
 
@@ -112,7 +126,7 @@ def _check_load(options: RunOptions) -> None:
     for problem in _contradictions(options):
         raise ConfigurationError(problem)
     try:
-        workloads.check(options.workload, dataset=options.dataset, trace=options.trace)
+        workloads.check(options.workload, dataset=options.dataset, trace=options.trace, lengths=lengths_of(options))
         if options.slo is not None:
             parse_slo(options.slo)
     except ValueError as error:
@@ -171,6 +185,11 @@ def _require_free_file(flag: str, path: Path | None) -> None:
         raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; create it, or choose another")
 
 
+def lengths_of(options: RunOptions) -> workloads.Lengths:
+    """Return the lengths that are given in place of the workload's."""
+    return workloads.Lengths(input_tokens=options.input_tokens, output_tokens=options.output_tokens)
+
+
 def named(flag: str, value: str, message: str) -> str:
     """Begin a message with the option and its value, each where the message does not."""
     if message.startswith("--"):
@@ -182,8 +201,13 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
     yield from _contradicting_arrivals(options)
     if options.barrier and options.concurrency is None:
         yield "--barrier needs --concurrency, the number of requests that are released together"
+    if options.barrier and options.cap is not None:
+        yield "--barrier and --rate exclude each other: rounds are a closed loop; leave out --rate"
     if options.barrier and options.workers != 1:
         yield f"--workers {options.workers}: --barrier is exact with one worker only"
+    if options.replay_requests is not None and lengths_of(options):
+        given = "--input-tokens" if options.input_tokens is not None else "--output-tokens"
+        yield f"{given} and --replay-requests exclude each other: saved requests have their lengths; leave one out"
     if options.replay_requests is not None and options.save_requests is not None:
         yield "--save-requests and --replay-requests exclude each other: replayed requests are saved already"
     yield from _contradicting_prompts(options)
@@ -206,9 +230,12 @@ def _contradicting_prompts(options: RunOptions) -> Iterator[str]:
         f"--workload {options.workload}": options.workload != RunOptions().workload,
         "--dataset": options.dataset is not None,
         "--replay-requests": options.replay_requests is not None,
+        "--input-tokens": options.input_tokens is not None,
     }
     for name in (name for name, is_given in given.items() if is_given):
         yield f"--prompts and {name} exclude each other: each says what is sent; give one of them"
+    if options.output_tokens is not None and not re.fullmatch("[1-9][0-9]{0,8}", options.output_tokens):
+        yield f"--output-tokens {options.output_tokens}: must be a number where --prompts gives the prompts, like 128"
     if options.exact_tokens:
         yield "--prompts and --exact-tokens exclude each other: prompts of your own are sent as they are"
 
@@ -216,9 +243,12 @@ def _contradicting_prompts(options: RunOptions) -> Iterator[str]:
 def _contradicting_arrivals(options: RunOptions) -> Iterator[str]:
     default = RunOptions()
     given = [name for name in _OPEN_LOOP_ONLY if getattr(options, name) != getattr(default, name)]
-    if options.concurrency is not None:
+    if options.closed_loop:
         for name in given:
-            yield f"{flag_of(name)} and --concurrency exclude each other: one is open loop, the other closed loop"
+            yield (
+                f"{flag_of(name)} and --concurrency exclude each other in a closed loop; with --rate too, "
+                "--concurrency is the most requests of the schedule in flight"
+            )
     for name, kinds in _SHAPES.items():
         if name in given and options.arrival not in kinds:
             needed = " or ".join(kinds)
@@ -247,7 +277,7 @@ def read_arrivals(path: Path | None) -> Trace | None:
 
 def arrival_of(options: RunOptions, trace: Trace | None) -> Arrival | None:
     """Return the arrival process of checked options; None for a closed loop. Raises ConfigurationError."""
-    if options.concurrency is not None:
+    if options.closed_loop:
         return None
     burst = options.arrival == "burst"
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cyclopts import Parameter
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
 from rundir.access import MASK, masked
 from sidecar.errors import ConfigurationError
-from sidecar.options.fields import Masked, declarations, flag_of
+from sidecar.options.fields import Masked, ReadsMapping, declarations, flag_of
 
 
 def aliases(options: type) -> dict[str, str]:
@@ -26,8 +27,10 @@ def aliases(options: type) -> dict[str, str]:
     }
 
 
-def load_yaml(path: Path, options: type) -> dict[str, Any]:
+def load_yaml(path: Path, options: type, *, elsewhere: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Read a configuration file: a mapping of option names (with - or _) to values.
+
+    `elsewhere` are names that options have in other programs, each with the option's own; they are not accepted.
 
     Raises ConfigurationError: unreadable, not YAML (with line and column), not a mapping, or an unknown key (names the
     key and the nearest valid one).
@@ -40,19 +43,33 @@ def load_yaml(path: Path, options: type) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigurationError(f"--config {path}: must be a mapping of options, but is a {type(data).__name__}")
-    named = {_option_name(str(key), options, path): value for key, value in data.items()}
+    named = {_option_name(str(key), options, path, elsewhere or {}): value for key, value in data.items()}
     # YAML 1.1 reads a bare off as false.
-    return {**named, "listen": "off"} if named.get("listen") is False else named
+    named = {**named, "listen": "off"} if named.get("listen") is False else named
+    return {name: _plain_value(value, name, options, path) for name, value in named.items()}
 
 
-def _option_name(key: str, options: type, path: Path) -> str:
+def _plain_value(value: object, name: str, options: type, path: Path) -> object:
+    """Return a value as an option has it. Raises ConfigurationError for a list or mapping out of place."""
+    if isinstance(value, dict):
+        if name not in declarations(options, ReadsMapping):
+            raise ConfigurationError(f"--config {path}: {name}: must be a value, but is a mapping")
+        return json.dumps(value)
+    lists = next(isinstance(field.default, tuple) for field in dataclasses.fields(options) if field.name == name)
+    if isinstance(value, list) and not lists:
+        raise ConfigurationError(f"--config {path}: {name}: must be one value, but is a list")
+    return value
+
+
+def _option_name(key: str, options: type, path: Path, elsewhere: Mapping[str, str]) -> str:
     names = {field.name for field in dataclasses.fields(options)} - {"config"}
     name = key.replace("-", "_")
     name = aliases(options).get(name, name)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)
-    raise ConfigurationError(f"--config {path}: unknown key '{key}'; did you mean '{near[0]}'?")
+    same = elsewhere.get(flag_of(name), "").removeprefix("--").replace("-", "_")
+    near = same if same in names else difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)[0]
+    raise ConfigurationError(f"--config {path}: unknown key '{key}'; did you mean '{near}'?")
 
 
 def as_recorded(options: Any) -> dict[str, Any]:

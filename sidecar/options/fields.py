@@ -4,6 +4,7 @@ commands share. The checks, --help, the manifest and the schema of a configurati
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 D = TypeVar("D")
 
+UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
 FORMATS = (*(export.name for export in EXPORTS), "text")
 DEFAULT_FORMATS = ("json", "csv", "text")
 
@@ -43,8 +46,21 @@ class Masked:
 
 def header_names(headers: Sequence[str]) -> list[str]:
     """Return headers as they may be recorded: the names alone."""
-    return [f"{header.partition(':')[0]}: {MASK}" if ":" in header else MASK for header in headers]
+    return [f"{header_name(header)}: {MASK}" if header_name(header) else MASK for header in headers]
 
+
+def header_name(header: str) -> str:
+    """Return what stands before the first colon or =; "" without either, since that may be a secret."""
+    match = re.match(r"([^:=]*)[:=]", header)
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsMapping:
+    """A configuration file may give a mapping, which reaches the option as JSON."""
+
+
+MAPPING = ReadsMapping()
 
 SECRET = Masked(lambda _: MASK, secret=True)
 HEADERS = Masked(header_names, secret=True)
@@ -67,6 +83,37 @@ def repeatable(group: Group, text: str, **more: Any) -> Parameter:
     return flag(group, text, **more)
 
 
+def _urls(_hint: Any, tokens: Any) -> tuple[str, ...]:
+    """Convert URLs in a row, with commas between them or each after its own option; a URL may hold commas itself."""
+    return tuple(url.strip() for token in tokens for url in re.split(r",\s*(?=https?://)", token.value) if url.strip())
+
+
+def several(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same as `repeatable` for URLs, between which there may be commas."""
+    return repeatable(group, text, converter=_urls, **more)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a number, or of numbers with units as in 500ms, 30s and 1h30m. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", text)
+        if not parts or "".join(map("".join, parts)) != text:
+            raise ValueError("must be seconds, or a number with ms, s, m, h or d, like 30s") from None
+        return sum(float(number) * UNITS_S[unit] for number, unit in parts)
+
+
+def read_seconds(_hint: Any, tokens: Any) -> float:
+    """Convert a duration. Raises ValueError."""
+    return seconds(tokens[0].value)
+
+
+def time_option(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same as `option` for a duration, which may have a unit."""
+    return option(group, text, converter=read_seconds, **more)
+
+
 def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
     """Convert a,b and several tokens alike; `check_formats` says which names are valid."""
     return tuple(name.strip() for token in tokens for name in token.value.split(",") if name.strip())
@@ -74,16 +121,16 @@ def _split(_hint: Any, tokens: Any) -> tuple[str, ...]:
 
 Metrics = Annotated[
     tuple[str, ...],
-    repeatable(
+    several(
         SCRAPING,
         "Prometheus URL (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's /perf_metrics is read "
         "in addition: it holds the times of each request, and each record can be read only once, by one reader.",
     ),
     MASKED_URLS,
 ]
-ScrapeInterval = Annotated[Interval, option(SCRAPING, "Seconds between scrapes.")]
+ScrapeInterval = Annotated[Interval, time_option(SCRAPING, "Time between scrapes.")]
 SliceDuration = Annotated[
-    Annotated[float, Meta(ge=0.01, le=LONGEST_S)], option(SCRAPING, "Length of a time slice, in seconds.")
+    Annotated[float, Meta(ge=0.01, le=LONGEST_S)], time_option(SCRAPING, "Length of a time slice.")
 ]
 Out = Annotated[
     Path | None, option(OUTPUT, "Run directory; must not contain a run yet. Default: a new one under runs/.")
@@ -116,14 +163,15 @@ ConfigFile = Annotated[
 def declarations(options: type, kind: type[D]) -> dict[str, D]:
     """Return the declarations of one kind that stand at the options of a dataclass, by the options' names."""
     hints = get_type_hints(options, include_extras=True)
-    each = ((field.name, _declared(hints[field.name], kind)) for field in dataclasses.fields(options))
+    each = ((field.name, declared(hints[field.name], kind)) for field in dataclasses.fields(options))
     return {name: declaration for name, declaration in each if declaration is not None}
 
 
-def _declared(hint: Any, kind: type[D]) -> D | None:
+def declared(hint: Any, kind: type[D]) -> D | None:
+    """Return the first declaration of a kind that stands at a type hint, None without one."""
     if isinstance(hint, kind):
         return hint
-    return next((inner for part in get_args(hint) if (inner := _declared(part, kind)) is not None), None)
+    return next((inner for part in get_args(hint) if (inner := declared(part, kind)) is not None), None)
 
 
 def flag_of(name: str) -> str:

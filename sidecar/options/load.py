@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
+from loadgen.driver import is_closed_loop
 from loadgen.plan import workloads
 from loadgen.protocols import Endpoint
 from sidecar.options.access import AccessOptions
@@ -16,6 +17,7 @@ from sidecar.options.fields import (
     DEFAULT_FORMATS,
     HEADERS,
     LONGEST_S,
+    MAPPING,
     SECRET,
     TARGET,
     ConfigFile,
@@ -34,6 +36,8 @@ from sidecar.options.fields import (
     flag,
     option,
     repeatable,
+    several,
+    time_option,
 )
 from sidecar.options.spans import OtlpExport, SpanOptions
 
@@ -73,7 +77,7 @@ class ContactOptions(AccessOptions):
 
     url: Annotated[
         tuple[str, ...],
-        repeatable(TARGET, "Base URL, with or without /v1 (repeatable: requests alternate between them). Required."),
+        several(TARGET, "Base URL, with or without /v1 (several: requests alternate between them). Required."),
     ] = ()
     model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
     endpoint: Annotated[
@@ -116,7 +120,7 @@ class RunOptions(ContactOptions, SpanOptions):
     """All of `sidelight run`."""
 
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
-    request_timeout: Annotated[Duration, option(TARGET, "Timeout of one request, in seconds.")] = 600.0
+    request_timeout: Annotated[Duration, time_option(TARGET, "Timeout of one request.")] = 600.0
     rate: Annotated[
         Rate | None,
         option(LOAD, "Open loop: requests per second, independent of the server's responses. Default: 1."),
@@ -125,7 +129,8 @@ class RunOptions(ContactOptions, SpanOptions):
         Annotated[int, Meta(ge=1, le=100_000)] | None,
         option(
             LOAD,
-            "Closed loop: requests in flight. A session keeps its slot during think time. Excludes --rate.",
+            "Closed loop: requests in flight; a session keeps its slot during think time. With --rate or --trace: at "
+            "most so many in flight, and what is due later waits.",
             converter=_whole,
         ),
     ] = None
@@ -142,10 +147,10 @@ class RunOptions(ContactOptions, SpanOptions):
     ] = None
     duration: Annotated[
         Duration | None,
-        option(
+        time_option(
             LOAD,
-            "Stop submitting after this many seconds. Default: 30; with --requests, --trace, --prompts or "
-            "--replay-requests, when all of them are sent.",
+            "Stop submitting after this time, as in 30s, 5m or 1h. Default: 30s; with --requests, --trace, --prompts "
+            "or --replay-requests, when all of them are sent.",
         ),
     ] = None
     warmup: Annotated[
@@ -158,11 +163,11 @@ class RunOptions(ContactOptions, SpanOptions):
         ),
     ] = 10
     drain_timeout: Annotated[
-        Pause, option(LOAD, "Seconds to wait for responses in flight after the last submission.")
+        Pause, time_option(LOAD, "How long to wait for responses in flight after the last submission.")
     ] = 120.0
     deadline: Annotated[
         Duration | None,
-        option(LOAD, "Seconds after which the whole run, including its preparation, is stopped as by Ctrl-C."),
+        time_option(LOAD, "Time after which the whole run, including its preparation, is stopped as by Ctrl-C."),
     ] = None
     workers: Annotated[
         Annotated[int, Meta(ge=0, le=256)],
@@ -180,16 +185,16 @@ class RunOptions(ContactOptions, SpanOptions):
     ] = 1.0
     burst_on: Annotated[
         Annotated[float, Meta(ge=1e-6, le=LONGEST_S)] | None,
-        option(ARRIVALS, "Seconds of a burst; --rate is the mean over bursts and pauses. Default: 1."),
+        time_option(ARRIVALS, "Length of a burst; --rate is the mean over bursts and pauses. Default: 1s."),
     ] = None
-    burst_off: Annotated[Pause | None, option(ARRIVALS, "Seconds between bursts. Default: 1.")] = None
+    burst_off: Annotated[Pause | None, time_option(ARRIVALS, "Time between bursts. Default: 1s.")] = None
     ramp: Annotated[
         Literal["none", "linear", "exponential"], option(ARRIVALS, "Change the rate from --rate to --ramp-to.")
     ] = "none"
     ramp_to: Annotated[Rate | None, option(ARRIVALS, "Requests per second at the end of the ramp.")] = None
     ramp_duration: Annotated[
         Duration | None,
-        option(ARRIVALS, "Seconds of the ramp; the rate then stays at --ramp-to. Default: the whole run."),
+        time_option(ARRIVALS, "Length of the ramp; the rate then stays at --ramp-to. Default: the whole run."),
     ] = None
     trace: Annotated[
         Path | None,
@@ -200,8 +205,25 @@ class RunOptions(ContactOptions, SpanOptions):
     ] = 1.0
     workload: Annotated[
         str,
-        option(WORKLOAD, f"What to send: a YAML file (docs/workloads.md), or one of: {', '.join(workloads.NAMES)}."),
+        option(
+            WORKLOAD,
+            f"What to send: one of {', '.join(workloads.NAMES)}, a YAML file (docs/workloads.md), or what stands in "
+            "such a file as one JSON object; in --config as a mapping.",
+        ),
+        MAPPING,
     ] = "synthetic-uniform"
+    input_tokens: Annotated[
+        str | None,
+        option(
+            WORKLOAD,
+            "Length of prompts in tokens: a number, or a distribution like normal:512,64, uniform:128-1024 or "
+            "choice:512,2048 (docs/workloads.md). Default: the workload's lengths.",
+        ),
+        MAPPING,
+    ] = None
+    output_tokens: Annotated[
+        str | None, option(WORKLOAD, "Tokens to generate, written likewise. Default: the workload's lengths."), MAPPING
+    ] = None
     dataset: Annotated[
         Path | None,
         option(WORKLOAD, "Data set for --workload conversation (ShareGPT) or code-completion (The Stack)."),
@@ -245,7 +267,7 @@ class RunOptions(ContactOptions, SpanOptions):
         ),
     ] = False
     think_time: Annotated[
-        Pause, option(WORKLOAD, "With --sessions or --prompts: seconds from a reply to the next turn.")
+        Pause, time_option(WORKLOAD, "With --sessions or --prompts: time from a reply to the next turn.")
     ] = 0.0
     save_requests: Annotated[Path | None, option(WORKLOAD, "Write the exact requests to this file (JSON lines).")] = (
         None
@@ -271,6 +293,16 @@ class RunOptions(ContactOptions, SpanOptions):
     json: JsonProgress = False
     verbose: Verbose = False
     config: ConfigFile = None
+
+    @property
+    def closed_loop(self) -> bool:
+        """Tell whether replies alone say when the next request is sent: nothing is scheduled."""
+        return is_closed_loop(concurrency=self.concurrency, rate=self.rate, trace=self.trace)
+
+    @property
+    def cap(self) -> int | None:
+        """Return how many requests of a schedule may be in flight; None: any number, or nothing is scheduled."""
+        return None if self.closed_loop else self.concurrency
 
     @property
     def worker_count(self) -> int:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from exporter.summary import result
 from sidecar.options.config import aliases
-from sidecar.options.fields import declarations
+from sidecar.options.fields import ReadsMapping, declarations, declared, read_seconds
 
 
 def configuration(options: type) -> dict[str, Any]:
@@ -20,9 +20,10 @@ def configuration(options: type) -> dict[str, Any]:
     its help, bounds and default.
     """
     hints = get_type_hints(options, include_extras=True)
-    help_texts = {name: parameter.help for name, parameter in declarations(options, Parameter).items()}
+    parameters = declarations(options, Parameter)
     properties = {
-        field.name: _type(hints[field.name]) | {"description": help_texts[field.name], "default": _json(field.default)}
+        field.name: _written(hints[field.name])
+        | {"description": parameters[field.name].help, "default": _json(field.default)}
         for field in dataclasses.fields(options)
         if field.name != "config"
     }
@@ -40,6 +41,19 @@ def configuration(options: type) -> dict[str, Any]:
 
 def _same_as(name: str, properties: dict[str, Any]) -> dict[str, Any]:
     return {**properties[name], "description": f"The same as {name}."}
+
+
+def _written(hint: Any) -> dict[str, Any]:
+    """Return the type of what a file may hold: a duration may have a unit, some texts may be mappings."""
+    described = _type(hint)
+    parameter = declared(hint, Parameter)
+    if parameter is not None and parameter.converter is read_seconds:
+        other = {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|[smhd]))+$"}
+    elif declared(hint, ReadsMapping):
+        other = {"type": "object"}
+    else:
+        return described
+    return {"anyOf": [*described.get("anyOf", [described]), other]}
 
 
 def _type(hint: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from sidecar.options.fields import (
     check_formats,
     http_url,
     option,
+    time_option,
 )
 from sidecar.options.spans import SpanOptions, check_spans
 
@@ -37,7 +38,7 @@ class ScrapeOptions(SpanOptions):
 
     url: Annotated[str | None, option(TARGET, "OpenAI-compatible base URL, with or without /v1.")] = None
     metrics: Metrics = ()
-    duration: Annotated[Duration | None, option(SCRAPING, "Seconds to scrape. Default: until Ctrl-C.")] = None
+    duration: Annotated[Duration | None, time_option(SCRAPING, "How long to scrape. Default: until Ctrl-C.")] = None
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
     out: Out = None

@@ -33,11 +33,11 @@ from sidecar.options.fields import (
     listen_address,
     option,
     repeatable,
+    seconds,
 )
 from sidecar.options.spans import SPANS, SpanOptions, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 LEAST_BYTES = 10**6
 
@@ -79,10 +79,10 @@ class WatchOptions(SpanOptions):
     @property
     def keep_s(self) -> float:
         """Return the maximum age of logs. Raises ConfigurationError."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", self.keep)
-        if not match:
-            raise ConfigurationError(f"--keep {self.keep}: must be a number and s, m, h or d, e.g. 1h")
-        return float(match[1]) * _SECONDS[match[2]]
+        try:
+            return seconds(self.keep)
+        except ValueError as error:
+            raise ConfigurationError(f"--keep {self.keep}: {error}") from error
 
     @property
     def kept_bytes(self) -> int:

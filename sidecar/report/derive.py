@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from rich.text import Text
 
 from exporter import report as text
@@ -16,13 +17,14 @@ from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
 from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tokenizer, Tool, Workload
+from loadgen.driver import is_closed_loop
 from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.host.round_trip import RoundTrip
 from loadgen.records import WorkerStat
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.slo import parse_slo
-from loadgen.requests.summary import NO_POWER, client_summary, output_tokens_within
+from loadgen.requests.summary import NO_POWER, HeldBack, client_summary, held_back, output_tokens_within
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import WarmupStatement
 from methodology.load import stability_of
@@ -126,9 +128,10 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         end_ns=window.end_ns,
         slo=parse_slo(config["slo"]) if config.get("slo") else None,
         power_watts=NO_POWER if watts is None else float(watts),
-        concurrency=config.get("concurrency"),
+        concurrency=config.get("concurrency") if _is_closed_loop(run) else None,
         barrier=bool(config.get("barrier")),
         stopped=run.status == "interrupted",
+        held=_held_back(run, measured),
     )
     server = server_summary(
         run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
@@ -241,11 +244,27 @@ def _self_check(run: Run, measured: RequestLog, stats: Sequence[WorkerStat]) -> 
     return self_check(
         measured,
         stats,
-        open_loop=run.manifest["config"].get("concurrency") is None,
+        open_loop=not _is_closed_loop(run),
         clock=msgspec.convert(run.manifest.get("clock_state"), ClockSummary | None),
         round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
         machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
     )
+
+
+def _is_closed_loop(run: Run) -> bool:
+    config = run.manifest["config"]
+    return is_closed_loop(**{name: config.get(name) for name in ("concurrency", "rate", "trace")})
+
+
+def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
+    """Return what the cap on requests in flight held back; UNSET without one."""
+    config = run.manifest["config"]
+    if not config.get("concurrency") or _is_closed_loop(run):
+        return UNSET
+    planned = workload(run).planned_requests
+    if run.status != "complete" or planned is None:
+        return held_back(measured, cap=config["concurrency"], planned=Missing("the run did not end by itself"))
+    return held_back(measured, cap=config["concurrency"], planned=planned)
 
 
 def _slice_ns(run: Run) -> int:

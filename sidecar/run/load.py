@@ -73,7 +73,8 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
             await run_phase(
                 session,
                 _path(session, "measure"),
-                concurrency=options.concurrency,
+                concurrency=options.concurrency if options.closed_loop else None,
+                cap=options.cap,
                 barrier=options.barrier,
                 until_s=options.duration,
             )
@@ -179,7 +180,9 @@ def _order(options: RunOptions, prepared: Prepared, **which: Any) -> PlanOrder:
 
 
 def _width(options: RunOptions, count: int) -> int:
-    return min(options.concurrency or WARM_UP_CONCURRENCY, count)
+    if options.closed_loop and options.concurrency is not None:
+        return min(options.concurrency, count)
+    return min(options.cap or WARM_UP_CONCURRENCY, WARM_UP_CONCURRENCY, count)
 
 
 def _path(session: Session, name: str) -> Path:
@@ -216,7 +219,7 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
 def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float) -> None:
     """Say when a closed loop ended because all that was prepared for its duration was sent."""
-    if options.requests is not None or options.concurrency is None or options.duration is None:
+    if options.requests is not None or not options.closed_loop or options.duration is None:
         return
     if elapsed_s < options.duration and not session.stop.is_set():
         prepared, of_all = planned_requests(options), f"{elapsed_s:.1f} of {options.duration:g} s"

@@ -64,7 +64,13 @@ class Recorded(Protocol):
 
 
 async def run_phase(
-    session: Session, plan: Path, *, concurrency: int | None, until_s: float | None = None, barrier: bool = False
+    session: Session,
+    plan: Path,
+    *,
+    concurrency: int | None,
+    cap: int | None = None,
+    until_s: float | None = None,
+    barrier: bool = False,
 ) -> None:
     """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it."""
     if session.stop.is_set():
@@ -76,6 +82,7 @@ async def run_phase(
         "plan": str(plan),
         "start_ns": start_ns,
         "concurrency": concurrency,
+        "cap": cap,
         "barrier": barrier,
         "until_ns": None if until_s is None else start_ns + int(until_s * 1e9),
         "drain_s": session.drain_s,

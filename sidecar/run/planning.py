@@ -24,7 +24,7 @@ from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan
 from rundir.frames import FrameLog
 from sidecar.errors import ConfigurationError, TargetIncompatible
-from sidecar.options.checks import arrival_of, named, read_arrivals
+from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress import Progress
 
@@ -110,7 +110,12 @@ def preliminary_plan(
     if order.phase == "probe":
         requests = mix.requests([PROBE], seed=seed)
     elif options.prompts is not None:
-        requests = workloads.likenesses(options.prompts, seed=seed, protocol=PROTOCOLS[options.endpoint])
+        requests = workloads.likenesses(
+            options.prompts,
+            seed=seed,
+            protocol=PROTOCOLS[options.endpoint],
+            output_tokens=_output_tokens(options),
+        )
     else:
         requests = _workload(options, seed).requests
     return plan(requests, target=target, tokenizer=tokenizer, order=order)
@@ -143,12 +148,12 @@ def planned_requests(options: RunOptions) -> int | None:
     A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
     made before the load, so that nothing but the load reaches the engine while it is measured.
     """
-    if options.requests is not None or options.concurrency is None or options.duration is None:
+    if options.requests is not None or not options.closed_loop or options.duration is None:
         return options.requests
     if options.replay_requests is not None:
         return None
     per_slot = max(LEAST_PER_SLOT, math.ceil(PER_SLOT_PER_S * options.duration))
-    return min(MOST_PREPARED, options.concurrency * per_slot)
+    return min(MOST_PREPARED, (options.concurrency or 0) * per_slot)
 
 
 async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
@@ -202,6 +207,7 @@ def _workload(options: RunOptions, seed: int) -> Workload:
             protocol=PROTOCOLS[options.endpoint],
             sessions=options.sessions,
             think_s=options.think_time,
+            output_tokens=_output_tokens(options),
         )
     return workloads.build(
         options.workload,
@@ -210,7 +216,13 @@ def _workload(options: RunOptions, seed: int) -> Workload:
         trace=options.trace,
         sessions=options.sessions,
         think_s=options.think_time,
+        lengths=lengths_of(options),
     )
+
+
+def _output_tokens(options: RunOptions) -> int | None:
+    """Return the output length of prompts that state none, of checked options; None: the usual."""
+    return None if options.output_tokens is None else int(options.output_tokens)
 
 
 def _offsets_ns(options: RunOptions, arrival: Arrival, held: int | None) -> npt.NDArray[np.int64]:

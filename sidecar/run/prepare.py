@@ -189,7 +189,7 @@ def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
 def _shortage(options: RunOptions) -> str | None:
     """Say what an open loop may run out of; what a closed loop will run out of raises ConfigurationError."""
     workers, targets = options.worker_count, len(options.url)
-    if options.concurrency is not None:
+    if options.closed_loop and options.concurrency is not None:
         shortfall = shortage(options.concurrency, workers=workers, targets=targets)
         if shortfall is not None:
             raise ConfigurationError(f"--concurrency {options.concurrency}: {shortfall}")

@@ -51,7 +51,7 @@ class _Server:
         """Milliseconds of virtual time; looking at it costs microseconds, and waiting for it a thousand looks."""
         return moment_ns if moment_ns < 0 else round((moment_ns - self.start_ns) / MS)
 
-    async def send(self, planned: PlannedRequest, due_ns: int) -> tuple[PlannedRequest, int] | None:
+    async def send(self, planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> tuple[PlannedRequest, int] | None:
         self.sent.append((planned.index, self.at_ms(due_ns), self.at_ms(self.clock.now_ns())))
         try:
             await asyncio.sleep(self._took_s(planned))
@@ -112,7 +112,7 @@ async def test_a_closed_loop_keeps_exactly_n_in_flight():
     """A completed request is replaced at once: all slots are full whenever one ends, until the plan is used up."""
     in_flight, seen = 0, []
 
-    async def send(planned: PlannedRequest, due_ns: int) -> None:
+    async def send(planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
         nonlocal in_flight
         assert due_ns == -1
         in_flight += 1
@@ -130,7 +130,7 @@ async def test_a_closed_loop_fills_its_slots_one_turn_of_the_event_loop_each():
     """What is ready meanwhile, as replies to the first, has its turn before the last is sent: stamps stay right."""
     happened: list[str] = []
 
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+    async def send(planned: PlannedRequest, _due_ns: int, _held_ns: int = 0) -> None:
         happened.append(f"sent {planned.index}")
         asyncio.get_running_loop().call_soon(happened.append, f"read {planned.index}")
         await asyncio.sleep(0.01)
@@ -154,7 +154,7 @@ async def test_what_is_in_flight_is_cancelled_with_the_reason(concurrency: int |
     """A stop cancels every request in flight, starts no other, and names itself."""
     server = _Server(lambda _: 1e9)
 
-    async def send(planned: PlannedRequest, due_ns: int) -> None:
+    async def send(planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
         if planned.index == 2:
             server.stop.set("stopped")
         await server.send(planned, due_ns)
@@ -199,7 +199,7 @@ async def test_no_more_is_started_than_was_planned():
     """A concurrency of 10**9 costs no more than the three requests that are there for it."""
     server, tasks = _Server(lambda _: 0.01), []
 
-    async def send(planned: PlannedRequest, due_ns: int) -> None:
+    async def send(planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
         await server.send(planned, due_ns)
         tasks.append(len(asyncio.all_tasks()))
 
@@ -230,7 +230,7 @@ async def test_a_stop_that_was_wished_before_sends_nothing():
 async def test_what_breaks_the_sender_ends_the_phase():
     """As when the log cannot be written: the error comes out."""
 
-    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
+    async def send(_planned: PlannedRequest, _due_ns: int, _held_ns: int = 0) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -263,7 +263,7 @@ async def test_a_server_that_hangs_for_three_seconds_moves_no_submission(arrival
     late_ns: list[int] = []
     server = _Server(look_ns=10_000)
 
-    async def send(_planned: PlannedRequest, due_ns: int) -> None:
+    async def send(_planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
         late_ns.append(server.clock.now_ns() - due_ns)
         into_s = (server.clock.now_ns() - server.start_ns) / 1e9
         await asyncio.sleep(4 - into_s if 1 <= into_s < 4 else 0.01)
@@ -278,7 +278,7 @@ async def test_submissions_at_500_a_second_are_accepted_as_poisson():
     """By Kolmogorov and Smirnov, from the moments at which they were made and not from those at which they were due."""
     server, sent = _Server(look_ns=10_000), []
 
-    async def send(_planned: PlannedRequest, _due_ns: int) -> None:
+    async def send(_planned: PlannedRequest, _due_ns: int, _held_ns: int = 0) -> None:
         sent.append(server.clock.now_ns())
         await asyncio.sleep(0.1)
 
@@ -324,7 +324,7 @@ async def test_a_session_whose_turn_failed_is_over():
     """Nothing follows where `send` names nothing; the slot is free for the next."""
     sent: list[int] = []
 
-    async def send(planned: PlannedRequest, _due_ns: int) -> None:
+    async def send(planned: PlannedRequest, _due_ns: int, _held_ns: int = 0) -> None:
         sent.append(planned.index)
 
     plan = _planned(_request(0, -1, -1, _request(1, think_ns=0)), _request(2))
@@ -356,7 +356,7 @@ async def test_a_barrier_releases_its_requests_together_round_by_round():
     server = _Server(lambda planned: 0.1 * (1 + planned.index % 3))
     dues: dict[int, set[int]] = {}
 
-    async def send(planned: PlannedRequest, due_ns: int) -> None:
+    async def send(planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
         dues.setdefault(planned.index // 3, set()).add(due_ns)
         await server.send(planned, due_ns)
 
@@ -398,3 +398,73 @@ def test_every_session_is_one_workers_and_they_are_shared_evenly(lengths: list[i
         shares = [[one for one in plan if is_share(one, workers=workers, worker=worker)] for worker in range(workers)]
         assert sorted(one.index for one in plan) == sorted(one.index for share in shares for one in share)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.looptime
+async def test_a_cap_holds_back_what_is_due_until_a_seat_is_free():
+    """Of four due at 0, 10, 20 and 30 ms that take 100 ms, two are in flight; the others go out in order, as seats
+    come free, and know for how long the cap held them.
+    """
+    server, held_ms = _Server(lambda _: 0.1), {}
+
+    async def send(planned: PlannedRequest, due_ns: int, held_ns: int) -> None:
+        held_ms[planned.index] = held_ns / MS
+        await server.send(planned, due_ns)
+
+    await server.drive(_plan(0, 10 * MS, 20 * MS, 30 * MS), send, cap=2)
+    assert _near((0, 0, 0), (1, 10, 10), (2, 20, 100), (3, 30, 110)) == server.sent
+    assert {0: 0, 1: 0, 2: pytest.approx(80, abs=8), 3: pytest.approx(80, abs=8)} == held_ms
+
+
+@pytest.mark.looptime
+async def test_a_cap_that_is_never_reached_holds_nothing_back():
+    """The schedule is that of an open loop."""
+    server, held = _Server(lambda _: 0.005), []
+
+    async def send(planned: PlannedRequest, due_ns: int, held_ns: int) -> None:
+        held.append(held_ns)
+        await server.send(planned, due_ns)
+
+    await server.drive(_plan(0, 10 * MS, 20 * MS), send, cap=1)
+    assert _near((0, 0, 0), (1, 10, 10), (2, 20, 20)) == server.sent
+    assert [0, 0, 0] == held
+
+
+@pytest.mark.looptime
+async def test_what_is_still_held_at_the_end_of_submitting_is_not_sent():
+    """A seat comes free at 100 ms, submitting ends at 50 ms; the drain counts from then."""
+    server = _Server(lambda _: 0.1)
+    await server.drive(_plan(0, 10 * MS), cap=1, until_ms=50, drain_s=0.2)
+    assert [0] == server.indices
+    assert "" == server.stop.reason
+
+
+@pytest.mark.looptime
+async def test_the_drain_bound_counts_from_when_the_last_held_request_was_sent():
+    """Two due at 0 on one seat: the second is sent at 100 ms, hangs, and is cancelled half a second later."""
+    server = _Server(lambda planned: 0.1 if planned.index == 0 else 1e9)
+    await server.drive(_plan(0, 0), cap=1, drain_s=0.5)
+    assert [(1, "the drain bound was reached", pytest.approx(600, abs=5))] == server.cut
+
+
+@pytest.mark.looptime
+async def test_a_turn_waits_for_a_seat_and_leaves_it_while_it_thinks():
+    """A cap is of requests in flight: while the session thinks from 100 to 150 ms, the other request is sent."""
+    server = _Server(lambda _: 0.1)
+    await server.drive(_planned(_request(0, 0, -1, _request(1, think_ns=50 * MS)), _request(2, 10 * MS)), cap=1)
+    assert _near((0, 0, 0), (2, 10, 100), (1, 150, 200)) == server.sent
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("cap", [1, 3])
+async def test_a_stop_ends_what_waits_for_a_seat(cap: int):
+    """Nothing that was held back is sent any more, and no seat is lost on the way."""
+    server = _Server(lambda _: 1e9)
+
+    async def send(planned: PlannedRequest, due_ns: int, held_ns: int) -> None:
+        asyncio.get_running_loop().call_later(0.1, server.stop.set, "stopped")
+        await server.send(planned, due_ns, held_ns)
+
+    await server.drive(_plan(*[0] * 8), send, cap=cap)
+    assert list(range(cap)) == server.indices
+    assert cap == len(server.cut)

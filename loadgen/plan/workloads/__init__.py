@@ -5,8 +5,8 @@ A workload is a deterministic sequence of requests, endless but for a trace's, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ from loadgen.plan.workloads.fields import WorkloadError, nearest
 from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
 
 if TYPE_CHECKING:
+    from loadgen.plan.workloads.custom import CustomWorkload
+    from loadgen.plan.workloads.mix import RequestClass
     from loadgen.protocols import Protocol
 
 __all__ = [
     "NAMES",
+    "Lengths",
     "Shared",
     "Turn",
     "Workload",
@@ -67,12 +70,23 @@ class Workload:
     held: int | None = None
 
 
-def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) -> None:
-    """Raise WorkloadError for a name, workload file or combination that cannot be; reads no data set and no trace."""
-    if _is_file(name):
-        from loadgen.plan.workloads import custom  # noqa: PLC0415  # as in build
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Lengths that are given in place of a workload's own, as `custom.parse_lengths` reads them; None: its own."""
 
-        custom.read(Path(name))
+    input_tokens: str | None = None
+    output_tokens: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.input_tokens is not None or self.output_tokens is not None
+
+
+def check(name: str, *, dataset: Path | None = None, trace: Path | None = None, lengths: Lengths = Lengths()) -> None:
+    """Raise WorkloadError for a name, workload file or combination that cannot be; reads no data set and no trace."""
+    if lengths:
+        _with_lengths([], lengths)
+    if _is_own(name):
+        _read_own(name)
     elif name not in NAMES:
         raise WorkloadError(
             f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path"
@@ -82,6 +96,10 @@ def check(name: str, *, dataset: Path | None = None, trace: Path | None = None) 
             f"--dataset {dataset}: {name} reads no data set; add --workload conversation (ShareGPT) or code-completion "
             "(The Stack), or send prompts of your own with --prompts FILE (docs/workloads.md)"
         )
+    if lengths and (name == "trace" or dataset is not None):
+        given = "--input-tokens" if lengths.input_tokens is not None else "--output-tokens"
+        other = "--workload trace" if name == "trace" else f"--dataset {dataset}"
+        raise WorkloadError(f"{given} and {other} exclude each other: the file has the lengths; leave one out")
     if name == "trace" and trace is None:
         raise WorkloadError("workload trace needs a file; give it with --trace FILE")
 
@@ -94,45 +112,90 @@ def build(
     trace: Path | None = None,
     sessions: bool = False,
     think_s: float = 0.0,
+    lengths: Lengths = Lengths(),
 ) -> Workload:
-    """Return a workload by its name, or from a YAML file's path.
+    """Return a workload by its name, from a YAML file's path, or from such a file's content as JSON.
 
     dataset   the file that `conversation` (ShareGPT JSON) or `code-completion` (The Stack, Parquet or JSON lines)
               reads; without it they are a synthetic stand-in and say so
     trace     the file whose lengths `trace` has
     sessions  the later messages of a file's conversations are sent as later turns, `think_s` seconds after the reply
+    lengths   in place of the workload's own, in all its classes; not of a trace or a data set, which have theirs
 
     Raises WorkloadError (a ValueError) naming the field or file, the value and the cure; a trace's own error is a
     ValueError too.
     """
-    check(name, dataset=dataset, trace=trace)
-    if _is_file(name):
-        return _custom(Path(name), seed)
+    check(name, dataset=dataset, trace=trace, lengths=lengths)
+    if _is_own(name):
+        return _custom(name, seed, lengths)
     if name == "trace" and trace is not None:
         return _trace(trace, seed)
     if dataset is not None:
         return _from_file(name, dataset, seed, think_s=think_s if sessions else None)
-    return _made(name, seed)
+    return _made(name, seed, lengths)
 
 
-def _is_file(name: str) -> bool:
-    return name not in NAMES and (name.lower().endswith(_YAML) or "/" in name)
+def _is_own(name: str) -> bool:
+    return _is_inline(name) or (name not in NAMES and (name.lower().endswith(_YAML) or "/" in name))
 
 
-def _custom(path: Path, seed: int) -> Workload:
-    from loadgen.plan.workloads import custom, mix  # noqa: PLC0415  # most runs need neither YAML's parser nor this
+def _is_inline(name: str) -> bool:
+    return name.lstrip().startswith("{")
 
-    read = custom.read(path)
-    about = {"file": str(path), **mix.about(read.classes)}
+
+def _read_own(name: str) -> CustomWorkload:
+    from loadgen.plan.workloads import custom  # noqa: PLC0415  # most runs need neither YAML's parser nor this
+
+    return custom.read_inline(name) if _is_inline(name) else custom.read(Path(name))
+
+
+def _custom(name: str, seed: int, lengths: Lengths) -> Workload:
+    from loadgen.plan.workloads import mix  # noqa: PLC0415  # as above
+
+    own = _read_own(name)
+    classes = _with_lengths(own.classes, lengths)
+    about = {**({} if _is_inline(name) else {"file": name}), **mix.about(classes)}
     return Workload(
-        label=f"{read.name} (custom)",
-        requests=mix.requests(read.classes, seed=seed),
-        about=_about(read.name, seed, about, source="custom"),
+        label=f"{_named(own.name, lengths)} (custom)",
+        requests=mix.requests(classes, seed=seed),
+        about=_about(own.name, seed, about, source="custom"),
     )
 
 
-def _made(name: str, seed: int) -> Workload:
+def _with_lengths(classes: Sequence[RequestClass], lengths: Lengths) -> list[RequestClass]:
+    """Return classes with the lengths that are given in place of theirs. Raises WorkloadError naming the option."""
+    from loadgen.plan.workloads.custom import parse_lengths  # noqa: PLC0415  # as above
+
+    given: dict[str, Any] = {}
+    for name in ("input_tokens", "output_tokens"):
+        text = getattr(lengths, name)
+        try:
+            given |= {} if text is None else {name: parse_lengths(text)}
+        except WorkloadError as error:
+            raise WorkloadError(f"--{name.replace('_', '-')} {text}: {error}") from error
+    return [replace(one, **given) for one in classes]
+
+
+def _named(name: str, lengths: Lengths) -> str:
+    """Return a workload's name with the lengths that were given; the default's name says nothing beside both."""
+    given = [
+        f"{text} tokens {way}" for text, way in ((lengths.input_tokens, "in"), (lengths.output_tokens, "out")) if text
+    ]
+    names = [] if len(given) > 1 and name == synthetic_uniform.NAME else [name]
+    return ", ".join([*names, *given])
+
+
+def _made(name: str, seed: int, lengths: Lengths) -> Workload:
     from loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
+
+    if lengths:
+        classes = _with_lengths([reference.CLASSES[name]], lengths)
+        label = _named(name, lengths)
+        return Workload(
+            label=label,
+            requests=mix.requests(classes, seed=seed),
+            about=_about(label, seed, mix.about(classes), source="custom"),
+        )
 
     stand_in = name in READ_A_FILE
     assumed = [text for table in (reference.ASSUMPTIONS, reference.STAND_IN_ASSUMPTIONS) if (text := table.get(name))]
@@ -191,9 +254,18 @@ def _trace(path: Path, seed: int) -> Workload:
     )
 
 
-def given(path: Path, *, seed: int, protocol: Protocol, sessions: bool = False, think_s: float = 0.0) -> Workload:
+def given(
+    path: Path,
+    *,
+    seed: int,
+    protocol: Protocol,
+    sessions: bool = False,
+    think_s: float = 0.0,
+    output_tokens: int | None = None,
+) -> Workload:
     """Return the workload of a user's own prompts, as far as a protocol can send them.
 
+    output_tokens  of prompts that state none; ShareGPT's have the length of their replies
     sessions  of ShareGPT, the later messages are later turns; `think_s` seconds after the reply, where none are stated
 
     Raises WorkloadError as `build` does.
@@ -212,21 +284,25 @@ def given(path: Path, *, seed: int, protocol: Protocol, sessions: bool = False, 
         )
     file = prompts.read(path)
     prompts.require(file, protocol)
+    length = prompts.OUTPUT_TOKENS if output_tokens is None else output_tokens
     return Workload(
         label=label,
-        requests=prompts.requests(file, think_s=think_s),
-        about=_about(label, seed, prompts.about(file), source=_OWN),
-        notes=prompts.notes(file),
+        requests=prompts.requests(file, output_tokens=length, think_s=think_s),
+        about=_about(label, seed, prompts.about(file, output_tokens=length), source=_OWN),
+        notes=prompts.notes(file, output_tokens=length),
         headers=file.headers,
         held=len(file.requests),
     )
 
 
-def likenesses(path: Path, *, seed: int, protocol: Protocol) -> Iterator[WorkloadRequest]:
+def likenesses(
+    path: Path, *, seed: int, protocol: Protocol, output_tokens: int | None = None
+) -> Iterator[WorkloadRequest]:
     """Give what a warm-up sends before a user's prompts: as long as these, but other words. Raises WorkloadError."""
     from loadgen.plan.workloads import prompts  # noqa: PLC0415  # as above
 
-    return prompts.likenesses(given(path, seed=seed, protocol=protocol).requests, seed=seed)
+    of_file = given(path, seed=seed, protocol=protocol, output_tokens=output_tokens)
+    return prompts.likenesses(of_file.requests, seed=seed)
 
 
 def _is_sharegpt(path: Path) -> bool:

@@ -23,7 +23,7 @@ from loadgen.plan.workloads.distributions import (
     Percentiles,
     Uniform,
 )
-from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, place, read_yaml, refuse_others
+from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, place, read_text, read_yaml, refuse_others
 from loadgen.plan.workloads.mix import RequestClass, Sharing
 
 # As a file names them.
@@ -106,6 +106,14 @@ class _Sharing(msgspec.Struct, frozen=True, kw_only=True):
     zipf: Annotated[float, Meta(ge=0, le=100)] = 0.0
 
 
+# The parameters of a distribution in an option, in the order in which they are written.
+_WRITTEN = {"normal": ("mean", "std"), "log-normal": ("mu", "sigma")}
+_SHORT = (
+    "write a number of tokens, or a distribution: uniform:128-1024, normal:512,64, log-normal:5.5,1, "
+    "percentiles:50=156,95=892, choice:512,2048 or histogram:0-100=30,100-500=70"
+)
+
+
 def read(path: Path) -> CustomWorkload:
     """Read a workload file. Raises WorkloadError naming the file, the field, its value and the cure."""
     data = read_yaml(path)
@@ -115,6 +123,14 @@ def read(path: Path) -> CustomWorkload:
         return parse(data, name=path.stem)
     except WorkloadError as error:
         raise WorkloadError(f"{path}: {error}") from error
+
+
+def read_inline(text: str) -> CustomWorkload:
+    """Read what a workload file holds from a text. Raises WorkloadError naming the field, its value and the cure."""
+    data = read_text(text)
+    if not isinstance(data, dict):
+        raise WorkloadError("must be a mapping with input and output, or with classes")
+    return parse(data, name="inline")
 
 
 def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
@@ -191,6 +207,57 @@ def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution
     read = convert(given, KINDS[kind], place)
     _check(read, place, bounds)
     return read
+
+
+def parse_lengths(text: str) -> Distribution:
+    """Read the lengths that an option gives: a number, KIND:PARAMETERS, or a file's mapping as JSON.
+
+    Raises WorkloadError naming what cannot be read and what can be written.
+    """
+    kind, separator, rest = text.strip().partition(":")
+    try:
+        if text.lstrip().startswith("{"):
+            return read_distribution(read_text(text), "lengths", _TOKENS)
+        if not separator:
+            return read_distribution(_number(kind), "tokens", _TOKENS)
+        given = _parameters(kind, [item.strip() for item in rest.split(",")])
+        return read_distribution({kind: given}, "lengths", _TOKENS)
+    except WorkloadError as error:
+        raise WorkloadError(f"{str(error).removeprefix('lengths.')}; {_SHORT}") from error
+
+
+def _parameters(kind: str, items: list[str]) -> object:
+    """Return the parameters of a distribution as a file has them. Raises WorkloadError."""
+    if kind == "fixed":
+        return _number(items[0])
+    if kind == "uniform" and len(items) == 1:
+        low, _, high = items[0].partition("-")
+        return {"min": _number(low), "max": _number(high)}
+    pairs = [(name, _number(value)) for name, separator, value in (i.partition("=") for i in items) if separator]
+    plain = [item for item in items if "=" not in item]
+    if kind == "choice":
+        weights = {"weights": [weight for _, weight in pairs]} if pairs else {}
+        return {"values": [_number(value) for value in (plain or [name for name, _ in pairs])], **weights}
+    if kind == "histogram":
+        ranges = [[_number(edge) for edge in name.split("-")] for name, _ in pairs]
+        edges = [*(one[0] for one in ranges), *(one[-1] for one in ranges[-1:])]
+        return {"edges": edges, "counts": [count for _, count in pairs]}
+    if kind == "percentiles":
+        return {name if name in ("min", "max") else _number(name): value for name, value in pairs}
+    if len(plain) > len(_WRITTEN.get(kind, ())):
+        raise WorkloadError(f"{kind}: {','.join(plain)!r} cannot be read")
+    return {**dict(zip(_WRITTEN.get(kind, ()), map(_number, plain), strict=False)), **dict(pairs)}
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise WorkloadError(f"{text!r} is not a number") from None
 
 
 def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:

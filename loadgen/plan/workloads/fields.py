@@ -22,22 +22,34 @@ class WorkloadError(ValueError):
 
 def read_yaml(path: Path) -> object:
     """Return the content of a YAML file. Raises WorkloadError naming the file, and the line and column of a mistake."""
+    try:
+        return read_text(path.read_text(encoding="utf-8"), f"{path}")
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+    except ValueError as error:
+        raise error if isinstance(error, WorkloadError) else _not_yaml(f"{path}", error) from error
+
+
+def read_text(text: str, source: str = "") -> object:
+    """Return the content of a text in YAML or JSON. Raises WorkloadError as `read_yaml` does, naming the source."""
     import yaml  # noqa: PLC0415  15 ms, and most runs read none
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+        return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise WorkloadError(f"{path}{where}: not YAML: {error.problem}") from error
+        raise _not_yaml(f"{source}{where}", error.problem) from error
     except RecursionError as error:
-        raise WorkloadError(f"{path}: not YAML: nested too deeply") from error
+        raise _not_yaml(source, "nested too deeply") from error
     # Of a scalar that its tag or its form promises to be a number or a date, and that is none, the constructors raise
     # whatever int() and the like raise.
     except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise WorkloadError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise _not_yaml(source, error) from error
+
+
+def _not_yaml(where: str, why: object) -> WorkloadError:
+    return WorkloadError(f"{where.removeprefix(', ')}: not YAML: {' '.join(str(why).split())}".removeprefix(": "))
 
 
 def convert(given: object, kind: type[_Struct], where: str) -> _Struct:

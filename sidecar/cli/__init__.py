@@ -21,6 +21,9 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 
 from sidecar import VERSION
+from sidecar.cli.arguments import translate
+from sidecar.cli.messages import explained
+from sidecar.cli.peers import RENAMED
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.options.config import command_as_recorded, load_yaml
 from sidecar.options.fields import (
@@ -145,12 +148,21 @@ def free_pair() -> str:
             return f"{LOOPBACK}:{port}"
 
 
-@app.command(group=MEASURE)
+@app.command(group=MEASURE, usage="Usage: sidelight run [OPTIONS] URL")
 def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and cyclopts reads the default
-    """Load an endpoint while scraping its metrics; write a run directory and print the report.
+    """Load a server while scraping its metrics; write a run directory and print the report.
 
-    Open loop:    sidelight run --url http://127.0.0.1:8000 --rate 4 --duration 30
-    Closed loop:  sidelight run --url http://127.0.0.1:8000 --concurrency 16 --requests 500
+    Four requests a second of 512 tokens in and 128 out, whatever the server does (open loop):
+      sidelight run http://127.0.0.1:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128
+    500 requests, always 16 in flight (closed loop):
+      sidelight run http://127.0.0.1:8000 --concurrency 16 --requests 500
+    A schedule with at most 64 requests in flight, lengths around 512 tokens:
+      sidelight run http://127.0.0.1:8000 --rate 20 --concurrency 64 --input-tokens normal:512,64
+    A gate for CI, with an API key:
+      SIDELIGHT_API_KEY=... sidelight run https://HOST --rate 4 --duration 5m --slo "ttft_p99<500ms"
+
+    Times are seconds, or have a unit: 500ms, 30s, 5m, 1h. Options of AIPerf, GuideLLM and vllm bench serve
+    that mean the same are understood; for others, an error says what to write.
     """
     from sidecar.options.checks import check_run  # noqa: PLC0415  as above
     from sidecar.run import session  # noqa: PLC0415  as above
@@ -159,16 +171,19 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     return _measured(checked, lambda progress: session.run(checked, command=_command(), progress=progress))
 
 
-@app.command(group=MEASURE)
+@app.command(group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
 def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as above
-    """Collect server metrics only, for a duration or until Ctrl-C."""
+    """Collect server metrics only, for a duration or until Ctrl-C.
+
+    sidelight scrape http://127.0.0.1:8000 --duration 5m
+    """
     from sidecar.run import session  # noqa: PLC0415  as above
 
     checked = check_scrape(options)
     return _measured(checked, lambda progress: session.scrape(checked, command=_command(), progress=progress))
 
 
-@app.command(group=MEASURE)
+@app.command(group=MEASURE, usage="Usage: sidelight watch [OPTIONS] [URL of a metrics page...]")
 def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as above
     """Observe production without any load: receive spans, scrape engines, serve the breakdown of TTFT on /metrics.
 
@@ -220,9 +235,12 @@ def report(
     return 0
 
 
-@app.command(group=INSPECT)
+@app.command(group=INSPECT, usage="Usage: sidelight doctor [OPTIONS] URL")
 def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
-    """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing."""
+    """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing.
+
+    sidelight doctor http://127.0.0.1:8000
+    """
     from sidecar import doctor as examination  # noqa: PLC0415  as above
     from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
 
@@ -297,12 +315,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     verbose = "--verbose" in arguments
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
+        translation = translate(arguments)
+        arguments = translation.arguments
+        if translation.not_needed and not {"--quiet", "--json"} & set(arguments):
+            sys.stderr.write(f"sidelight: not needed here: {'; '.join(translation.not_needed)}\n")
         settings = _read_settings(arguments)
         verbose = verbose or settings.get("verbose") is True
         # Without a command the help is shown, and None returned.
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except cyclopts.CycloptsError as error:
-        _print_error(_one_line(error))
+        _print_error(explained(error))
         code = ConfigurationError.exit_code
     except SidelightError as error:
         _print_error(str(error), trace=verbose)
@@ -333,11 +355,7 @@ def _read_settings(arguments: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
-    settings = load_yaml(path, options)
-    given = {argument.partition("=")[0] for argument in arguments}
-    for name, excluded in (("rate", "concurrency"), ("concurrency", "rate")):
-        if f"--{name}" in given:  # the command line wins, also where the two exclude each other
-            settings.pop(excluded, None)
+    settings = load_yaml(path, options, elsewhere=RENAMED)
     app.config = (Dict(settings, source=str(path), use_commands_as_keys=False),)
     return settings
 
@@ -366,4 +384,4 @@ def _print_error(text: str, *, trace: bool = False) -> None:
 
 
 def _command() -> list[str]:
-    return command_as_recorded(sys.argv[1:], RunOptions)
+    return command_as_recorded(translate(sys.argv[1:]).arguments, RunOptions)

@@ -1,0 +1,166 @@
+"""From what was typed to our options: other benchmarks' names become ours, a URL that stands alone the target's."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.cli.messages import unused
+from sidecar.cli.peers import DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
+from sidecar.errors import ConfigurationError
+from sidecar.options.fields import flag_of
+from sidecar.options.load import DoctorOptions, RunOptions
+from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import WatchOptions
+
+# The commands that this is about, each with its options and with what a URL that stands alone is.
+_COMMANDS: dict[str, tuple[type, str]] = {
+    "run": (RunOptions, "--url"),
+    "doctor": (DoctorOptions, "--url"),
+    "scrape": (ScrapeOptions, "--url"),
+    "watch": (WatchOptions, "--metrics"),
+}
+# Options that take all values up to the next option.
+_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--formats")
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """An option as it was typed, its name with dashes, and what stands behind it up to the next option."""
+
+    typed: str
+    name: str
+    values: list[str]
+
+
+@dataclass(slots=True)
+class Translation:
+    """A command line in our options' names.
+
+    words       what stands alone, behind no option
+    not_needed  options of other benchmarks that change nothing here, each with the reason
+    problems    options that need another form here, each with that form
+    """
+
+    arguments: list[str]
+    words: list[str] = field(default_factory=list)
+    not_needed: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    deviations: dict[str, str] = field(default_factory=dict)
+
+    def add(self, option: _Option, flags: frozenset[str]) -> None:
+        """Add an option and what stands behind it."""
+        name, values = option.name, option.values
+        if name in VALUES:
+            self._add_value(option)
+        elif name in HINTS:
+            hint = HINTS[name]
+            self.problems.append(f"{name}: {hint if isinstance(hint, str) else hint(' '.join(values))}")
+        elif name in DEVIATIONS:
+            self.deviations[DEVIATIONS[name]] = values[0] if values else ""
+            self.words += values[1:]
+        elif name in FLAGS_NOT_NEEDED:
+            self.not_needed.append(f"{name} ({FLAGS_NOT_NEEDED[name]})")
+            self.words += values
+        elif name in NOT_NEEDED:
+            self.not_needed.append(f"{name} ({NOT_NEEDED[name]})")
+            self.words += values[1:]
+        elif name in flags:
+            self.arguments.append(option.typed)
+            self.words += values["=" in option.typed :]
+        else:
+            ours = RENAMED.get(name, option.typed.partition("=")[0])
+            own = _own_values(values) if ours in _SEVERAL else 1
+            for value in values[:own]:
+                self.arguments += [ours, value]
+            self.arguments += [] if values else [ours]
+            self.words += values[own:]
+
+    def _add_value(self, option: _Option) -> None:
+        ours, known, hint = VALUES[option.name]
+        given = option.values[0] if option.values else ""
+        value = known.get(given, given if not hint else None)
+        if value is None:
+            shown = f" {given}" if re.fullmatch(r"[\w./-]{1,40}", given) else ""
+            self.problems.append(f"{option.name}{shown}: {hint}")
+            return
+        if not ours:
+            self.not_needed.append(f"{option.name} {given} ({value})")
+        # Of vllm's --backend and --endpoint, each may say what the other says.
+        elif not _has(self.arguments, [ours, value]):
+            self.arguments += [ours, value][: 1 + len(option.values)]
+        self.words += option.values[1:]
+
+    def join_deviations(self) -> None:
+        """Make a mean and its deviation one normal distribution."""
+        for mean, deviation in self.deviations.items():
+            if deviation.strip("0.") == "":
+                continue
+            at = self.arguments.index(mean) + 1 if mean in self.arguments else len(self.arguments)
+            if at < len(self.arguments) and self.arguments[at].isdecimal():
+                self.arguments[at] = f"normal:{self.arguments[at]},{deviation}"
+            else:
+                self.problems.append(f"a standard deviation needs its mean: write {mean} normal:MEAN,{deviation}")
+
+    def take_urls(self, command: str, option: str) -> None:
+        """Make URLs that stand alone the option's. Raises ConfigurationError for anything else that does."""
+        for word in self.words:
+            if re.fullmatch(r"[\w.-]+:\d+(/[\w./-]*)?", word):
+                raise ConfigurationError(f"{word}: begin the URL with its scheme, as in http://{word}")
+            if not _is_url(word):
+                raise ConfigurationError(unused(word, f"sidelight {command}"))
+            self.arguments += [option, word]
+
+
+def translate(arguments: Sequence[str]) -> Translation:
+    """Return a command line in our options' names.
+
+    Raises ConfigurationError naming every option that needs another form here, and that form.
+    """
+    if not arguments or arguments[0] not in _COMMANDS:
+        return Translation(list(arguments))
+    options, url = _COMMANDS[arguments[0]]
+    flags = _flags(options)
+    first, *typed = _options(arguments[1:])
+    translation = Translation([arguments[0]], first.values)
+    for option in typed:
+        translation.add(option, flags)
+    translation.join_deviations()
+    if translation.problems:
+        raise ConfigurationError("; ".join(translation.problems))
+    translation.take_urls(arguments[0], url)
+    return translation
+
+
+def _flags(options: type) -> frozenset[str]:
+    """Return the options that take no value."""
+    names = [flag_of(field.name) for field in dataclasses.fields(options) if isinstance(field.default, bool)]
+    return frozenset({"--help", "-h", "--version", *names, *(name.replace("--", "--no-", 1) for name in names)})
+
+
+def _options(arguments: Sequence[str]) -> Iterator[_Option]:
+    """Give what stands before the first option, without a name, and then each option."""
+    option = _Option("", "", [])
+    for argument in arguments:
+        if re.match(r"--?[A-Za-z]", argument):
+            yield option
+            name, separator, value = argument.partition("=")
+            option = _Option(argument, name.replace("_", "-"), [value] if separator else [])
+        else:
+            option.values.append(argument)
+    yield option
+
+
+def _own_values(values: Sequence[str]) -> int:
+    """Return how many of the values behind an option that takes several are its own: those before a URL."""
+    return 1 + next((at for at, value in enumerate(values[1:]) if _is_url(value)), len(values) - 1)
+
+
+def _has(arguments: Sequence[str], pair: list[str]) -> bool:
+    return any(list(arguments[at : at + 2]) == pair for at in range(len(arguments)))
+
+
+def _is_url(value: str) -> bool:
+    return value.startswith(("http://", "https://"))

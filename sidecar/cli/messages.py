@@ -1,0 +1,114 @@
+"""What is wrong with a command line or a configuration file, in one line: what, where, and the cure.
+
+The parser's own sentences speak of its classes and tokens; these speak of options. A value that may be a secret is not
+shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
+
+import cyclopts
+
+from sidecar.cli.peers import COMMANDS
+from sidecar.options.fields import Masked, declarations, flag_of
+from sidecar.options.load import RunOptions
+
+_ONE_AT_A_TIME = "give one number; each value is a run of its own"
+_MUST_BE = {
+    float: "must be a number",
+    int: "must be a whole number",
+    bool: "is a flag and takes no value but true or false",
+}
+_MISSING = {
+    "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
+}
+
+
+def explained(error: cyclopts.CycloptsError) -> str:
+    """Return what a user reads of a command line that cannot be used."""
+    command = " ".join(("sidelight", *(error.command_chain or ())))
+    if isinstance(error, cyclopts.UnknownOptionError):
+        return _unknown_option(error, command)
+    if isinstance(error, cyclopts.UnknownCommandError):
+        return _unknown_command(error)
+    if isinstance(error, cyclopts.CoercionError):
+        return _unusable_value(error)
+    if isinstance(error, cyclopts.MissingArgumentError) and error.argument is not None:
+        name = _name(error.argument, error.keyword)
+        return _MISSING.get(name, f"{name}: needs a value; `{command} --help` says which")
+    if isinstance(error, cyclopts.RepeatArgumentError):
+        return f"{_name(error.argument, error.token.keyword)}: given more than once; give it once"
+    if error.unused_tokens:
+        return unused(error.unused_tokens[0], command)
+    return " ".join(str(error).split())
+
+
+def unused(text: str, command: str) -> str:
+    """Say that a word of the command line belongs to no option; what stands behind a colon or = may be a secret."""
+    shown = text if len(text) <= 40 and not set(text) & set(":=@") else f"{text[:8].partition(':')[0]}..."
+    return f"{shown!r} belongs to no option of `{command}`; put a value behind its option, in quotes if it has spaces"
+
+
+def _unknown_option(error: cyclopts.UnknownOptionError, command: str) -> str:
+    name = (error.token.keyword or error.token.value).partition("=")[0]
+    names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
+    hint = nearest(name, names)
+    return f"{name}: {command} has no such option{hint or f'; `{command} --help` lists them'}"
+
+
+def _unknown_command(error: cyclopts.UnknownCommandError) -> str:
+    name = error.unused_tokens[0] if error.unused_tokens else ""
+    commands = [command for command in (error.app or ()) if not command.startswith("-")]
+    if name in COMMANDS:
+        return f"{name}: there is no such command; a server is loaded with `sidelight run --url URL`"
+    if name.startswith(("http://", "https://")):
+        return "a URL alone is not a command; load the server with `sidelight run URL`"
+    return f"{name}: there is no such command; commands: {', '.join(commands)}{nearest(name, commands)}"
+
+
+def _unusable_value(error: cyclopts.CoercionError) -> str:
+    token, argument = error.token, error.argument
+    name = _name(argument, token.keyword if token else None)
+    value = token.value if token else ""
+    if token and token.source not in ("", "cli"):
+        name = f"--config {token.source}: {name.strip('[]').replace('][', '.')}"
+    shown = "" if _is_secret(name) else f" {value!r}" if not value or " " in value else f" {value}"
+    return f"{name}{shown}: {_reason(error, value)}"
+
+
+def _reason(error: cyclopts.CoercionError, value: str) -> str:
+    if _are_numbers(value.split(",")):
+        return _ONE_AT_A_TIME
+    if error.msg is not None:
+        return str(error.msg).removeprefix(f"{value!r}: ")
+    hint: Any = error.target_type
+    if get_origin(hint) is Literal:
+        choices = [str(choice) for choice in get_args(hint)]
+        return f"choose from {', '.join(choices)}{nearest(value, choices)}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"choose from {', '.join(hint.__members__)}"
+    return _MUST_BE.get(hint, "cannot be read")
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return len(texts) > 1 and all(text.strip().replace(".", "", 1).isdecimal() for text in texts)
+
+
+def _name(argument: Any, keyword: str | None) -> str:
+    name = keyword or str(argument.name)
+    return name.removeprefix("--") if name.isupper() else name
+
+
+def _is_secret(name: str) -> bool:
+    return any(name == flag_of(option) for option, how in declarations(RunOptions, Masked).items() if how.secret)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the hint of an error: which known name comes near, or nothing."""
+    bare = {known.lstrip("-"): known for known in names}
+    near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
+    return f"; did you mean {bare[near[0]]}?" if near else ""

@@ -1,0 +1,174 @@
+"""Options of AIPerf, GuideLLM and `vllm bench serve`: each runs, or names what to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Callable
+
+import pytest
+from processes import Ended
+
+from sidecar.cli.arguments import translate
+from sidecar.cli.peers import DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
+from sidecar.options.fields import flag_of
+from sidecar.options.load import RunOptions
+
+NOBODY = "http://127.0.0.1:9"
+OURS = {flag_of(field.name) for field in dataclasses.fields(RunOptions)} | {"--no-reuse", "--help"}
+Sidelight = Callable[..., Ended]
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_what_has_another_form_here_is_named_with_it(sidelight: Sidelight, name: str):
+    """One line that begins with the option as it was typed and names one of ours; nobody is asked."""
+    ended = sidelight("run", NOBODY, name, "value")
+    assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
+    assert ended.err.startswith(f"sidelight: {name}: ")
+    named = set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name}
+    assert named
+    assert named <= OURS
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_is_not_known_here_names_our_option(sidelight: Sidelight, name: str):
+    """As GuideLLM's kinds and vllm's data sets; what may hold a key is not repeated."""
+    ended = sidelight("run", NOBODY, name, "kind=other,api_key=hush")
+    assert (2, 1) == (ended.code, ended.err.count("\n"))
+    assert name == "--endpoint" or "hush" not in ended.err
+    assert set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name} <= OURS
+
+
+def test_every_translation_is_to_an_option_and_hides_none():
+    """No name of a table is an option of ours; each goes to one that is."""
+    tables = (RENAMED, VALUES, DEVIATIONS, FLAGS_NOT_NEEDED, NOT_NEEDED, HINTS)
+    names = [name for table in tables for name in table]
+    assert len(names) == len(set(names))
+    assert {"--endpoint"} == set(names) & OURS
+    assert {*RENAMED.values(), *DEVIATIONS.values()} <= OURS
+    assert {ours for ours, _, _ in VALUES.values() if ours} <= OURS
+
+
+# Ten commands as they are typed for these three, each with what it says in our words; {U} is the server.
+RUNNING = (
+    (
+        (
+            "--backend openai-chat --base-url {U} --endpoint /v1/chat/completions --model m --dataset-name random "
+            "--random-input-len 512 --random-output-len 128 --num-prompts 8 --max-concurrency 2 --ignore-eos"
+        ),
+        (
+            "--endpoint chat --url {U} --model m --input-tokens 512 --output-tokens 128 --requests 8 --concurrency 2 "
+            "--ignore-eos"
+        ),
+    ),
+    (
+        (
+            "--base-url {U} --request-rate inf --max-concurrency 16 --num-prompts 100 --seed 1 --save-result "
+            "--percentile-metrics ttft,tpot --metric-percentiles 50,99 --header X-Team=blue X-User=ann --insecure"
+        ),
+        (
+            "--url {U} --rate inf --concurrency 16 --requests 100 --seed 1 --header X-Team=blue --header X-User=ann "
+            "--insecure"
+        ),
+    ),
+    (
+        "--backend vllm --base-url {U} --request-rate 4 --burstiness 1.0 --num-warmups 5 --result-dir results",
+        "--endpoint completions --url {U} --rate 4 --burstiness 1.0 --warmup 5 --out results",
+    ),
+    (
+        (
+            "-m m -u {U} --endpoint-type chat --streaming --concurrency 2 --request-count 8 --isl 512 --osl 128 "
+            "--use-server-token-count --no-gpu-telemetry --artifact-dir art --ui none"
+        ),
+        (
+            "--model m --url {U} --endpoint chat --concurrency 2 --requests 8 --input-tokens 512 --output-tokens 128 "
+            "--out art"
+        ),
+    ),
+    (
+        (
+            "--url {U} --request-rate 4 --request-rate-mode constant --benchmark-duration 30 --random-seed 1 "
+            "--synthetic-input-tokens-mean 512 --synthetic-input-tokens-stddev 64 --output-tokens-mean 128 "
+            "--output-tokens-stddev 0 --warmup-request-count 5 -H 'X-Team:blue' --api-key k"
+        ),
+        (
+            "--url {U} --rate 4 --arrival uniform --duration 30 --seed 1 --input-tokens normal:512,64 "
+            "--output-tokens 128 --warmup 5 --header X-Team:blue --api-key k"
+        ),
+    ),
+    (
+        "--url {U} --request-rate 8 --concurrency 4 --num-requests 50 --server-metrics {U}/metrics",
+        "--url {U} --rate 8 --concurrency 4 --requests 50 --metrics {U}/metrics",
+    ),
+    (
+        "--target {U} --rate-type constant --rate 4 --max-seconds 30 --max-requests 100 --random-seed 1",
+        "--url {U} --arrival uniform --rate 4 --duration 30 --requests 100 --seed 1",
+    ),
+)
+
+
+@pytest.mark.parametrize(("typed", "ours"), RUNNING)
+def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
+    """Lengths, rate, concurrency, count, header, key, TLS, seed, output: all are read, and the server is asked."""
+    assert (
+        shlex.split("run " + ours.replace("{U}", NOBODY))
+        == translate(shlex.split("run " + typed.replace("{U}", NOBODY))).arguments
+    )
+    ended = sidelight("run", *shlex.split(typed.replace("{U}", NOBODY)), "--quiet")
+    assert (3, "sidelight: cannot connect to 127.0.0.1:9: ") == (ended.code, ended.err[:42])
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--backend openai --dataset-name sharegpt --dataset-path f.json --goodput ttft:500", ["--prompts", "--slo"]),
+        (
+            '--target U --data {"prompt_tokens":512,"output_tokens":9,"output_tokens_stdev":8} --profile concurrent',
+            ["write --input-tokens 512 --output-tokens normal:9,8", "--concurrency N"],
+        ),
+        (
+            (
+                "--backend kind=openai_http,target=U,model=m --profile kind=concurrent,streams=2 --constraint "
+                "kind=max_requests,count=8 --data kind=synthetic_text,prompt_tokens=512,output_tokens=128 --output "
+                "kind=json,path=gl.json"
+            ),
+            ["--url URL", "--concurrency N", "--requests N", "--input-tokens 512 --output-tokens 128", "--out DIR"],
+        ),
+        ("--url U --input-file a.jsonl --custom-dataset-type single_turn --extra-inputs t:1", ["--prompts", "--extra"]),
+        ("--url U --isl-stddev 64", ["--input-tokens normal:MEAN,64"]),
+    ],
+)
+def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str, said: list[str]):
+    """All that need another form in one line, so that one try is enough."""
+    ended = sidelight("run", *shlex.split(typed, posix='"' not in typed))
+    assert (2, 1) == (ended.code, ended.err.count("\n"))
+    assert [] == [text for text in said if text not in ended.err]
+
+
+def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
+    """In a line before anything else, with the reason; not where only the result is wanted."""
+    ended = sidelight("run", NOBODY, "--streaming", "--ui", "none")
+    first, second = ended.err.splitlines()
+    assert "sidelight: not needed here: --streaming (replies are always streamed); --ui (" in first
+    assert second.startswith("sidelight: cannot connect")
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        (f"run {NOBODY} --quiet", f"run --quiet --url {NOBODY}"),
+        (f"run --quiet {NOBODY} {NOBODY}", f"run --quiet --url {NOBODY} --url {NOBODY}"),
+        (f"run --rate -1 {NOBODY}", f"run --rate -1 --url {NOBODY}"),
+        (f"run --header A:1 B:2 {NOBODY}", f"run --header A:1 --header B:2 --url {NOBODY}"),
+        (f"doctor {NOBODY} --verbose", f"doctor --verbose --url {NOBODY}"),
+        (f"scrape --duration 5m {NOBODY}", f"scrape --duration 5m --url {NOBODY}"),
+        (f"watch {NOBODY}", f"watch --metrics {NOBODY}"),
+        (f"run --max_concurrency=2 --url={NOBODY}", f"run --concurrency 2 --url {NOBODY}"),
+        ("simulate --port 0", "simulate --port 0"),
+        ("--help", "--help"),
+    ],
+)
+def test_a_url_may_stand_alone(typed: str, ours: str):
+    """It is the target of a load, and a page of a watch; other commands are left as they are."""
+    assert ours.split() == translate(typed.split()).arguments
