@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
-from exporter.report.gateways import gateway_lines
 from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Correlation
+from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary
 from rundir.stats import Statistics
 
+FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
 NEARLY_ALL, MOSTLY = 0.9, 0.6  # of a whole
@@ -34,7 +35,7 @@ def conclusion(summary: Summary) -> Iterator[str]:
     yield _what_happened(summary.client)
     if summary.client.requests.ok or correlation.requests:
         yield where_it_went(summary)
-    yield from gateway_lines(correlation.gateways)
+    yield from _gateways(correlation.gateways)
     if not correlation.missing and not correlation.breakdown.means_only:
         yield from _why_slow(correlation.tail_attribution)
     yield from advice(summary)
@@ -94,6 +95,37 @@ def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) ->
     words = [f"{percent(largest)} was spent {where[first]}"]
     words += [f"{percent(share)} {where[name]}" for share, name in others if share >= LEAST_NAMED]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _gateways(gateways: Sequence[GatewaySummary]) -> Iterator[str]:
+    """Yield the part of each of several gateways, and what to set on those that do not report their first output."""
+    if len(gateways) > 1:
+        parts = (f"{_name(gateway)} {_part(gateway)}" for gateway in gateways)
+        yield f"Gateways, outermost first: {', '.join(parts)}."
+    yield from (_without_first_output(gateway) for gateway in gateways if gateway.first_output.get("unknown"))
+
+
+def _without_first_output(gateway: GatewaySummary) -> str:
+    inbound = (
+        f"It held requests for {spoken(gateway.request_ms)} before it called the next server, and "
+        if gateway.request_ms is not None
+        else "Requests spent "
+    )
+    return (
+        f"The spans of gateway {_name(gateway)} do not say when its first output left. {inbound}at most "
+        f"{spoken(gateway.at_most_ms)} in it altogether. To see the rest, set {FIRST_CHUNK} (seconds) on its server "
+        "span."
+    )
+
+
+def _part(gateway: GatewaySummary) -> str:
+    if gateway.part_ms is None:
+        return f"at most {spoken(gateway.at_most_ms)}"
+    return spoken(gateway.part_ms)
+
+
+def _name(gateway: GatewaySummary) -> str:
+    return gateway.service or "without a service.name"
 
 
 def _why_slow(tail: TailAttribution) -> Iterator[str]:
