@@ -16,21 +16,27 @@ from pathlib import Path
 from typing import IO
 
 
+class NotRegular(OSError):
+    """What lies there is no plain file; `strerror` says what it is."""
+
+    strerror: str
+
+
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Open a file for reading, without a buffer.
 
-    Raises OSError for what is not there or not a regular file: a link may lead anywhere, a FIFO or a device never ends.
+    Raises NotRegular, since a link may lead anywhere and a FIFO or a device never ends; OSError for what is not there.
     """
     try:
         # Opening a FIFO would otherwise wait for its writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a link, and links are not followed", os.fspath(path)) from None
+            raise NotRegular(errno.ELOOP, "is a link, and links are not followed", os.fspath(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+        raise NotRegular(errno.EINVAL, "is not a regular file", os.fspath(path))
     return FileIO(fd)
 
 

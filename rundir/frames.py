@@ -1,25 +1,23 @@
-"""Append-only logs of self-delimiting frames: writing, rotation, following while they grow, and reading.
+"""Append-only logs of frames (`framing`): writing, rotation, following while they grow, and reading.
 
-A frame is `<II` (length and CRC-32 of the payload) and the payload. What a killed process had written stays readable: a
-reader stops where a frame is torn or does not match its checksum. A log that goes on for days is several such files, so
-that the oldest can be deleted.
+What a killed process had written stays readable, up to the tear. A log that goes on for days is several files, so that
+the oldest can be deleted.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from rundir.files import open_regular
+from rundir.files import NotRegular, open_regular
+from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
-_PREFIX = struct.Struct("<II")
 _BLOCK_BYTES = 1 << 18
 
 
@@ -40,6 +38,7 @@ class FrameLog:
     def _open(self) -> None:
         self._fd = open_append(self._path)
         self._bytes, self._since_s = os.fstat(self._fd).st_size, time.monotonic()
+        self._framer = Framer(_extent_of(self._path) if self._bytes else None)
 
     def rotate(self) -> bool:
         """Go on in the next file where it is due, and return whether it was. NAME-0007 is followed by NAME-0008.
@@ -49,13 +48,14 @@ class FrameLog:
         limits = self._rotation
         if limits is None or (self._bytes < limits.most_bytes and time.monotonic() < self._since_s + limits.most_s):
             return False
-        before, self._path = (self._fd, self._path), following(self._path)
+        before = self._fd, self._path, self._framer
         try:
+            self._path = following(self._path)
             self._open()
         except OSError:
-            self._fd, self._path = before
+            self._fd, self._path, self._framer = before
             raise
-        os.close(before[0])
+        _end(before[0], before[2])
         return True
 
     def append(self, *payloads: bytes) -> None:
@@ -63,20 +63,54 @@ class FrameLog:
 
         Raises OSError when they cannot be written whole, as on a full disk.
         """
-        rest = memoryview(b"".join(_PREFIX.pack(len(payload), zlib.crc32(payload)) + payload for payload in payloads))
-        self._bytes += len(rest)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        data = b"".join(map(self._framer.frame, payloads))
+        self._bytes += len(data)
+        _write(self._fd, data)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Write the log's end, where there is room for it, and close the file."""
+        _end(self._fd, self._framer)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _end(fd: int, framer: Framer) -> None:
+    try:
+        with suppress(OSError):  # a log without an end is read as one that was cut short, which it is
+            _write(fd, framer.end())
+    finally:
+        os.close(fd)
+
+
+def _extent_of(path: Path) -> LogEnd:
+    """Return what a file holds already, all that was lost of it included."""
+    with FrameTail(path) as tail:
+        while tail.read_block() or tail.read_rest():
+            pass
+        extent = tail.extent
+    return LogEnd(frames=extent.frames + extent.lost_frames, bytes=extent.bytes, checksum=extent.checksum)
+
+
+def log_end(path: Path) -> LogEnd | None:
+    """Return the end that a log was closed with; None of one that was not, or that holds something else.
+
+    Only its last bytes are read. Raises OSError as `open_regular` does.
+    """
+    with open_regular(path) as file:
+        file.seek(-min(END_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        unframer = Unframer()
+        unframer.feed(file.readall())
+        return unframer.extent.end
 
 
 def open_append(path: str | os.PathLike[str]) -> int:
@@ -96,47 +130,36 @@ def next_number(directory: Path, pattern: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def split_frames(data: bytes | bytearray) -> tuple[list[bytes], int]:
-    """Return the whole frames of `data`, and the position behind the last of them.
-
-    Stops at the first frame that is torn (more bytes may come) or does not match its checksum (they will not help).
-    """
-    payloads: list[bytes] = []
-    at = 0
-    while at + _PREFIX.size <= len(data):
-        length, crc = _PREFIX.unpack_from(data, at)
-        begin = at + _PREFIX.size
-        # Length 0 is never written, but is what a file shows whose blocks did not reach the disk.
-        if length == 0 or begin + length > len(data):
-            break
-        payload = bytes(data[begin : begin + length])
-        if zlib.crc32(payload) != crc:
-            break
-        payloads.append(payload)
-        at = begin + length
-    return payloads, at
-
-
 class FrameTail:
-    """Reads a log while another process appends to it; owns the file.
+    """Reads a log while another process appends to it; owns the file. A context manager.
 
     `read_new` returns what became whole since the last call, about 256 KiB at a time; nothing when nothing did.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = open_regular(path)
-        self._pending = bytearray()
+        self._unframer = Unframer()
+
+    @property
+    def extent(self) -> Extent:
+        """Return how much was read so far, and how much of it is lost."""
+        return self._unframer.extent
 
     def read_new(self) -> list[bytes]:
         """Return the payloads that became readable, in order."""
+        return [payload for payload in self.read_block() if payload is not GAP]
+
+    def read_block(self) -> list[bytes]:
+        """Return the payloads that became readable, in order, with a GAP wherever some are lost."""
         # A frame may be longer than a block: go on until one is whole or the file ends.
         while block := self._file.read(_BLOCK_BYTES):
-            self._pending += block
-            payloads, end = split_frames(self._pending)
-            if payloads:
-                del self._pending[:end]
+            if payloads := self._unframer.feed(block):
                 return payloads
         return []
+
+    def read_rest(self) -> list[bytes]:
+        """Return the payloads behind a damaged end, likewise: nothing more comes."""
+        return self._unframer.finish()
 
     def close(self) -> None:
         """Close the file."""
@@ -149,20 +172,29 @@ class FrameTail:
         self.close()
 
 
-def read_frames(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Give the payloads of a log up to its end or its tear."""
+def read_frames(path: str | os.PathLike[str], *, gaps: bool = False) -> Iterator[bytes]:
+    """Give the payloads of a log, but for what is damaged or torn; with `gaps`, a GAP wherever some are lost."""
     with FrameTail(path) as tail:
-        while payloads := tail.read_new():
-            yield from payloads
+        while payloads := tail.read_block() or tail.read_rest():
+            yield from (payload for payload in payloads if gaps or payload is not GAP)
 
 
 class LogTails:
-    """Follows all logs of a directory while they grow; owns the open files. A context manager."""
+    """Follows all logs of a directory while they grow; owns the open files. A context manager.
+
+    `refused` has the files that are none, each with why: links, FIFOs, devices.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tails: dict[Path, FrameTail] = {}
         self._done: set[Path] = set()
+        self.refused: dict[Path, str] = {}
+
+    @property
+    def extents(self) -> Mapping[Path, Extent]:
+        """Return how much of each file that is open was read."""
+        return {path: tail.extent for path, tail in self._tails.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -171,21 +203,29 @@ class LogTails:
         for tail in self._tails.values():
             tail.close()
 
-    def news(self, pattern: str, *, in_turn: bool = False) -> Iterator[tuple[Path, bytes]]:
-        """Give the payloads that are new, in order, each with its file.
+    def news(self, pattern: str, *, in_turn: bool = False, last: bool = False) -> Iterator[tuple[Path, bytes]]:
+        """Give the payloads that are new, in order, each with its file, and a GAP wherever some are lost; with `last`,
+        also those behind a damaged end.
 
         Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
         """
         paths = sorted(self._directory.glob(pattern))
         for path in paths:
-            if path in self._done:
+            if path in self._done or path in self.refused:
                 continue
             if path not in self._tails:
-                self._tails[path] = FrameTail(path)
-            while payloads := self._tails[path].read_new():
-                for payload in payloads:
-                    yield path, payload
-            if in_turn and path != paths[-1]:  # which was there before we read to the end: nothing more comes
+                try:
+                    self._tails[path] = FrameTail(path)
+                except NotRegular as refused:
+                    self.refused[path] = refused.strerror
+                    continue
+            tail = self._tails[path]
+            is_followed = in_turn and path != paths[-1]  # the next was there before we read to the end of this one
+            while payloads := tail.read_block():
+                yield from ((path, payload) for payload in payloads)
+            if last or is_followed:
+                yield from ((path, payload) for payload in tail.read_rest())
+            if is_followed:
                 self._tails.pop(path).close()
                 self._done.add(path)
 

@@ -121,8 +121,13 @@ def record_of(scrape: Scrape) -> ReplyRecord:
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[ReplyRecord]:
-    """Give the replies of a log up to its end or its tear. Raises msgspec.DecodeError on anything else."""
-    yield from map(_record.decode, read_frames(path))
+    """Give the replies of a log, but for what is damaged. Raises msgspec.DecodeError as `decode` does."""
+    yield from map(decode, read_frames(path))
+
+
+def decode(payload: bytes) -> ReplyRecord:
+    """Return what one payload of the log says. Raises msgspec.DecodeError on what `TimingLog` has not written."""
+    return _record.decode(payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

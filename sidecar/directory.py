@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
@@ -18,7 +19,9 @@ import msgspec
 from loadgen.records import WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
 from rundir.files import read_regular, replace_file
-from rundir.frames import FrameLog, LogTails, read_frames
+from rundir.frames import FrameLog, LogTails, log_end
+from rundir.framing import GAP, LogEnd
+from rundir.integrity import NOTHING_READ, Integrity, Unreadable, integrity
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
@@ -35,7 +38,8 @@ MANIFEST = "manifest.json"
 RAW = "raw"
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
 # What reading a record raises that its writer has not written.
-UNREADABLE = (ValueError, LookupError, zlib.error)
+UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
+LOGS = "*.log"
 
 T = TypeVar("T")
 
@@ -82,6 +86,7 @@ class Run:
     events: tuple[Event, ...]
     span_counts: Counts | None = None
     receiver_deaths: int = 0
+    integrity: Integrity = NOTHING_READ
 
     @property
     def status(self) -> str:
@@ -172,14 +177,14 @@ class News:
 class RunLogs:
     """Reads the logs of a run, each record once, while they grow or when they are whole; owns the open files.
 
-    A context manager. `requests` are those read so far. `errors` are of records that could not be read: while the run
-    goes they are passed over, but of such a directory there is no Run.
+    A context manager. `requests` are those read so far. `unreadable` counts the records of each log that its writer
+    has not written; they are passed over.
     """
 
     def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
         self.path = path
         self.requests = RequestFold(run_id=run_id, protocol=protocol)
-        self.errors: list[Exception] = []
+        self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
         self._worker_stats: dict[Path, list[WorkerStat]] = {}
         self._scrapes: dict[Path, LogReader] = {}
@@ -192,56 +197,76 @@ class RunLogs:
     def __exit__(self, *_: object) -> None:
         self._tails.__exit__()
 
-    def read(self, *, spans: bool) -> News:
-        """Read what is new; spans, which take long to import and to read, only where they are wanted."""
-        self._read_plans()
+    def read(self, *, spans: bool, last: bool = False) -> News:
+        """Read what is new; spans, which take long to import and to read, only where they are wanted. With `last`,
+        what is behind a damaged end, too: nothing more comes.
+        """
+        self._read_plans(last=last)
         return News(
-            worker_stats=list(self._read("requests-*.log", self._take_request)),
+            worker_stats=list(self._read("requests-*.log", self._take_request, last=last)),
             requests=self.requests.ended(),
-            scrapes=list(self._read("scrapes-*.log", self._take_scrape)),
-            spans=self._read_spans() if spans else (),
+            scrapes=list(self._read("scrapes-*.log", self._take_scrape, last=last)),
+            spans=self._read_spans(last=last) if spans else (),
         )
 
     def run(self) -> Run:
-        """Return the run as far as its logs go by now. Raises ConfigurationError where it has no manifest, and the
-        error of the first record that cannot be read.
-        """
+        """Return the run as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
         manifest = read_manifest(self.path)
-        self.read(spans=True)
-        if self.errors:
-            raise self.errors[0]
-        raw = self.path / RAW
+        self.read(spans=True, last=True)
+        hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
+            self._read("hardware.log", lambda _, payload: readings.decode(payload), last=True)
+        )
+        events = tuple(self._read("events.log", lambda _, payload: _decode_event(payload), last=True))
+        timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)
         return Run(
             path=self.path,
             manifest=manifest,
             requests=self.requests.table(),
             worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
             endpoints=tuple(table.view() for table in self._series.values()),
-            hardware=tuple(readings.decode(frame) for name in raw.glob("hardware.log") for frame in read_frames(name)),
-            events=tuple(_decode_event(frame) for name in raw.glob("events.log") for frame in read_frames(name)),
-            timings=perf_metrics.timings(
-                reply for name in sorted(raw.glob("timings-*.log")) for reply in perf_metrics.read_log(name)
-            ),
+            hardware=hardware,
+            events=events,
+            timings=perf_metrics.timings(timings),
             **(self._spans or _SpanTables()).fields(),
+            integrity=self._integrity(manifest, events),
         )
 
-    def _read(self, pattern: str, read: Callable[[Path, bytes], T | None]) -> Iterator[T]:
-        for path, payload in self._tails.news(pattern):
+    def _read(self, pattern: str, read: Callable[[Path, bytes], T | None], *, last: bool) -> Iterator[T]:
+        for path, payload in self._tails.news(pattern, last=last):
+            if payload is GAP and not pattern.startswith("scrapes"):  # elsewhere each record stands for itself
+                continue
             try:
                 record = read(path, payload)
             except UNREADABLE as error:
-                self.errors.append(error)
+                unreadable = self.unreadable.setdefault(path.name, Unreadable(reason=one_line(error)))
+                unreadable.count += 1
             else:
                 if record is not None:
                     yield record
 
-    def _read_spans(self) -> list[ReceivedSpan]:
+    def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         self._spans = self._spans or _SpanTables()
-        return [span for spans in self._read("spans-*.log", self._spans.take) for span in spans]
+        return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
 
-    def _read_plans(self) -> None:
-        for _ in self._read("plan-*.log", lambda _, payload: self.requests.plan(decode_planned(payload))):
+    def _read_plans(self, *, last: bool = False) -> None:
+        for _ in self._read("plan-*.log", lambda _, payload: self.requests.plan(decode_planned(payload)), last=last):
             pass
+
+    def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event]) -> Integrity:
+        stated = manifest.get("logs")
+        try:
+            ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
+        extents = {path.name: extent for path, extent in self._tails.extents.items()}
+        return integrity(
+            extents,
+            ends,
+            refused={path.name: reason for path, reason in self._tails.refused.items()},
+            unreadable=self.unreadable,
+            ended="status" in manifest and manifest["status"] != "crashed",
+            disagreements=list(_disagreements(self.requests, manifest, events)),
+        )
 
     def _take_request(self, path: Path, payload: bytes) -> WorkerStat | None:
         record = decode_log(payload)
@@ -267,6 +292,35 @@ def open_run(path: Path) -> Run:
     protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
     with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol) as logs:
         return logs.run()
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def log_ends(path: Path) -> dict[str, LogEnd | None]:
+    """Return how the logs of a run directory ended, by name; None of one whose writer was killed."""
+    ends: dict[str, LogEnd | None] = {}
+    for log in sorted((path / RAW).glob(LOGS)):
+        with suppress(OSError):  # no plain file is none of ours
+            ends[log.name] = log_end(log)
+    return ends
+
+
+def _disagreements(requests: RequestFold, manifest: Mapping[str, Any], events: Sequence[Event]) -> Iterator[str]:
+    """Yield the counts of requests that the logs of a run which ended by itself do not have."""
+    if manifest.get("status") not in ("complete", "interrupted"):
+        return
+    sent = sum(requests.sent.values())
+    ended = [event.data for event in events if event.name == "phase_end"]
+    planned = [event.data.get("count") for event in events if event.name == "planned"]
+    if ended and all("started" in data for data in ended):
+        started = sum(data["started"] for data in ended)
+        if started != sent:
+            yield f"its load workers sent {started} requests, and {sent} are there"
+    elif any(planned) and not sent and manifest["status"] == "complete":  # of a version that did not count so
+        yield "requests were planned, and none is there"
 
 
 class _SpanTables:

@@ -6,6 +6,7 @@
   + TargetIncompatible      3  a server answers, but does not offer the API that was asked for
   + TargetNotMeasured       3  the target was loaded, but no request succeeded
   + CannotWrite             3  a file of the run directory cannot be written
+  + DamagedRun              3  records are missing of a run that ended by itself; its results are written all the same
   + WorkerDied              3  one of our own processes ended before its work was done
   + Interrupted           130  stopped by the user or by --deadline; the records up to then are kept
 
@@ -48,6 +49,10 @@ class TargetNotMeasured(SidelightError):
 
 class CannotWrite(SidelightError):
     """A file of the run directory cannot be written."""
+
+
+class DamagedRun(SidelightError):
+    """Records are missing of a run that ended by itself."""
 
 
 class WorkerDied(SidelightError):

@@ -23,6 +23,7 @@ from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
 from methodology.stability import Stability
 from rundir.fields import UNSET
+from rundir.integrity import Integrity
 from rundir.stats import Missing, describe
 from scraper.hardware.summary import hardware_summary
 from scraper.window.quantities import (
@@ -259,6 +260,7 @@ def summary(correlated_as: Correlation, server_as: Server | None = None) -> Summ
         status="complete",
         started_at="2026-11-21T10:10:12.150Z",
         ended_at="2026-11-21T10:10:30.150Z",
+        integrity=Integrity(state="whole", logs=[], disagreements=[]),
         window=MeasuredWindow(
             start_ns=WINDOW.start_ns,
             end_ns=WINDOW.end_ns,

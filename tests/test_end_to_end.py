@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -23,6 +24,7 @@ from processes import LONG, QUIET, Ended, answered, children, ended, load_worker
 
 from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
+from sidecar.directory import open_run
 from sidecar.options import schema
 
 DERIVED = (
@@ -253,6 +255,55 @@ def test_a_report_is_the_same_bytes(name: str, request: pytest.FixtureRequest):
     again = sidelight("report", run.path)
     assert (0, "", run.out) == (again.code, again.err, again.out)
     assert before == {name: (run.path / name).read_bytes() for name in DERIVED}
+
+
+@pytest.mark.parametrize("name", ["complete", "interrupted", "bare", "scraped"])
+def test_logs_of_a_run_that_ended_are_known_to_be_whole(name: str, request: pytest.FixtureRequest):
+    """The manifest states how each of them ended, and as much was read."""
+    run: Ended = request.getfixturevalue(name)
+    integrity = run.summary["integrity"]
+    assert ("whole", []) == (integrity["state"], integrity["disagreements"])
+    logs = {path.name for path in (run.path / "raw").glob("*.log")}
+    assert logs == set(run.manifest["logs"]) == {log["log"] for log in integrity["logs"]}
+    assert {log["log"]: log["frames"] for log in integrity["logs"]} == {
+        name: end["frames"] for name, end in run.manifest["logs"].items()
+    }
+
+
+def test_damage_to_a_complete_run_is_said_before_anything_else(complete: Ended, tmp_path: Path):
+    """Exit 3; what is left is derived all the same."""
+    shutil.copytree(complete.path, tmp_path / "run")
+    (tmp_path / "run/raw/requests-0.log").unlink()
+    report = sidelight("report", tmp_path / "run", path=tmp_path / "run")
+    lost = complete.manifest["logs"]["requests-0.log"]["frames"]
+    assert 3 == report.code
+    first, *_ = report.out.replace("\n", " ").partition("sidelight 0")
+    assert f"! Recorded data of this run are missing or damaged: raw/requests-0.log: {lost} of {lost} records" in first
+    assert report.err.startswith(f"sidelight: {tmp_path}/run: recorded data are damaged")
+    assert "damaged" == report.summary["integrity"]["state"]
+    assert report.summary["server"]["requests_running"]["stats"]["count"] > 1
+
+
+def test_no_damage_to_a_log_is_silent(complete: Ended, tmp_path: Path):
+    """Each log cut, emptied, exchanged for another, and with one bit flipped at places all over it."""
+    logs = sorted((complete.path / "raw").glob("*.log"))
+    silent = []
+    shutil.copytree(complete.path, tmp_path / "run")
+    raw = tmp_path / "run/raw"
+    for log in logs:
+        data = log.read_bytes()
+        flipped = [place * (len(data) - 1) // 7 for place in range(8)]
+        cases = {f"flip {at}": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :] for at in flipped}
+        cases |= {f"cut {at}": data[:at] for at in (0, 1, len(data) // 2, len(data) - 33, len(data) - 1)}
+        cases["other"] = next(other for other in logs if other != log).read_bytes()
+        for name, damaged in cases.items():
+            (raw / log.name).write_bytes(damaged)
+            integrity = open_run(tmp_path / "run").integrity
+            states = {one.log: one.state for one in integrity.logs}
+            if states.pop(log.name) != "damaged" or set(states.values()) - {"whole"}:
+                silent.append((log.name, name, len(data)))
+        (raw / log.name).write_bytes(data)
+    assert [] == silent
 
 
 def test_a_killed_run_loses_at_most_its_last_second(engine: Simulated, killed: Killed):

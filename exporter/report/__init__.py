@@ -12,7 +12,7 @@ from io import StringIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from exporter.report.alerts import alerts
+from exporter.report.alerts import alerts, damage_lines
 from exporter.report.conclusion import conclusion
 from exporter.report.format import Prose
 from exporter.report.heading import heading
@@ -46,7 +46,7 @@ def render(summary: Summary) -> Group:
 def _sections(summary: Summary) -> Iterator[RenderableType]:
     """Yield everything in the order in which it is read: what happened and why, then the numbers, then the method."""
     loaded, correlation = bool(summary.client.requests.sent), summary.correlation
-    yield from (Prose(f"! {line}", "bold red") for line in overload(summary))
+    yield from (Prose(f"! {line}", "bold red") for line in (*damage_lines(summary.integrity), *overload(summary)))
     yield heading(summary)
     yield from (Prose(f"! {alert}", "yellow") for alert in alerts(summary))
     yield Text("")

@@ -5,10 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.summary.result import Summary
+from rundir.integrity import Integrity, LogIntegrity
 
 
 def alerts(summary: Summary) -> Iterator[str]:
     """Yield them, worst first."""
     if first_line := summary.self_check.first_line:
         yield first_line
-    yield from summary.warnings
+    damage = set(damage_lines(summary.integrity))  # stands above the heading
+    yield from (warning for warning in summary.warnings if warning not in damage)
+
+
+def torn_lines(integrity: Integrity) -> Iterator[str]:
+    """Yield what a killed process left half of: it had not written more, so that no number is another for it."""
+    torn = [f"{log.lost_bytes:,} bytes of raw/{log.log}" for log in integrity.logs if log.state == "torn"]
+    if torn:
+        yield f"the last record of a process that was killed is cut off and not used: {', '.join(torn)}"
+
+
+def damage_lines(integrity: Integrity) -> Iterator[str]:
+    """Yield what no number can be trusted without: nothing where no record is known to be missing."""
+    damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
+    if damaged or integrity.disagreements:
+        what = "; ".join([*damaged, *integrity.disagreements])
+        yield (
+            f"Recorded data of this run are missing or damaged: {what}. All numbers are derived from what is left, and "
+            "are not those of the whole run; restore raw/ and manifest.json from a copy."
+        )
+
+
+def _what_is_lost(log: LogIntegrity) -> str:
+    known = log.frames + log.lost_frames
+    lost = [f"{log.lost_frames:,} of {known:,} records are lost"] if log.lost_frames else []
+    if not lost and log.lost_bytes:
+        lost = [f"{log.lost_bytes:,} bytes cannot be read"]
+    lost += [f"{log.unreadable:,} records make no sense"] if log.unreadable else []
+    lost += [log.reason] if log.reason and not log.unreadable else []
+    return f"raw/{log.log}: {', '.join(lost)}"

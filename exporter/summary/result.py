@@ -16,6 +16,7 @@ from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
 from methodology.stability import Stability
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
+from rundir.integrity import Integrity
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
 from scraper.window.summary import Server
@@ -139,6 +140,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Annotated[Moment | None, doc("When it ended; null where it was killed.")]
     window: Annotated[MeasuredWindow, doc("The measured window, which client, server and correlation are about.")]
     warnings: Annotated[list[str], doc("What a reader must know before any number, worst first.")]
+    integrity: Annotated[Integrity, doc("Whether all that was recorded could be read.")]
     config: Annotated[
         dict[str, Any],
         msgspec.Meta(extra_json_schema={"properties": CONFIG, "required": ["slice_duration", "scrape_interval"]}),

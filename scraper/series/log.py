@@ -18,10 +18,13 @@ import numpy as np
 
 from rundir.columns import Floats
 from rundir.frames import FrameLog, Rotation, read_frames
+from rundir.framing import GAP
 from scraper.exposition import MalformedPage, PageReader, Series
 from scraper.targets.scrape import Scrape
 
 _COMPRESSION_LEVEL = 1
+_WHOLE_EVERY = 64  # rows of a target
+LOST = "lost: a record that it builds on is damaged"
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
 
 
@@ -36,7 +39,8 @@ class LayoutRecord(msgspec.Struct, tag="layout", array_like=True, frozen=True, k
 class RowRecord(msgspec.Struct, tag="row", array_like=True, frozen=True, kw_only=True):
     """One page: stamps are int64 ns Unix; `delta` is empty where no value changed.
 
-    The row before is the target's last one if that has the same layout, else zeros.
+    The row before is the target's last one if that has the same layout, else zeros. With `whole` it is zeros: what is
+    behind a damaged record can be read from there.
     """
 
     layout: int
@@ -44,6 +48,7 @@ class RowRecord(msgspec.Struct, tag="row", array_like=True, frozen=True, kw_only
     request_ns: int
     response_ns: int
     delta: bytes
+    whole: bool = False
 
 
 class FailureRecord(msgspec.Struct, tag="failure", array_like=True, frozen=True, kw_only=True):
@@ -87,6 +92,7 @@ class _Written:
     layouts: dict[int, tuple[int, tuple[Series, ...]]] = field(default_factory=dict)
     layout: int = -1
     values: Floats = field(default_factory=lambda: np.zeros(0))
+    rows: int = 0  # since the last whole one
 
 
 class ScrapeLog:
@@ -140,13 +146,16 @@ class Encoder:
             return [_encode(failure)], error
         payloads: list[bytes] = []
         layout = self._layout(scrape.url, target, page.series, payloads)
-        before = target.values if layout == target.layout else np.zeros(len(page.values))
+        whole = layout != target.layout or target.rows >= _WHOLE_EVERY
+        target.rows = 0 if whole else target.rows + 1
+        before = np.zeros(len(page.values)) if whole else target.values
         row = RowRecord(
             layout=layout,
             tick_ns=scrape.tick_ns,
             request_ns=scrape.request_ns,
             response_ns=scrape.response_ns,
             delta=_delta(page.values, before),
+            whole=whole,
         )
         target.layout, target.values = layout, page.values
         return [*payloads, _encode(row)], ""
@@ -170,25 +179,43 @@ class LogReader:
     def __init__(self) -> None:
         self._layouts: dict[int, tuple[str, tuple[Series, ...]]] = {}
         self._last: dict[str, tuple[int, Floats]] = {}
+        self._lost: set[str] = set()  # targets whose last row is not known
 
     def take(self, payload: bytes) -> Row | FailureRecord | None:
-        """Return the record of one payload; None for a layout, which the rows after it use.
+        """Return the record of one payload; None for a layout, which the rows after it use, and for a GAP. A row that
+        builds on one that is lost is a failed scrape.
 
         Raises msgspec.DecodeError on anything that `ScrapeLog` has not written.
         """
+        if payload is GAP:
+            self._lost.update(url for url, _ in self._layouts.values())
+            return None
         record = _decoder.decode(payload)
         if isinstance(record, FailureRecord):
             return record
         if isinstance(record, LayoutRecord):
             self._layouts[record.id] = record.url, _series_decoder.decode(zlib.decompress(record.series))
             self._last.pop(record.url, None)  # its next row is encoded against zeros
+            self._lost.discard(record.url)
             return None
         url, series = self._layouts[record.layout]
+        if record.whole:
+            self._lost.discard(url)
+        elif url in self._lost:
+            return FailureRecord(
+                url=url,
+                tick_ns=record.tick_ns,
+                request_ns=record.request_ns,
+                response_ns=record.response_ns,
+                status=0,
+                error=LOST,
+            )
         layout, values = self._last.get(url, (-1, np.zeros(0)))
         changed = layout != record.layout
-        before = np.zeros(len(series)) if changed else values
+        before = np.zeros(len(series)) if changed or record.whole else values
         if record.delta:
-            before, changed = _with_delta(before, record.delta), True
+            before = _with_delta(before, record.delta)
+        changed = changed or (record.delta != b"" if not record.whole else before.tobytes() != values.tobytes())
         self._last[url] = record.layout, before
         return Row(
             url=url,
@@ -204,7 +231,7 @@ class LogReader:
 def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:
     """Give the scrapes of a log up to its end or its tear. Raises msgspec.DecodeError as `LogReader.take` does."""
     reader = LogReader()
-    for payload in read_frames(path):
+    for payload in read_frames(path, gaps=True):
         scrape = reader.take(payload)
         if scrape is not None:
             yield scrape

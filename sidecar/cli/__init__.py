@@ -232,6 +232,7 @@ def report(
     derived = derive.derive(run_directory, formats)
     derive.print_report(derived.summary, run_directory)
     _export(derived, otlp_export, spans, Progress("lines"))
+    derive.require_whole(derived.run)
     return 0
 
 
@@ -290,6 +291,7 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
     derive.print_report(summary, path)
     if isinstance(options, RunOptions):
         _export(derived, options.otlp_export, options, progress)
+    derive.require_whole(derived.run)
     if summary.status == "interrupted":
         return Interrupted.exit_code
     requests = summary.client.requests

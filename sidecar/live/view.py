@@ -92,7 +92,7 @@ class LiveRun:
     @property
     def errors(self) -> int:
         """Return how often something could not be read or shown, and is not in the view."""
-        return self.failures.count + len(self.logs.errors)
+        return self.failures.count + sum(log.count for log in self.logs.unreadable.values())
 
     def engines(self) -> set[str]:
         return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}

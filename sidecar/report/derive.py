@@ -35,6 +35,7 @@ from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
 from sidecar.directory import Run, open_run, write_json, write_text, write_whole
+from sidecar.errors import DamagedRun
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
@@ -79,6 +80,14 @@ def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
     if "text" in wanted:
         write_text(path / "report.txt", text.as_text(summary))
     return Derived(run=run, times=times, summary=summary)
+
+
+def require_whole(run: Run) -> None:
+    """Raise DamagedRun where records are lost of a run that ended by itself: its results are not those of the run."""
+    if run.status != "crashed" and run.integrity.state == "damaged":
+        raise DamagedRun(
+            f"{run.path}: recorded data are damaged, and all results are derived from what is left of them"
+        )
 
 
 def window_of(run: Run) -> Window:
@@ -156,6 +165,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
             duration_s=window.duration_s,
         ),
         warnings=list(warnings(run, sent, client, server, correlation, check)),
+        integrity=run.integrity,
         config=config,
         workload=sent,
         client=client,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import UNSET
 
+from exporter.report.alerts import damage_lines, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
@@ -32,7 +33,9 @@ def warnings(
     check: SelfCheck,
 ) -> Iterator[str]:
     """Yield warnings, worst first, from the sections of a summary."""
+    yield from damage_lines(run.integrity)
     yield from _ending(run)
+    yield from torn_lines(run.integrity)
     yield from _failures(client)
     yield from run.notes
     yield from _scrapes(server)

@@ -15,9 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins as builtins
+
 from rundir.clock import Clock, iso_ms
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, create, write_json
+from sidecar.directory import MANIFEST, create, log_ends, write_json
 from sidecar.errors import CannotWrite, Interrupted, SidelightError
 from sidecar.options.config import as_recorded
 from sidecar.options.spans import SpanOptions
@@ -60,7 +62,8 @@ async def recorded(
 
     def close(status: str, **why: str) -> None:
         now_ns = clock.now_ns()
-        write_json(path / MANIFEST, manifest | {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns} | why)
+        ends = {"status": status, "ended_at": iso_ms(now_ns), "ended_ns": now_ns, "logs": builtins(log_ends(path))}
+        write_json(path / MANIFEST, manifest | ends | why)
 
     write_json(path / MANIFEST, manifest)
     try:

@@ -92,12 +92,15 @@ async def run_phase(
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
     for worker in session.workers:
         await worker.send(command)
-    await _drained(session)
-    record(session, "phase_end", phase=name, machine=msgspec.to_builtins(machine_load(ticks, read_ticks())))
+    started = await _drained(session)
+    machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
+    record(session, "phase_end", phase=name, started=started, machine=machine)
 
 
-async def _drained(session: Session) -> None:
-    """Wait until all workers have sent and recorded what they had, or until the user stops them."""
+async def _drained(session: Session) -> int:
+    """Wait until all workers have sent and recorded what they had, or until the user stops them; return how many
+    requests they have sent.
+    """
     drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
     stopped = asyncio.ensure_future(session.stop.wait())
     try:
@@ -106,7 +109,8 @@ async def _drained(session: Session) -> None:
             session.progress.stage("stopping: requests in flight are cancelled and recorded")
             for worker in session.workers:
                 await worker.send({"cmd": "stop"})
-        await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
+        tallies = await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
+        return sum(int(tally["started"]) for tally in tallies)
     except TimeoutError:
         raise WorkerDied(f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
     finally:

@@ -59,11 +59,12 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
         run_directory.require_free(options.out)
         require_ports(options)
         clock = anchor()
+        children = await stack.enter_async_context(AsyncExitStack())
         workers = [
-            await stack.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
+            await children.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
             for number in range(options.worker_count)
         ]
-        scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
+        scraper = await children.enter_async_context(Child("scraper", ["scraper.worker"]))
         # Ours are imported while theirs are.
         from scraper.targets.target import STALE_TICKS  # noqa: PLC0415
         from sidecar.live.view import LiveRun  # noqa: PLC0415
@@ -76,6 +77,8 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
         model = prepared.target.model
         recorded = manifests.recorded(options, options.out, command, clock, stop, about=prepared.about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
+        # They end before the manifest is closed, which states the ends of their logs.
+        await stack.enter_async_context(children.pop_all())
         stale_s = STALE_TICKS * options.scrape_interval
         live = reading.enter_context(
             LiveRun(

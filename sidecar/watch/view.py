@@ -33,6 +33,7 @@ from exporter.prometheus.snapshot import (
 )
 from rundir.access import masked
 from rundir.frames import LogTails
+from rundir.framing import GAP
 from scraper.series.log import LogReader
 from scraper.spans.log import Counts, StateRecord, decode
 from sidecar import VERSION
@@ -106,6 +107,8 @@ class WatchView:
             with self.failures.guard():
                 self._take_page(path, payload)
         for _, payload in self._tails.news(SPANS, in_turn=True):
+            if payload is GAP:
+                continue
             with self.failures.guard():
                 self._take_spans(payload)
         self._count_ended(now_ns, all_of_it=all_of_it)

@@ -78,9 +78,7 @@ async def test_a_growing_plan_is_followed(serve: Serve, wire: type[Wire], start:
     worker = await start(server.url)
     await worker.run(-1, -1, close=False, concurrency=2)
     await worker.until(lambda: len(server.peers) == 2)
-    worker.plan(-1, -1, -1, name="more")
-    with (worker.directory / "plan").open("ab") as out:
-        out.write((worker.directory / "more").read_bytes())
+    worker.plan(-1, -1, -1)
     assert (await worker.hear())["finished"] == 5
 
 

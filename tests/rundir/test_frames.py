@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import struct
 import tempfile
+import zlib
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import records
-from rundir import frames
+from rundir import frames, framing
 
 PLANNED = records.PlannedRequest(
     index=3, phase="measure", workload_class="x", path="/v1/chat/completions", body=b"{}", input_tokens=5, offset_ns=11
@@ -39,26 +42,114 @@ def _written(written: list[bytes]) -> bytes:
         return path.read_bytes()
 
 
+def _read(raw: bytes, *, pieces: int = 7) -> tuple[list[bytes], framing.Extent]:
+    """Return the payloads of a log that came in pieces, and how much of it was read."""
+    unframer = framing.Unframer()
+    read = [payload for begin in range(0, len(raw), pieces) for payload in unframer.feed(raw[begin : begin + pieces])]
+    read += unframer.finish()
+    return [payload for payload in read if payload is not framing.GAP], unframer.extent
+
+
+def _formerly(written: list[bytes]) -> bytes:
+    """Return a log as it was written in format 1."""
+    return b"".join(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload for payload in written)
+
+
+@given(payloads)
+def test_a_closed_log_says_what_it_held(written: list[bytes]):
+    """How many frames, their bytes, and a checksum of all; a reader that read as much finds the same."""
+    read, extent = _read(_written(written))
+    assert written == read
+    assert framing.LogEnd(frames=extent.frames, bytes=extent.bytes, checksum=extent.checksum) == extent.end
+    assert (len(written), 0, 0, 0) == (extent.frames, extent.lost_frames, extent.lost_bytes, extent.torn_bytes)
+
+
 @given(payloads, st.data())
 def test_any_prefix_of_a_log_reads_up_to_the_tear(written: list[bytes], data: st.DataObject):
-    """However a log is cut, the whole frames before the cut are read and nothing else."""
+    """However a log is cut, the whole frames before the cut are read and nothing else; what is left over is counted."""
     raw = _written(written)
     cut = data.draw(st.integers(0, len(raw)))
-    read, end = frames.split_frames(raw[:cut])
+    read, extent = _read(raw[:cut])
     assert written[: len(read)] == read
-    assert end == sum(8 + len(payload) for payload in read)
-    assert len(read) == len(written) or end + 8 + len(written[len(read)]) > cut
+    assert len(read) == len(written) or sum(16 + len(payload) for payload in written[: len(read) + 1]) > cut
+    assert (extent.end is None, 0) == (cut < len(raw), extent.lost_bytes)
+    assert extent.end is not None or cut == extent.bytes + extent.torn_bytes
 
 
 @given(payloads.filter(bool), st.data())
-def test_a_changed_byte_ends_the_reading_before_its_frame(written: list[bytes], data: st.DataObject):
-    """No frame from the damaged one on is given out."""
+def test_a_changed_byte_costs_its_frame_and_no_other(written: list[bytes], data: st.DataObject):
+    """What is behind it is read; where it is not the end that is damaged, the missing frame is known by its number."""
     raw = bytearray(_written(written))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] ^= data.draw(st.integers(1, 255))
-    read, end = frames.split_frames(raw)
-    assert written[: len(read)] == read
-    assert end <= at
+    read, extent = _read(bytes(raw), pieces=data.draw(st.integers(1, 50)))
+    ends = list(accumulate(16 + len(payload) for payload in written))
+    hit = sum(end <= at for end in ends)
+    assert [payload for place, payload in enumerate(written) if place != hit] == read
+    assert (int(hit < len(written)), hit == len(written)) == (extent.lost_frames, extent.end is None)
+    assert extent.lost_bytes + extent.torn_bytes > 0
+
+
+@given(payloads.filter(lambda written: len(written) > 1), st.data())
+def test_frames_that_are_gone_or_come_again_are_noticed(written: list[bytes], data: st.DataObject):
+    """Though each that is there is whole."""
+    raw = _written(written)
+    ends = [0, *accumulate(16 + len(payload) for payload in written)]
+    place = data.draw(st.integers(0, len(written) - 1))
+    frame = raw[ends[place] : ends[place + 1]]
+    read, extent = _read(raw[: ends[place]] + raw[ends[place + 1] :])
+    assert (1, written[:place] + written[place + 1 :]) == (extent.lost_frames, read)
+    read, extent = _read(raw[: ends[place]] + frame + raw[ends[place] :])
+    assert (written, len(frame)) == (read, extent.lost_bytes)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_to_their_end(raw: bytes):
+    """Magic words in the middle of nowhere included; every byte is accounted for."""
+    for data in (raw, raw.replace(b"\0", b"\xf5SLr"), b"\xf5SLr" + raw, b"\xf5SLe" * 9 + raw):
+        extent = _read(data)[1]
+        assert len(data) == extent.bytes + extent.lost_bytes + extent.torn_bytes + 32 * (extent.end is not None)
+
+
+def test_a_log_that_is_opened_again_goes_on(tmp_path: Path):
+    """Its frames are numbered on, and its new end counts all of them; so behind a tear."""
+    path = tmp_path / "log"
+    for number in range(5):
+        with frames.FrameLog(path) as log:
+            log.append(b"%d" % number)
+    assert ([b"0", b"1", b"2", b"3", b"4"], 5) == (list(frames.read_frames(path)), frames.log_end(path).frames)  # type: ignore[union-attr]
+    path.write_bytes(path.read_bytes()[:-40])  # the last frame and its end
+    assert frames.log_end(path) is None
+    with frames.FrameLog(path) as log:
+        log.append(b"5")
+    read, extent = _read(path.read_bytes())
+    assert [b"0", b"1", b"2", b"3", b"5"] == read
+    assert extent.lost_bytes > 0
+    assert extent.end == frames.log_end(path)
+
+
+@given(payloads, st.data())
+def test_a_log_of_format_1_reads_up_to_its_damage(written: list[bytes], data: st.DataObject):
+    """Run directories of earlier versions stay readable; all behind the damage is lost, and counted."""
+    raw = bytearray(_formerly(written))
+    assert written == _read(bytes(raw))[0]
+    if raw:
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] ^= data.draw(st.integers(1, 255))
+        read, extent = _read(bytes(raw))
+        ends = list(accumulate(8 + len(payload) for payload in written))
+        assert written[: sum(end <= at for end in ends)] == read
+        assert len(raw) == extent.bytes + extent.torn_bytes
+
+
+def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path):
+    """Empty ones mark gaps, and a length beyond 64 MiB is damage."""
+    with frames.FrameLog(tmp_path / "log") as log:
+        for payload in (b"", bytes(framing.MOST_BYTES + 1)):
+            with pytest.raises(ValueError, match="a record of"):
+                log.append(payload)
+        log.append(b"x")
+    assert [b"x"] == list(frames.read_frames(tmp_path / "log"))
 
 
 def test_records_come_back_as_they_were_written(tmp_path: Path):
@@ -89,9 +180,9 @@ def test_a_tail_sees_a_log_grow(tmp_path: Path):
     path.touch()
     with frames.FrameTail(path) as tail, path.open("ab", buffering=0) as out:
         assert tail.read_new() == []
-        out.write(raw[:15])
+        out.write(raw[:25])
         assert tail.read_new() == [b"one"]
-        out.write(raw[15:500_000])
+        out.write(raw[25:500_000])
         assert tail.read_new() == []
         out.write(raw[500_000:])
         assert tail.read_new() == [b"x" * 700_000, b"three"]

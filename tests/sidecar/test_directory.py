@@ -28,7 +28,6 @@ from scraper.targets.scrape import Scrape
 from sidecar.directory import (
     Event,
     Phase,
-    append_event,
     create,
     open_run,
     require_free,
@@ -101,9 +100,10 @@ def write(path: Path, what: Recorded) -> dict[str, list[int]]:
         log.append(scrape(number, waiting))
         sizes.setdefault("scrapes-0.log", []).append((raw / "scrapes-0.log").stat().st_size)
     log.close()
-    for event in what.events:
-        append_event(path, event)
-        sizes.setdefault("events.log", []).append((raw / "events.log").stat().st_size)
+    with FrameLog(raw / "events.log") as events_log:
+        for event in what.events:
+            events_log.append(msgspec.msgpack.encode(event))
+            sizes.setdefault("events.log", []).append((raw / "events.log").stat().st_size)
     return sizes
 
 
@@ -163,27 +163,56 @@ def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
             assert ["in_flight"] * (mine > 0) == [found[2] for found in row]
 
 
-@settings(max_examples=240)
-@given(recorded, st.booleans(), st.data())
-def test_damaged_logs_read_up_to_the_damage(what: Recorded, torn: bool, data: st.DataObject):
-    """Wherever each log is cut, or a byte of it is wrong, every record before that is there, and nothing else.
+@settings(max_examples=60)
+@given(recorded, st.data())
+def test_torn_logs_read_up_to_the_tear(what: Recorded, data: st.DataObject):
+    """Wherever each log is cut, every record before that is there, and nothing else.
 
-    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell. A record
-    that does not match its checksum ends its log: what comes behind cannot be told from noise.
+    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell.
     """
     with written(what) as (path, sizes):
         whole = {}
         for name, ends in sizes.items():
-            log = path / "raw" / name
-            at = data.draw(st.integers(0, ends[-1] - (not torn)), label=name)
+            at = data.draw(st.integers(0, ends[-1]), label=name)
             whole[name] = sum(end <= at for end in ends)
-            if torn:
-                os.truncate(log, at)
-            else:
-                raw = bytearray(log.read_bytes())
-                raw[at] ^= data.draw(st.integers(1, 255))
-                log.write_bytes(raw)
+            os.truncate(path / "raw" / name, at)
         check_prefix(path, what, whole)
+
+
+@settings(max_examples=60)
+@given(recorded, st.data())
+def test_a_changed_byte_costs_no_other_record_and_is_said(what: Recorded, data: st.DataObject):
+    """Of each log the records that it did not hit are there; no scrape has another value than it had."""
+    with written(what) as (path, sizes):
+        hit = {}
+        for name, ends in sizes.items():
+            at = data.draw(st.integers(0, ends[-1] - 1), label=name)
+            hit[name] = sum(end <= at for end in ends)
+            raw = bytearray((path / "raw" / name).read_bytes())
+            raw[at] ^= data.draw(st.integers(1, 255))
+            (path / "raw" / name).write_bytes(raw)
+        run = open_run(path)
+    assert sorted(hit) == [log.log for log in run.integrity.logs if log.state == "damaged"]
+    assert ("damaged" if hit else "unverified") == run.integrity.state
+    assert without(what.events, hit.get("events.log")) == list(run.events)
+    assert without(what.stats, hit.get("requests-0.log")) == list(run.worker_stats)
+    seen = [row for one in run.endpoints if one.series for row in one.values[:, 0].tolist()]
+    assert seen == what.waiting[: len(seen)]
+    assert len(seen) == hit.get("scrapes-0.log", 0)  # each row builds on the one before
+    first = len(what.stats)
+    for index, tokens in enumerate(what.tokens):
+        is_hit = first <= hit["requests-0.log"] < first + tokens + 3
+        found = [row for row in rows(run.requests) if row[0] == index]
+        if is_hit:
+            assert {"in_flight"} >= {row[2] for row in found}
+        elif hit["plan-measure.log"] != index:
+            assert [expected_row(index, tokens)] == found
+        first += tokens + 3
+
+
+def without(items: list[Any], place: int | None) -> list[Any]:
+    """Return a list but for the item at a place."""
+    return [item for number, item in enumerate(items) if number != place]
 
 
 def test_without_an_end_a_run_has_crashed(tmp_path: Path):
@@ -255,7 +284,7 @@ def test_records_of_requests_are_read(tmp_path: Path):
     whole = open_run(tmp_path / "run").timings
     assert ([5 * 10**9], 1) == (whole.arrival_ns.tolist(), sum(whole.refused.values()))
     raw = tmp_path / "run/raw/timings-0.log"
-    raw.write_bytes(raw.read_bytes()[:-1])
+    raw.write_bytes(raw.read_bytes()[:-40])
     assert (1, {}) == (len(open_run(tmp_path / "run").timings), open_run(tmp_path / "run").timings.refused)
 
 
@@ -352,20 +381,27 @@ def test_what_lies_in_a_strangers_directory_is_neither_followed_nor_read_for_eve
         assert (False, "ours", "mine") == ((path / name).is_symlink(), (path / name).read_text(), victim.read_text())
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "raw/requests-0.log"])
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path, name: str):
-    """A link may lead to any file of ours or to /dev/zero, and a FIFO has no end."""
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str):
+    """A link may lead to any file of ours or to /dev/zero, and a FIFO has no end. Of a log that is said as damage."""
     path = tmp_path / "run"
     write(path, Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
-    (path / name).rename(tmp_path / "elsewhere")
-    for make, reason in (
-        (lambda place: place.symlink_to(tmp_path / "elsewhere"), "is a link"),
-        (os.mkfifo, "is not a regular file"),
-    ):
-        make(path / name)
-        with pytest.raises((OSError, ConfigurationError), match=reason):
-            open_run(path)
-        (path / name).unlink()
+    reason = "is a link, and links are not followed" if kind == "link" else "is not a regular file"
+
+    def replace_by_none(name: str) -> None:
+        (path / name).rename(tmp_path / Path(name).name)
+        if kind == "link":
+            (path / name).symlink_to(tmp_path / Path(name).name)
+        else:
+            os.mkfifo(path / name)
+
+    replace_by_none("raw/requests-0.log")
+    run = open_run(path)
+    assert {"requests-0.log": reason} == {log.log: log.reason for log in run.integrity.logs if log.state == "damaged"}
+    assert 0 == len(run.requests)
+    replace_by_none("manifest.json")
+    with pytest.raises(ConfigurationError, match=rf"manifest\.json: {reason}"):
+        open_run(path)
 
 
 def test_json_is_strict(tmp_path: Path):

@@ -1,0 +1,228 @@
+"""How a log lies on disk: frames that know their place, and an end that says what the log held.
+
+Format 2, little-endian: a magic word of 4 bytes, `uint32` number of the frame in its file, `uint32` payload length,
+`uint32` CRC-32 of number, length and payload, payload. A writer that closes its log adds an end: a frame of another
+magic word whose payload states how many frames there were, their bytes, and the CRC-32 of their CRCs. A log may go on
+behind an end, which then counted only what came before it. A reader goes on behind what is damaged at the next magic
+word, and knows by the numbers how many frames it missed.
+
+Format 1, which is only read: `uint32` length, `uint32` CRC-32 of the payload, payload. What is behind the first damage
+is lost, for nothing tells where the next frame begins.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+GAP = b""  # among payloads: here something was lost; no payload is empty
+MOST_BYTES = 64 * 1024 * 1024  # of a payload
+_RECORD, _END = b"\xf5SLr", b"\xf5SLe"
+_MAGIC = _RECORD[:3]
+_HEAD = struct.Struct("<4sII")
+_CRC = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _CRC.size
+_END_PAYLOAD = struct.Struct("<IQI")
+_HEAD_1 = struct.Struct("<II")
+END_BYTES = _HEAD_BYTES + _END_PAYLOAD.size
+# What may be looked at in vain behind damage: a file of magic words alone would keep a reader for hours.
+_MOST_VAIN_BYTES = 8 * MOST_BYTES
+
+
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What a closed log held: its frames, their bytes with their heads, and the CRC-32 of their CRCs."""
+
+    frames: int
+    bytes: int
+    checksum: int
+
+
+class Framer:
+    """Frames the payloads of one log in their order, and knows what its end will state."""
+
+    def __init__(self, before: LogEnd | None = None) -> None:
+        """Go on behind what a file holds already; None: an empty one."""
+        before = before or LogEnd(frames=0, bytes=0, checksum=0)
+        self._frames, self._bytes, self._checksum = before.frames, before.bytes, before.checksum
+
+    def frame(self, payload: bytes) -> bytes:
+        """Return a payload as it is written. Raises ValueError for one that no reader would take."""
+        if not 0 < len(payload) <= MOST_BYTES:
+            raise ValueError(f"a record of {len(payload)} bytes, not 1 to {MOST_BYTES}")
+        head = _HEAD.pack(_RECORD, self._frames, len(payload))
+        crc = _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
+        self._frames += 1
+        self._bytes += _HEAD_BYTES + len(payload)
+        self._checksum = zlib.crc32(crc, self._checksum)
+        return head + crc + payload
+
+    @property
+    def extent(self) -> LogEnd:
+        """Return what was framed so far."""
+        return LogEnd(frames=self._frames, bytes=self._bytes, checksum=self._checksum)
+
+    def end(self) -> bytes:
+        """Return the end of the log as it is now."""
+        payload = _END_PAYLOAD.pack(self._frames, self._bytes, self._checksum)
+        head = _HEAD.pack(_END, self._frames, len(payload))
+        return head + _CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
+
+
+@dataclass(slots=True, kw_only=True)
+class Extent:
+    """How much of a log was read: frames, their bytes, and the CRC-32 of their CRCs.
+
+    lost_frames   are missing by their numbers
+    lost_bytes    belong to no whole frame, before the last one that was read; torn_bytes: behind it
+    end           what the log was closed with, None where there is nothing of the kind at its end
+    """
+
+    frames: int = 0
+    bytes: int = 0
+    checksum: int = 0
+    lost_frames: int = 0
+    lost_bytes: int = 0
+    torn_bytes: int = 0
+    end: LogEnd | None = None
+
+
+class Unframer:
+    """Gives the payloads of a log as its bytes come, in any pieces, and keeps its `extent`.
+
+    Before the first payload behind something that was lost stands a GAP.
+    """
+
+    def __init__(self) -> None:
+        self.extent = Extent()
+        self._pending = bytearray()
+        self._format = 0  # not known yet
+        self._next = 0  # number of the next frame
+        self._vain_bytes = 0
+        self._is_behind_gap = False
+        self._is_over = False  # of format 1, behind damage
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what comes next; return the payloads that became whole."""
+        self._pending += data
+        return self._take(last=False)
+
+    def finish(self) -> list[bytes]:
+        """Return the payloads behind what only looked like the beginning of a frame: nothing more comes.
+
+        More may be fed all the same, where a log was read that still grows.
+        """
+        return self._take(last=True)
+
+    def _take(self, *, last: bool) -> list[bytes]:
+        if not self._format:
+            self._format = self._format_of_first(last=last)
+        payloads: list[bytes] = []
+        if self._format == 2:
+            at = self._take_2(payloads, last=last)
+        elif self._format == 1:
+            at = self._take_1(payloads, last=last)
+        else:
+            return payloads
+        del self._pending[:at]
+        if last:
+            self._lose(len(self._pending))
+            self._pending.clear()
+        return payloads
+
+    def _format_of_first(self, *, last: bool) -> int:
+        """Return the format by the first frame; 2 of what begins with neither, and 0 where more must come to tell."""
+        data = self._pending
+        if data[:4] in (_RECORD, _END):
+            return 2
+        if len(data) < _HEAD_1.size:
+            return 2 if last and data else 0
+        length, crc = _HEAD_1.unpack_from(data)
+        end = _HEAD_1.size + length
+        if not 0 < length <= MOST_BYTES:
+            return 2
+        if end > len(data):
+            return 2 if last else 0
+        return 1 if zlib.crc32(memoryview(data)[_HEAD_1.size : end]) == crc else 2
+
+    def _take_1(self, payloads: list[bytes], *, last: bool) -> int:
+        data, at = self._pending, 0
+        while not self._is_over and at + _HEAD_1.size <= len(data):
+            length, crc = _HEAD_1.unpack_from(data, at)
+            begin = at + _HEAD_1.size
+            # Length 0 is never written, but is what a file shows whose blocks did not reach the disk.
+            self._is_over = not 0 < length <= MOST_BYTES
+            if self._is_over or begin + length > len(data):
+                break
+            payload = bytes(data[begin : begin + length])
+            self._is_over = zlib.crc32(payload) != crc
+            if not self._is_over:
+                payloads.append(payload)
+                self._keep(_HEAD_1.size + length, _CRC.pack(crc))
+                at = begin + length
+        if self._is_over or last:
+            self._lose(len(data) - at)
+            return len(data)
+        return at
+
+    def _take_2(self, payloads: list[bytes], *, last: bool) -> int:
+        data, at = self._pending, 0
+        while len(data) - at >= _HEAD_BYTES:
+            magic, number, length = _HEAD.unpack_from(data, at)
+            end = at + _HEAD_BYTES + length
+            if magic in (_RECORD, _END) and 0 < length <= MOST_BYTES:
+                if end > len(data) and not last:
+                    return at  # the rest of it may come
+                if end <= len(data) and self._accept(at, end, magic, number, payloads):
+                    at = end
+                    continue
+            following = data.find(_MAGIC, at + 1) if self._vain_bytes < _MOST_VAIN_BYTES else -1
+            if following < 0:
+                following = len(data) if last else max(at + 1, len(data) - len(_MAGIC))
+            self._lose(following - at)
+            at = following
+        return at
+
+    def _accept(self, begin: int, end: int, magic: bytes, number: int, payloads: list[bytes]) -> bool:
+        """Take the frame of these bytes if its checksum is right; return whether it is."""
+        data = memoryview(self._pending)
+        head_end = begin + _HEAD.size
+        crc, payload = bytes(data[head_end : begin + _HEAD_BYTES]), bytes(data[begin + _HEAD_BYTES : end])
+        right = zlib.crc32(payload, zlib.crc32(data[begin:head_end]))
+        data.release()
+        if _CRC.pack(right) != crc:
+            self._vain_bytes += end - begin
+            return False
+        extent = self.extent
+        if magic == _END:
+            extent.lost_frames += max(0, number - self._next)
+            self._next = max(self._next, number)
+            frames, size, checksum = _END_PAYLOAD.unpack(payload) if len(payload) == _END_PAYLOAD.size else (0, 0, 0)
+            extent.end = LogEnd(frames=frames, bytes=size, checksum=checksum)
+            extent.lost_bytes, extent.torn_bytes = extent.lost_bytes + extent.torn_bytes, 0
+        elif number < self._next:  # it came before
+            self._lose(end - begin)
+        else:
+            if number > self._next or self._is_behind_gap:
+                payloads.append(GAP)
+                self._is_behind_gap = False
+            extent.lost_frames += number - self._next
+            self._next = number + 1
+            payloads.append(payload)
+            self._keep(end - begin, crc)
+        return True
+
+    def _keep(self, size: int, crc: bytes) -> None:
+        extent = self.extent
+        extent.frames += 1
+        extent.bytes += size
+        extent.checksum = zlib.crc32(crc, extent.checksum)
+        extent.lost_bytes, extent.torn_bytes, extent.end = extent.lost_bytes + extent.torn_bytes, 0, None
+
+    def _lose(self, size: int) -> None:
+        if size:
+            self.extent.torn_bytes += size
+            self.extent.end = None
+            self._is_behind_gap = True

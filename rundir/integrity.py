@@ -1,0 +1,116 @@
+"""Whether the logs of a run directory are what their writers left: what was read against what was stated of them.
+
+A run that ends lists its logs and their ends in the manifest. A writer that is killed leaves no end: nothing tells
+then whether what is there is all that it had written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from rundir.fields import UNSET, Count, Reason, doc
+from rundir.framing import Extent, LogEnd
+
+State = Literal["whole", "unverified", "torn", "damaged"]
+_WORST_LAST = ("whole", "unverified", "torn", "damaged")
+
+
+class LogIntegrity(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of one log could be read."""
+
+    log: Annotated[str, doc("Its file in raw/.")]
+    state: Annotated[
+        State,
+        doc(
+            "whole: all that its writer states it wrote; unverified: read without loss, but its writer stated nothing; "
+            "torn: its writer was killed while it wrote; damaged: records are lost, or it is not the file that was "
+            "written."
+        ),
+    ]
+    frames: Annotated[Count, doc("Frames that were read.", "frames")]
+    lost_frames: Annotated[Count, doc("Frames that are known to be missing.", "frames")]
+    lost_bytes: Annotated[Count, doc("Bytes that belong to no whole frame, or are missing.", "bytes")]
+    unreadable: Annotated[Count, doc("Records that were whole, but made no sense, and were left out.", "records")]
+    reason: Annotated[Reason | msgspec.UnsetType, doc("Why it could not be read, or the first such record.")] = UNSET
+
+
+class Integrity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether results are derived from all that was recorded."""
+
+    state: Annotated[State, doc("That of the log that is worst off; damaged too where counts disagree.")]
+    logs: Annotated[list[LogIntegrity], doc("The logs, by name.")]
+    disagreements: Annotated[list[Reason], doc("Counts of the run that its logs contradict.")]
+
+
+NOTHING_READ = Integrity(state="unverified", logs=[], disagreements=[])
+
+
+class Unreadable(msgspec.Struct, kw_only=True):
+    """Records of a log that its writer has not written: how many, and what was wrong with the first."""
+
+    count: int = 0
+    reason: str = ""
+
+
+def integrity(
+    extents: Mapping[str, Extent],
+    stated: Mapping[str, LogEnd | None] | None,
+    *,
+    refused: Mapping[str, str],
+    unreadable: Mapping[str, Unreadable],
+    ended: bool,
+    disagreements: list[str],
+) -> Integrity:
+    """Judge logs by name: how much was read of them against what their writers stated.
+
+    `stated` is the manifest's list, None where it has none: the run was killed, or is of a version that wrote none.
+    `refused` are files that were not opened. Of a run that `ended` by itself a torn log is a damaged one, but where the
+    manifest says that its writer was killed.
+    """
+    names = sorted({*extents, *refused, *(stated or ())})
+    logs = [
+        _judged(
+            name,
+            extents.get(name),
+            (stated or {}).get(name),
+            reason=refused.get(name, "" if name in extents else "the file is missing"),
+            unreadable=unreadable.get(name, Unreadable()),
+            may_be_torn=not ended or (stated is not None and stated.get(name) is None),
+        )
+        for name in names
+    ]
+    states = [log.state for log in logs] or ["unverified"]
+    worst = max(states, key=_WORST_LAST.index)
+    return Integrity(state="damaged" if disagreements else worst, logs=logs, disagreements=disagreements)
+
+
+def _judged(
+    name: str, extent: Extent | None, end: LogEnd | None, *, reason: str, unreadable: Unreadable, may_be_torn: bool
+) -> LogIntegrity:
+    extent = extent or Extent()
+    end = end or extent.end
+    lost_frames, lost_bytes = extent.lost_frames, extent.lost_bytes + extent.torn_bytes
+    if end is not None:
+        lost_frames = max(lost_frames, end.frames - extent.frames)
+        lost_bytes = max(lost_bytes, end.bytes - extent.bytes)
+    is_other = end is not None and not lost_frames and end.checksum != extent.checksum
+    if is_other and not reason:
+        reason = "not the records that were written"
+    is_damaged = bool(reason or lost_frames or extent.lost_bytes or unreadable.count)
+    state: State = "unverified" if end is None else "whole"
+    if lost_bytes:
+        state = "torn"
+    if is_damaged or (lost_bytes and not may_be_torn):
+        state = "damaged"
+    return LogIntegrity(
+        log=name,
+        state=state,
+        frames=extent.frames,
+        lost_frames=lost_frames,
+        lost_bytes=lost_bytes,
+        unreadable=unreadable.count,
+        reason=reason or unreadable.reason or UNSET,
+    )
