@@ -21,7 +21,7 @@ import msgspec
 
 MOST_OUTPUT_TOKENS = 2**31 - 1
 MOST_LINE_BYTES = 32 * 1024 * 1024
-MOST_LIST_BYTES = 1024 * 1024 * 1024
+MOST_LIST_BYTES = 256 * 1024 * 1024
 
 _TEXTS = ("prompt", "text", "text_input")
 _LENGTHS = ("max_tokens", "output_tokens", "output_length", "output_tokens_count", "max_completion_tokens")
@@ -134,7 +134,7 @@ def _items(path: Path) -> Iterator[tuple[str, object]]:
     """Give the items of a JSON list, and where each stands. Raises PromptsError."""
     where = str(path)
     if path.stat().st_size > MOST_LIST_BYTES:
-        _fail(where, f"a JSON list of more than {MOST_LIST_BYTES >> 30} GiB; write one prompt a line instead")
+        _fail(where, f"a JSON list of more than {MOST_LIST_BYTES >> 20} MiB; write one prompt a line instead")
     items = _parsed(_decoded(path.read_bytes(), where).removeprefix(_BOM), where)
     if not isinstance(items, list):
         _fail(where, "must be a JSON list of prompts, or one JSON object a line")

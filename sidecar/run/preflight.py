@@ -114,7 +114,7 @@ def _cure_of_status(status: int, contact: Contact, *, ignore_eos: bool) -> str:
     if status in UNAUTHORIZED:
         return f"; {NO_KEY}"
     if status in {404, 405}:
-        return f"; choose the API that it offers with --endpoint, instead of {contact.endpoint}"
+        return f"; it does not seem to offer --endpoint {contact.endpoint}: choose one that it has"
     if status in _REFUSALS and ignore_eos and "ignore_eos" not in contact.extra:
         return "; where it does not know ignore_eos, add --no-ignore-eos"
     return ""

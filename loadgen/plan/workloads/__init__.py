@@ -282,16 +282,16 @@ def given(
             about=_about(label, seed, about, source=_OWN),
             held=len(conversations),
         )
-    file = prompts.read(path)
-    prompts.require(file, protocol)
+    own = prompts.read(path)
+    prompts.require(own, protocol)
     length = prompts.OUTPUT_TOKENS if output_tokens is None else output_tokens
     return Workload(
         label=label,
-        requests=prompts.requests(file, output_tokens=length, think_s=think_s),
-        about=_about(label, seed, prompts.about(file, output_tokens=length), source=_OWN),
-        notes=prompts.notes(file, output_tokens=length),
-        headers=file.headers,
-        held=len(file.requests),
+        requests=prompts.requests(own, output_tokens=length, think_s=think_s),
+        about=_about(label, seed, prompts.about(own, output_tokens=length), source=_OWN),
+        notes=prompts.notes(own, output_tokens=length),
+        headers=tuple(own.file.headers),
+        held=len(own.requests),
     )
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from loadgen.plan.prompts import GivenPrompt, PromptsError, read_prompts
+from loadgen.plan.prompts import GivenPrompt, PromptFile, PromptsError, read_prompts
 from loadgen.plan.tokenizers.reference import reference
 from loadgen.plan.workloads.content import token_ids
 from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
@@ -31,17 +31,12 @@ _NAMED = 4
 class Prompts:
     """The requests of a file in its order, a session as one; `max_tokens` 0 is a length that the file does not state.
 
-    headers  the header sets that requests name by their position
-    about    what a report states of the file
-    ignored  fields of the file that are not used, each with the first place where it stands
-    places   the first place of `messages` and of `headers`, which not every protocol has
+    about  which file it is
     """
 
     requests: tuple[WorkloadRequest, ...]
-    headers: tuple[Mapping[str, str], ...] = ()
+    file: PromptFile
     about: Mapping[str, Any]
-    ignored: Mapping[str, str]
-    places: Mapping[str, str]
 
 
 def read(path: Path) -> Prompts:
@@ -61,13 +56,7 @@ def _read(path: Path, _state: tuple[int, int]) -> Prompts:
         raise WorkloadError(str(error)) from error
     except OSError as error:
         raise unreadable(path, error, "--prompts") from error
-    return Prompts(
-        requests=tuple(map(_request, file.sessions)),
-        headers=tuple(file.headers),
-        about=about,
-        ignored=file.ignored,
-        places=file.places,
-    )
+    return Prompts(requests=tuple(map(_request, file.sessions)), file=file, about=about)
 
 
 def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
@@ -91,7 +80,7 @@ def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
 
 def require(prompts: Prompts, protocol: Protocol) -> None:
     """Raise WorkloadError where a prompt needs what a protocol does not have: roles, or headers of a single request."""
-    messages, headers = prompts.places.get("messages"), prompts.places.get("headers")
+    messages, headers = prompts.file.places.get("messages"), prompts.file.places.get("headers")
     if messages and not protocol.templated:
         raise WorkloadError(
             f"{messages}: messages: --endpoint {protocol.name} has no roles; give a prompt, or use --endpoint chat"
@@ -148,7 +137,7 @@ def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, 
             "unstated": lengths.count(0),
             "where_unstated": output_tokens,
         },
-        "header_names": sorted({name for headers in prompts.headers for name in headers}),
+        "header_names": sorted({name for headers in prompts.file.headers for name in headers}),
         "stand_in": False,
     }
 
@@ -156,9 +145,9 @@ def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, 
 def notes(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> tuple[str, ...]:
     """Return what the user is warned of: fields that are not used, and lengths that the file does not state."""
     texts = []
-    if prompts.ignored:
-        fields = ", ".join(f"{name} ({where})" for name, where in itertools.islice(prompts.ignored.items(), _NAMED))
-        more = f" and {len(prompts.ignored) - _NAMED} more" if len(prompts.ignored) > _NAMED else ""
+    if ignored := prompts.file.ignored:
+        fields = ", ".join(f"{name} ({where})" for name, where in itertools.islice(ignored.items(), _NAMED))
+        more = f" and {len(ignored) - _NAMED} more" if len(ignored) > _NAMED else ""
         texts.append(f"--prompts: fields that Sidelight does not use are ignored: {fields}{more}")
     stated = about(prompts, output_tokens=output_tokens)
     if unstated := stated["output_tokens"]["unstated"]:

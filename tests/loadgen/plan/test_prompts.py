@@ -221,6 +221,13 @@ def test_a_line_without_end_is_not_read_whole(write: Any, monkeypatch: pytest.Mo
         given(write(b'{"prompt": "' + b"a" * (1 << 20)))
 
 
+def test_a_list_is_read_whole_only_where_it_is_not_huge(write: Any, monkeypatch: pytest.MonkeyPatch):
+    """JSON lines have no such bound."""
+    monkeypatch.setattr(prompts, "MOST_LIST_BYTES", 1 << 20)
+    with pytest.raises(WorkloadError, match="a JSON list of more than 1 MiB; write one prompt a line instead"):
+        given(write(b'["' + b"a" * (1 << 20) + b'"]'))
+
+
 def test_a_protocol_without_roles_or_headers_says_so(write: Any):
     """Before anything is sent."""
     talk, headed = write([{"messages": TALK}], "m"), write([{"prompt": "a", "headers": {"A": "b"}}], "h")

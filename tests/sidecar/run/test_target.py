@@ -97,7 +97,7 @@ async def test_a_refusal_that_names_no_field_has_a_cure():
 
 
 @pytest.mark.parametrize(
-    ("status", "cure"), [(401, "set SIDELIGHT_API_KEY"), (404, "with --endpoint, instead of completions")]
+    ("status", "cure"), [(401, "set SIDELIGHT_API_KEY"), (404, "offer --endpoint completions: choose one")]
 )
 async def test_the_cure_of_a_status(status: int, cure: str):
     """What a request for one token is refused with says what to change."""
