@@ -32,7 +32,7 @@ from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
-from scraper.window.summary import server_summary
+from scraper.window.summary import Server, server_summary
 from scraper.window.window import Window
 from sidecar.directory import Run, open_run, write_json, write_text, write_whole
 from sidecar.errors import DamagedRun
@@ -142,11 +142,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
-    server = server_summary(
-        run.endpoints, window, _slice_ns(run), engine_version=manifest.get("target", {}).get("version")
-    )
-    if manifest.get("server_missing"):
-        server = msgspec.structs.replace(server, reason=manifest["server_missing"])
+    server = _server(run, window)
     stability = stability_of(measured, run.endpoints, rate=config.get("rate"), concurrency=config.get("concurrency"))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
     sent = workload(run)
@@ -177,6 +173,13 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
             draft=manifests.DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)
         ),
     )
+
+
+def _server(run: Run, window: Window) -> Server:
+    """Return what the engines stated; of a run that found no page, why."""
+    version, reason = run.manifest.get("target", {}).get("version"), run.manifest.get("server_missing")
+    server = server_summary(run.endpoints, window, _slice_ns(run), engine_version=version)
+    return msgspec.structs.replace(server, reason=reason) if reason else server
 
 
 def print_report(summary: Summary, path: Path) -> None:
