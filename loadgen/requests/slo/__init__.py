@@ -74,8 +74,8 @@ class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     unit: Annotated[Unit, doc("The unit of `bound` and `value`.")]
-    bound: Annotated[float, doc("The bound.")]
-    value: Annotated[float | None, doc("The run's value; null where it is infinite, or not known.")]
+    bound: Annotated[float, doc("The bound.", "as in `unit`")]
+    value: Annotated[float | None, doc("The run's value; null where it is infinite, or not known.", "as in `unit`")]
     bound_ms: Annotated[float | None, doc("The bound of a latency.", "ms")]
     value_ms: Annotated[float | None, doc("The run's value of a latency.", "ms")]
     count: Annotated[Count, doc("Number of values that are finite.", "values")]
