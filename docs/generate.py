@@ -46,9 +46,12 @@ others, an error says what to write, for all of them in one line. What the run d
 - `--header`: `Name: value`, `Name:value` and `Name=value`, and several values behind one option.
 - A mean and its standard deviation become one normal distribution: `--isl 512 --isl-stddev 64` is
   `--input-tokens normal:512,64`.
-- `--request-rate inf` with `--max-concurrency N` is what it is there: a closed loop of N requests. `--request-rate R`
-  with `--max-concurrency N` is a schedule of which at most N requests are in flight; the report says what that held
-  back.
+- `--temperature`, `--top-p` and other sampling parameters, and `--extra-inputs NAME:VALUE ...`, become fields of
+  `--extra-body`.
+- `--data` with a file is `--prompts FILE`; with a description of synthetic text the error has it in our options.
+- `--request-rate inf` is what it is there: with `--max-concurrency N` a closed loop of N requests, else all at once.
+  `--request-rate R` with `--max-concurrency N` is a schedule of which at most N requests are in flight; the report says
+  what that held back.
 - Lists of values (`--concurrency 1,2,4`) are a sweep there; here each value is a run of its own.
 """
 

@@ -287,7 +287,7 @@ def test_gamma_arrivals_are_the_pure_functions(runs: Runs):
         Arrival(kind="gamma", rate_per_s=60.0, burstiness=0.3), seed=42, count=12, duration_s=None
     ).tolist()
     assert expected == runs["gamma"].offsets_ns
-    assert "60 requests/s gamma" in runs["gamma"].out
+    assert "60 requests/s (gamma)" in runs["gamma"].out
 
 
 def test_bursts_have_pauses(runs: Runs):
@@ -311,7 +311,7 @@ def test_a_ramp_rises(runs: Runs):
     at_ms = np.array(runs["ramp"].offsets_ns) / MS
     assert 32 == pytest.approx(len(at_ms), abs=1)
     assert 9 == pytest.approx((at_ms < 500).sum(), abs=1)
-    assert "4 to 60 requests/s uniform" in runs["ramp"].out
+    assert "4 to 60 requests/s (uniform)" in runs["ramp"].out
 
 
 def test_a_barrier_releases_rounds(runs: Runs):
@@ -321,7 +321,7 @@ def test_a_barrier_releases_rounds(runs: Runs):
     assert all(len(set(moments.tolist())) == 1 for moments in rounds)
     ends = log.end_ns.reshape(3, 3)
     assert all(ends[number].max() <= log.submit_ns.reshape(3, 3)[number + 1].min() for number in (0, 1))
-    assert "closed loop, 3 at one instant" in runs["barrier"].out
+    assert "3 requests at one instant" in runs["barrier"].out
 
 
 def test_saved_requests_are_sent_again(runs: Runs):
@@ -416,7 +416,7 @@ def test_a_warm_up_by_the_draft(runs: Runs):
 def test_no_warm_up_is_a_cold_start(runs: Runs):
     """And the report says it."""
     run = runs["one"]
-    assert "Cold start: no warm-up" in " ".join(run.out.split())
+    assert ", no warm-up, " in " ".join(run.out.split())
     assert (True, None) == tuple(run.summary["methodology"]["warmup"][name] for name in ("cold_start", "drained"))
 
 

@@ -35,6 +35,7 @@ from sidecar.options.fields import (
     Quiet,
     Verbose,
     check_formats,
+    read_seconds,
 )
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.scrape import ScrapeOptions, check_scrape
@@ -91,7 +92,7 @@ app = App(
 def demo(  # noqa: PLR0913  an argument is an option
     *,
     rate: Annotated[float, Parameter(help="Requests per second.")] = 6.0,
-    duration: Annotated[float, Parameter(help="Seconds of measured load.")] = 7.0,
+    duration: Annotated[float, Parameter(help="Time of measured load.", converter=read_seconds)] = 7.0,
     seed: Annotated[int, Parameter(help="The same seed sends the same requests at the same times.")] = 42,
     engine: Annotated[
         Literal["vllm", "sglang", "trtllm"], Parameter(help="Engine whose metrics page is simulated.")

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.cli.messages import unused
-from sidecar.cli.peers import DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
+from sidecar.cli.peers import (
+    BODY_FIELDS,
+    DEVIATIONS,
+    EXTRA_INPUTS,
+    FLAGS_NOT_NEEDED,
+    HINTS,
+    NOT_NEEDED,
+    RENAMED,
+    VALUES,
+)
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
@@ -23,7 +33,8 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
-_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--formats")
+_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--formats", EXTRA_INPUTS)
+_PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +60,18 @@ class Translation:
     not_needed: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     deviations: dict[str, str] = field(default_factory=dict)
+    body: dict[str, object] = field(default_factory=dict)
 
     def add(self, option: _Option, flags: frozenset[str]) -> None:
         """Add an option and what stands behind it."""
         name, values = option.name, option.values
         if name in VALUES:
             self._add_value(option)
+        elif name in BODY_FIELDS or name == EXTRA_INPUTS:
+            self._add_to_body(option)
+        elif name == "--data" and values and _PROMPTS.fullmatch(values[0]):
+            self.arguments += ["--prompts", values[0]]
+            self.words += values[1:]
         elif name in HINTS:
             hint = HINTS[name]
             self.problems.append(f"{name}: {hint if isinstance(hint, str) else hint(' '.join(values))}")
@@ -93,7 +110,31 @@ class Translation:
             self.arguments += [ours, value][: 1 + len(option.values)]
         self.words += option.values[1:]
 
-    def join_deviations(self) -> None:
+    def _add_to_body(self, option: _Option) -> None:
+        """Add a field of every request's body, or several as NAME:VALUE or as one JSON object."""
+        own = _own_values(option.values) if option.name == EXTRA_INPUTS and option.values else 1
+        for value in option.values[:own]:
+            name, separator, text = value.partition(":")
+            given = _json(value if value.startswith("{") else text)
+            if option.name in BODY_FIELDS:
+                self.body[BODY_FIELDS[option.name]] = _json(value)
+            elif value.startswith("{") and isinstance(given, dict):
+                self.body |= given
+            elif separator and re.fullmatch(r"\w+", name):
+                self.body[name] = given
+            else:
+                self.problems.append(f"{EXTRA_INPUTS}: must be NAME:VALUE, or a JSON object as in --extra-body")
+        self.words += option.values[own:]
+
+    def finish(self) -> None:
+        """Add what several options make together: the body's fields, and distributions."""
+        if self.body and "--extra-body" in self.arguments:
+            self.problems.append(f"--extra-body: write the other fields into it, too: {', '.join(self.body)}")
+        elif self.body:
+            self.arguments += ["--extra-body", json.dumps(self.body)]
+        self._join_deviations()
+
+    def _join_deviations(self) -> None:
         """Make a mean and its deviation one normal distribution."""
         for mean, deviation in self.deviations.items():
             if deviation.strip("0.") == "":
@@ -127,7 +168,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     translation = Translation([arguments[0]], first.values)
     for option in typed:
         translation.add(option, flags)
-    translation.join_deviations()
+    translation.finish()
     if translation.problems:
         raise ConfigurationError("; ".join(translation.problems))
     translation.take_urls(arguments[0], url)
@@ -156,6 +197,15 @@ def _options(arguments: Sequence[str]) -> Iterator[_Option]:
 def _own_values(values: Sequence[str]) -> int:
     """Return how many of the values behind an option that takes several are its own: those before a URL."""
     return 1 + next((at for at, value in enumerate(values[1:]) if _is_url(value)), len(values) - 1)
+
+
+def _json(text: str) -> object:
+    """Return what a text says in JSON; what is not JSON is a text."""
+    try:
+        said: object = json.loads(text)
+    except ValueError:
+        return text
+    return said
 
 
 def _has(arguments: Sequence[str], pair: list[str]) -> bool:

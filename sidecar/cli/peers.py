@@ -27,6 +27,7 @@ RENAMED = {
     "--benchmark-grace-period": "--drain-timeout", "--request-timeout-seconds": "--request-timeout",
     "--num-warmups": "--warmup", "--warmup-request-count": "--warmup", "--num-warmup-requests": "--warmup",
     "--random-seed": "--seed", "--processor": "--tokenizer",
+    "--input-file": "--prompts", "--dataset-path": "--prompts",
     "--arrival-smoothness": "--burstiness", "--vllm-burstiness": "--burstiness",
     "--ramp-up-strategy": "--ramp", "--ramp-up-start-rps": "--rate", "--ramp-up-end-rps": "--ramp-to",
     "--server-metrics": "--metrics", "--server-metrics-formats": "--formats",
@@ -37,6 +38,7 @@ _APIS = {name: name for name in PROTOCOLS}
 _PATHS = {protocol.path: name for name, protocol in PROTOCOLS.items()}
 _PROFILES = {"poisson": "poisson", "constant": "uniform", "async": "uniform", "gamma": "gamma"}
 _FILES = "a file of prompts is --prompts FILE, a trace --trace FILE, a known data set --workload NAME --dataset FILE"
+_BY_LOOK = "--prompts knows a file by its look"
 _STREAMS = "a number of streams is --concurrency N, one at a time --concurrency 1, and a rate --rate R"
 # An option whose values have other names here, and what to write in place of a value that is not listed.
 VALUES: dict[str, tuple[str, dict[str, str], str]] = {
@@ -51,8 +53,22 @@ VALUES: dict[str, tuple[str, dict[str, str], str]] = {
     "--arrival-pattern": ("--arrival", _PROFILES, "choose with --arrival poisson, uniform or gamma"),
     "--rate-type": ("--arrival", _PROFILES, _STREAMS),
     "--profile": ("--arrival", _PROFILES, _STREAMS),
-    "--dataset-name": ("", {"random": "prompts are random by default"}, _FILES),
+    "--dataset-name": (
+        "",
+        {"random": "prompts are random by default", "custom": _BY_LOOK, "sharegpt": _BY_LOOK},
+        _FILES,
+    ),
+    "--custom-dataset-type": ("", {"single_turn": _BY_LOOK, "multi_turn": _BY_LOOK}, _FILES),
 }
+
+# Fields of every request's body, each by the option that has its value; --extra-inputs has their names with them.
+BODY_FIELDS = {
+    f"--{name.replace('_', '-')}": name
+    for name in (
+        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
+    )
+}  # fmt: skip
+EXTRA_INPUTS = "--extra-inputs"
 
 # Standard deviations, each with the option whose mean it belongs to.
 DEVIATIONS = {
@@ -74,6 +90,10 @@ FLAGS_NOT_NEEDED = {
     "--use-legacy-max-tokens": "max_tokens is what is sent",
     "--save-result": _ALWAYS_WRITTEN,
     "--save-detailed": _ALWAYS_WRITTEN,
+    "--append-result": _ALWAYS_WRITTEN,
+    "--export-http-trace": _ALWAYS_WRITTEN,
+    "--show-trace-timing": _ALWAYS_WRITTEN,
+    "--detect-saturation": "the report says by itself that a system was overloaded",
     "--no-gpu-telemetry": "power is read from this machine only, and only where it can be",
     "--disable-tqdm": _NO_DISPLAY,
     "--disable-progress": _NO_DISPLAY,
@@ -91,6 +111,8 @@ NOT_NEEDED = {
     "--export-level": _ALWAYS_WRITTEN,
     "--profile-export-level": _ALWAYS_WRITTEN,
     "--tokenizer-mode": "a tokenizer.json says itself what it is",
+    "--backend-type": "the API is chosen with --endpoint",
+    "--num-dataset-entries": "prompts do not repeat",
     "--label": "a run is named by its directory, --out DIR",
 }
 
@@ -107,7 +129,6 @@ def _synthetic(value: str) -> str:
     return f"write {' '.join(written)}" if written else "lengths are --input-tokens N --output-tokens N, " + _FILES
 
 
-_SAMPLING = "write --extra-body '{\"NAME\": VALUE}', a JSON object that is merged into every request"
 _SHARED = "describe shared prefixes in a workload file (prefixes or system_prompt, docs/workloads.md): --workload FILE"
 _SESSIONS = "describe sessions in a workload file (turns and think_time_s, docs/workloads.md): --workload FILE"
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
@@ -119,9 +140,6 @@ HINTS: dict[str, str | Callable[[str], str]] = {
     "--host": "give the server with --url http://HOST:PORT",
     "--port": "give the server with --url http://HOST:PORT",
     "--served-model-name": "the name that the server lists is --model NAME",
-    "--input-file": _FILES,
-    "--dataset-path": _FILES,
-    "--custom-dataset-type": _FILES,
     "--public-dataset": _FILES,
     "--fixed-schedule": "replay the moments of a trace with --arrival replay --trace FILE",
     "--random-range-ratio": "write the range of lengths, as in --input-tokens uniform:410-614",
@@ -136,11 +154,7 @@ HINTS: dict[str, str | Callable[[str], str]] = {
          "--conversation-turn-mean", "--session-turn-delay-mean", "--conversation-turn-delay-mean"), _SESSIONS
     ),
     "--goodput": 'write objectives with a percentile and a unit: --slo "ttft_p99<500ms,tpot_p99<50ms"',
-    "--extra-inputs": _SAMPLING,
-    **dict.fromkeys(
-        ("--temperature", "--top-p", "--top-k", "--min-p", "--frequency-penalty", "--presence-penalty",
-         "--repetition-penalty", "--logprobs"), _SAMPLING
-    ),
+    "--logprobs": "write --extra-body '{\"NAME\": VALUE}', a JSON object that is merged into every request",
     "--backend-kwargs": "headers are --header 'Name: value', the key is SIDELIGHT_API_KEY, --insecure trusts any "
     "certificate",
     "--backend-args": "headers are --header 'Name: value', the key is SIDELIGHT_API_KEY, --insecure trusts any "

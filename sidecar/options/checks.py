@@ -72,14 +72,14 @@ def check_run(options: RunOptions) -> RunOptions:
 
 
 def _without_endless_rate(options: RunOptions) -> RunOptions:
-    """Take --rate inf with --concurrency for what it is in vllm bench serve: a closed loop."""
+    """Take --rate inf for what it is in vllm bench serve: a closed loop as wide as the cap, else as the run is long."""
     if options.rate != math.inf:
         return options
-    if options.concurrency is not None:
-        return replace(options, rate=None)
+    width = options.concurrency if options.concurrency is not None else options.requests
+    if width is not None:
+        return replace(options, rate=None, concurrency=width)
     raise ConfigurationError(
-        "--rate inf: all requests at once is a closed loop as wide as the run is long; give --requests N and "
-        "--concurrency N instead, with the same N"
+        "--rate inf: all requests at once; add --requests N, or --concurrency N for so many in flight at a time"
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -16,6 +17,17 @@ from hypothesis import strategies as st
 from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
 from loadgen.plan.workloads import custom, distributions, mix
+from loadgen.plan.workloads.custom import parse_lengths
+from loadgen.plan.workloads.distributions import (
+    Choice,
+    Distribution,
+    Fixed,
+    Histogram,
+    LogNormal,
+    Normal,
+    Percentiles,
+    Uniform,
+)
 from loadgen.plan.workloads.fields import WorkloadError
 
 WHOLE = """
@@ -202,3 +214,49 @@ def test_the_documents_examples_are_workloads():
         custom.read_distribution(written, "input", custom.Bounds(least=0))
         kinds += written
     assert list(custom.KINDS) == kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("512", Fixed(512)),
+        ("fixed:512", Fixed(512)),
+        ("uniform:128-1024", Uniform(128, 1024)),
+        ("normal:512,64", Normal(512, 64)),
+        ("normal:512,64,min=1,max=2048", Normal(512, 64, 1, 2048)),
+        ("log-normal:5.5,1", LogNormal(5.5, 1)),
+        ("log-normal: 5.5, 1.0, max=9", LogNormal(5.5, 1.0, 1, 9)),
+        ("percentiles:50=156,95=892", Percentiles(((50, 156), (95, 892)))),
+        ("percentiles:50=156,95=892,min=2", Percentiles(((50, 156), (95, 892)), 2)),
+        ("choice:512,2048", Choice((512, 2048), (1, 1))),
+        ("choice:512=3,2048=1", Choice((512, 2048), (3, 1))),
+        ("histogram:1-100=30,100-500=70", Histogram((1, 100, 500), (30, 70))),
+        ('{"uniform": {"min": 4, "max": 8}}', Uniform(4, 8)),
+    ],
+)
+def test_lengths_in_an_option_are_those_of_a_file(text: str, expected: Distribution):
+    """Each kind has a short notation, and one grammar has both."""
+    assert expected == parse_lengths(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "many", "-1", "0", "1.5", "nan", "inf", "uniform", "uniform:5", "uniform:9-2", "uniform:1-2,3-4",
+        "normal:5", "normal:1,2,3", "normal:a,b", "normal:5,-1", "poisson:5", "choice:", "choice:1,x",
+        "percentiles:50=5", "histogram:0-10", "histogram:5=1", "histogram:0-10=1,x", "{", "{}", "[1]", "fixed:", ":",
+        "=", "percentiles:5,6",
+    ],
+)  # fmt: skip
+def test_lengths_that_cannot_be_read_say_what_can_be_written(text: str):
+    """One line, whatever it was."""
+    with pytest.raises(WorkloadError, match="write a number of tokens, or a distribution") as caught:
+        parse_lengths(text)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=40))
+def test_no_text_of_lengths_breaks_anything(text: str):
+    """It is read, or refused."""
+    with contextlib.suppress(WorkloadError):
+        parse_lengths(text)

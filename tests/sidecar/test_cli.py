@@ -92,7 +92,7 @@ Sidelight = Callable[..., Ended]
         ("http://127.0.0.1:9", "a URL alone is not a command; load the server with `sidelight run URL`"),
         ("profile", "profile: there is no such command; a server is loaded with `sidelight run"),
         (f"scrape {NOBODY} {NOBODY}", "--url: given more than once"),
-        (f"{RUN} --rate inf", "--rate inf: all requests at once is a closed loop"),
+        (f"{RUN} --rate inf", "--rate inf: all requests at once; add --requests N"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(sidelight: Sidelight, arguments: str, said: str):

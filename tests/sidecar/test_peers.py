@@ -11,7 +11,7 @@ import pytest
 from processes import Ended
 
 from sidecar.cli.arguments import translate
-from sidecar.cli.peers import DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
+from sidecar.cli.peers import BODY_FIELDS, DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
 from sidecar.options.fields import flag_of
 from sidecar.options.load import RunOptions
 
@@ -42,7 +42,7 @@ def test_a_value_that_is_not_known_here_names_our_option(sidelight: Sidelight, n
 
 def test_every_translation_is_to_an_option_and_hides_none():
     """No name of a table is an option of ours; each goes to one that is."""
-    tables = (RENAMED, VALUES, DEVIATIONS, FLAGS_NOT_NEEDED, NOT_NEEDED, HINTS)
+    tables = (RENAMED, VALUES, DEVIATIONS, BODY_FIELDS, FLAGS_NOT_NEEDED, NOT_NEEDED, HINTS)
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
     assert {"--endpoint"} == set(names) & OURS
@@ -122,7 +122,7 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("--backend openai --dataset-name sharegpt --dataset-path f.json --goodput ttft:500", ["--prompts", "--slo"]),
+        ("--backend openai --dataset-name hf --goodput ttft:500 tpot:50", ["--prompts FILE", "--slo"]),
         (
             '--target U --data {"prompt_tokens":512,"output_tokens":9,"output_tokens_stdev":8} --profile concurrent',
             ["write --input-tokens 512 --output-tokens normal:9,8", "--concurrency N"],
@@ -135,7 +135,9 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
             ),
             ["--url URL", "--concurrency N", "--requests N", "--input-tokens 512 --output-tokens 128", "--out DIR"],
         ),
-        ("--url U --input-file a.jsonl --custom-dataset-type single_turn --extra-inputs t:1", ["--prompts", "--extra"]),
+        ("--url U --custom-dataset-type mooncake_trace --fixed-schedule", ["--trace FILE", "--arrival replay"]),
+        ("--url U --temperature 0 --extra-body {}", ["--extra-body: write the other fields into it, too: temperature"]),
+        ("--url U --extra-inputs hush", ["--extra-inputs: must be NAME:VALUE"]),
         ("--url U --isl-stddev 64", ["--input-tokens normal:MEAN,64"]),
     ],
 )
@@ -144,6 +146,23 @@ def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str,
     ended = sidelight("run", *shlex.split(typed, posix='"' not in typed))
     assert (2, 1) == (ended.code, ended.err.count("\n"))
     assert [] == [text for text in said if text not in ended.err]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("--extra-inputs ignore_eos:true min_tokens:9", '--extra-body {"ignore_eos": true, "min_tokens": 9}'),
+        ('--extra-inputs {"a":{"b":1}} --temperature 0.5', '--extra-body {"a": {"b": 1}, "temperature": 0.5}'),
+        ("--top-p 0.9 --top-k 1", '--extra-body {"top_p": 0.9, "top_k": 1}'),
+        ("--input-file a.jsonl --custom-dataset-type single_turn", "--prompts a.jsonl"),
+        ("--dataset-name custom --dataset-path a.jsonl", "--prompts a.jsonl"),
+        ("--data my/prompts.jsonl", "--prompts my/prompts.jsonl"),
+    ],
+)
+def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
+    """Sampling parameters are merged into every request; a file of prompts is --prompts, whatever its format."""
+    name, _, value = ours.partition(" ")
+    assert ["run", name, value] == translate(["run", *typed.split()]).arguments
 
 
 def test_what_changes_nothing_is_said_once(sidelight: Sidelight):

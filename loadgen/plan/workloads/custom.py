@@ -42,7 +42,7 @@ _EXAMPLES = {
     "log-normal": "e.g. {mu: 5.5, sigma: 1.0, min: 32, max: 4096}",
     "percentiles": "e.g. {50: 156, 95: 892, 99: 2134}",
     "choice": "e.g. {values: [8192, 16384], weights: [1, 1]}",
-    "histogram": "e.g. {edges: [0, 100, 500], counts: [30, 70]}",
+    "histogram": "e.g. {edges: [1, 100, 500], counts: [30, 70]}",
 }
 
 
@@ -110,7 +110,7 @@ class _Sharing(msgspec.Struct, frozen=True, kw_only=True):
 _WRITTEN = {"normal": ("mean", "std"), "log-normal": ("mu", "sigma")}
 _SHORT = (
     "write a number of tokens, or a distribution: uniform:128-1024, normal:512,64, log-normal:5.5,1, "
-    "percentiles:50=156,95=892, choice:512,2048 or histogram:0-100=30,100-500=70"
+    "percentiles:50=156,95=892, choice:512,2048 or histogram:1-100=30,100-500=70"
 )
 
 

@@ -15,7 +15,7 @@ from loadgen.plan import workloads
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
 from sidecar.options.config import as_recorded, load_yaml
-from sidecar.options.fields import listen_address
+from sidecar.options.fields import listen_address, seconds
 from sidecar.options.load import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
 from sidecar.options.scrape import ScrapeOptions, check_scrape
 
@@ -307,3 +307,69 @@ def test_the_address_of_an_endpoint_is_understood(endpoint: str, url: str, expec
 def test_the_address_of_another_endpoint_is_named(url: str, problem: str):
     """With the option, or the URL, to give instead."""
     assert f"--url {URL}{url}: {problem}" in refusal(RunOptions(url=(URL + url,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("30", 30.0), ("0.5", 0.5), ("1e3", 1000.0), ("500ms", 0.5), ("30s", 30.0), ("5m", 300.0), ("1.5h", 5400.0),
+        ("2d", 172_800.0), ("1h30m", 5400.0), ("1m30s500ms", 90.5), ("-1", -1.0),
+    ],
+)  # fmt: skip
+def test_a_time_is_seconds_or_has_units(text: str, value: float):
+    """As in Prometheus' durations; bounds are checked apart from that."""
+    assert value == pytest.approx(seconds(text))
+
+
+@pytest.mark.parametrize("text", ["", "s", "30 s", "30x", "5 minutes", "1h-30m", "h1", "30S", "1h30"])
+def test_no_time(text: str):
+    """Anything else says what can be written."""
+    with pytest.raises(ValueError, match="must be seconds, or a number with ms, s, m, h or d, like 30s"):
+        seconds(text)
+
+
+def test_a_configuration_file_has_times_lists_and_mappings(tmp_path: Path):
+    """Mappings reach their options as JSON; times are converted where an option is."""
+    text = "duration: 5m\nworkload: {input: 512, output: {fixed: 3}}\nurl: [http://a, http://b]\ninput_tokens: 64\n"
+    assert {
+        "duration": "5m",
+        "workload": '{"input": 512, "output": {"fixed": 3}}',
+        "url": ["http://a", "http://b"],
+        "input_tokens": 64,
+    } == load_yaml(written(tmp_path, text), RunOptions)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"input_tokens": "0"},
+            "--input-tokens 0: tokens: 0 must be at least 1; write a number of",
+        ),
+        ({"output_tokens": "uniform:9-2"}, "--output-tokens uniform:9-2: uniform.min: 9 is above max 2"),
+        (
+            {"input_tokens": "64", "workload": "trace", "trace": Path("t"), "arrival": "replay"},
+            "--input-tokens and --w",
+        ),
+        (
+            {"input_tokens": "64", "workload": "conversation", "dataset": Path("d")},
+            "--input-tokens and --dataset d",
+        ),
+        ({"output_tokens": "64", "replay_requests": Path("r")}, "--output-tokens and --replay-requests exclude"),
+        ({"input_tokens": "64", "prompts": Path("p")}, "--prompts and --input-tokens exclude each other"),
+        ({"output_tokens": "normal:9,1", "prompts": Path("p")}, "--output-tokens normal:9,1: must be a number where"),
+        ({"rate": 2.0, "concurrency": 2, "barrier": True}, "--barrier and --rate exclude each other"),
+        ({"workload": '{"input": 5}'}, '--workload {"input": 5}: output: is missing; add it'),
+        ({"workload": "{"}, "--workload {: line 1, column 2: not YAML: "),
+    ],
+)
+def test_lengths_and_limits_that_cannot_be_used(options: dict[str, object], said: str):
+    """Both options are named where two contradict each other."""
+    assert refusal(dataclasses.replace(RunOptions(url=(URL,)), **options)).startswith(said)
+
+
+def test_all_requests_at_once_are_a_closed_loop():
+    """As wide as the cap, else as the run is long."""
+    for limits, width in (({"requests": 7}, 7), ({"requests": 7, "concurrency": 3}, 3)):
+        options = check_run(dataclasses.replace(RunOptions(url=(URL,)), rate=float("inf"), **limits))
+        assert (None, width, True, None) == (options.rate, options.concurrency, options.closed_loop, options.cap)
