@@ -72,6 +72,16 @@ WHERE_TTFT_WENT = Row(
             "Exact and tight can be read one by one. Of shared and mixed_traffic read means and quantiles only; many "
             "mixed ones say that somebody else uses the engine.",
             unit="reqps",
+            width=8,
+            height=6,
+        ),
+        stack(
+            "Requests by how their gateway's first output is known",
+            {"{{first_output}}": total("sidelight_gateway_requests_total", SIDECAR, by="first_output")},
+            "Of unknown, some of the gateway's time is in the part outside the engine: its spans came, and do not say "
+            "when its first output left. Of no_gateway, no span of one came.",
+            unit="reqps",
+            width=8,
             height=6,
         ),
         stack(
@@ -80,6 +90,7 @@ WHERE_TTFT_WENT = Row(
             "What to switch on or mend: spans that never come, clients that note no first token, pages that cannot be "
             "scraped. Filled by sidelight watch.",
             unit="reqps",
+            width=8,
             height=6,
         ),
     ),

@@ -73,6 +73,7 @@ def snapshot(step: int) -> Snapshot:
             },
             requests={"trace": 5 * step, "response": 0, "histogram": 0, "none": step},
             quality={"exact": 5 * step, "none": step},
+            gateways={"attribute": 4 * step, "no_gateway": step},
             missing={"no spans came": step},
         ),
         watch=WatchCounts(

@@ -164,6 +164,22 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     assert "complete" == derive(tmp_path / "watch").summary.status
 
 
+async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: Path):
+    """Once, with the attribute to set; its requests are counted as such."""
+    async with watching(tmp_path / "watch") as one:
+        for number in (1, 2):
+            sent = request(number)
+            del sent[1].attributes[:]
+            await one.send(sent)
+        counts = await one.until(lambda page: page[TRACE] == 2)
+        await one.told("the spans of gateway")
+        await one.end()
+    assert 2 == counts['sidelight_gateway_requests_total{first_output="unknown"}']
+    (line,) = (text for text in one.said if "the spans of gateway" in text)
+    assert "do not say when its first output left" in line
+    assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in line
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
 async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: Path):
     """At the same ports; spans that are sent again come, those of a request that it had half of too."""

@@ -12,10 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, SOURCES, TTFT_PARTS, Part, Parts
+from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, GATEWAY_REQUEST, SOURCES, TTFT_PARTS, Part, Parts
 from correlator.estimate.table import QUALITIES
+from correlator.gateways import FIRST_OUTPUT, GatewayPart
 from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize
 from rundir.columns import Texts
+
+# Of what parts consist of, what is on the page.
+INNER = (ENGINE_FRONTEND, GATEWAY_REQUEST)
+NO_GATEWAY = "no_gateway"
 
 
 def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[str] = ()) -> PartCounts:
@@ -26,9 +31,10 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     return PartCounts(
         ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
         e2e={(part.name, source): empty for part in E2E_PARTS for source in sources},
-        inner={(ENGINE_FRONTEND.name, source): empty for source in sources},
+        inner={(part.name, source): empty for part in INNER for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
+        gateways=dict.fromkeys((*FIRST_OUTPUT, NO_GATEWAY), 0),
         missing=dict.fromkeys(reasons, 0),
     )
 
@@ -47,9 +53,10 @@ def counted(
     return PartCounts(
         ttft=_observed(before.ttft, TTFT_PARTS, parts, np.where(parts.covered, parts.source, "")),
         e2e=_observed(before.e2e, E2E_PARTS, whole, np.where(ended, whole.source, "")),
-        inner=_observed(before.inner, (ENGINE_FRONTEND,), whole, np.where(ended, whole.source, "")),
+        inner=_observed(before.inner, INNER, whole, np.where(ended, whole.source, "")),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
+        gateways=_more(before.gateways, map(_first_output, parts.gateways[source != SOURCES[-1]].tolist())),
         missing=before.missing if reasons is None else _more(before.missing, reasons[reasons != ""]),
     )
 
@@ -69,6 +76,11 @@ def _observed(
             key = (part.name, name)
             after[key] = add(after[key], new) if key in after else new
     return after
+
+
+def _first_output(gateways: Sequence[GatewayPart]) -> str:
+    """Return how the first output of a request's outermost gateway is known."""
+    return gateways[0].first_by or FIRST_OUTPUT[-1] if gateways else NO_GATEWAY
 
 
 def _more(before: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:

@@ -56,6 +56,10 @@ ENGINE_COUNTERS = {
 }
 
 
+GATEWAYS_HELP = (
+    "Requests with a breakdown, by how the first output of the outermost gateway is known. unknown: some of its time "
+    "is in part network; no_gateway: no span of one came."
+)
 NETWORK_HELP = (
     "Part network is all time outside the engine and the gateways that are known by their spans: proxies are in it."
 )
@@ -181,11 +185,13 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
-    what = "What a part of each request's time consists of, where it is known: engine_frontend is in other."
+    what = "What parts of each request's time consist of, where it is known: engine_frontend of other, gateway_request "
+    what += "of gateway, before it called the next server."
     yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
     for name, what, label, numbers in (
         ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
         ("sidelight_breakdown_quality", "Requests by how good their breakdown is.", "quality", counts.quality),
+        ("sidelight_gateway_requests", GATEWAYS_HELP, "first_output", counts.gateways),
         ("sidelight_breakdown_missing", "Requests whose TTFT is not broken down, by why.", "reason", counts.missing),
     ):
         yield _series(CounterMetricFamily, name, what, (label,), numbers)

@@ -99,7 +99,8 @@ class PartCounts:
 
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
     what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
-    a breakdown is, `missing` by why a TTFT was not broken down.
+    a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
+    broken down.
     """
 
     ttft: Mapping[tuple[str, str], Cumulative]
@@ -107,6 +108,7 @@ class PartCounts:
     inner: Mapping[tuple[str, str], Cumulative]
     requests: Mapping[str, int]
     quality: Mapping[str, int]
+    gateways: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
 
 

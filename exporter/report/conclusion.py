@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
+from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
 from exporter.summary.breakdown import json_name
@@ -15,7 +16,6 @@ from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary
 from rundir.stats import Statistics
 
-FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
 NEARLY_ALL, MOSTLY = 0.9, 0.6  # of a whole
@@ -113,8 +113,8 @@ def _without_first_output(gateway: GatewaySummary) -> str:
     )
     return (
         f"The spans of gateway {_name(gateway)} do not say when its first output left. {inbound}at most "
-        f"{spoken(gateway.at_most_ms)} in it altogether. To see the rest, set {FIRST_CHUNK} (seconds) on its server "
-        "span."
+        f"{spoken(gateway.at_most_ms)} in it altogether. To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on "
+        "its server span."
     )
 
 

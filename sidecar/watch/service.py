@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from rundir.access import masked
@@ -296,6 +297,11 @@ async def _look_on(shared: Watch) -> None:
         async with shared.looking:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
+        for service in shared.view.half_known_gateways():
+            shared.warn_and_record(
+                f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
+                f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
+            )
         if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
             last_summary_s += SUMMARY_EVERY_S
             elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9

@@ -40,6 +40,7 @@ from sidecar import VERSION
 from sidecar.live.engine import EngineView
 from sidecar.live.errors import ErrorCount
 
+MOST_GATEWAYS = 20  # said by name
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 
 
@@ -62,6 +63,7 @@ class WatchView:
             e2e=bucketize([], LATENCY_BOUNDS_S),
         )
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
+        self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
         self._received = {"exports": 0, "spans": 0}
         self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
@@ -122,7 +124,16 @@ class WatchView:
             with self.failures.guard():
                 self._count_parts(requests)
 
+    def half_known_gateways(self) -> list[str]:
+        """Return the services of gateways whose spans do not say their first output, each once."""
+        fresh = [service for service, is_said in self._half_known.items() if not is_said]
+        self._half_known.update(dict.fromkeys(fresh, True))
+        return fresh
+
     def _count_parts(self, ended: Ended) -> None:
+        for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
+            if not gateway.first_by and len(self._half_known) < MOST_GATEWAYS:
+                self._half_known.setdefault(gateway.service, False)
         self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:

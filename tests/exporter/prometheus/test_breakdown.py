@@ -63,6 +63,9 @@ def test_requests_are_counted_by_source_quality_and_reason():
     totals = {source: found["sidelight_requests_total", (("source", source),)] for source in ("trace", "none")}
     assert {"trace": 4, "none": 1} == totals
     assert 4 == found["sidelight_breakdown_quality_total", (("quality", "exact"),)]
+    ways = ("attribute", "unknown", "no_gateway")
+    gateways = [found["sidelight_gateway_requests_total", (("first_output", way),)] for way in ways]
+    assert [3, 0, 1] == gateways
     missing = {reason: found["sidelight_breakdown_missing_total", (("reason", reason),)] for reason in REASONS}
     assert {"no_first_token": 1, "no_engine_span": 1} == {reason: n for reason, n in missing.items() if n}
 
