@@ -40,8 +40,8 @@ ANSWER_FIRST = Row(
         tile(
             "Generator lateness p99",
             {"p99": quantile(0.99, "sidelight_generator_schedule_lateness_seconds", SIDECAR, "$__range")},
-            "Can these numbers be trusted? How late our own requests left, against their schedule. Beyond a tenth of "
-            "the TTFT above, the load generator is part of what is measured: use more workers or a quieter machine.",
+            "Is this the load that was asked for? How late our own requests left, against their schedule. That changes "
+            "no latency; but later than the gap between them, they leave in bunches: use more workers or another host.",
             instant=True,
             steps=((None, "green"), (0.005, "orange"), (0.02, "red")),
         ),

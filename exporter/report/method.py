@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.report.format import ms, spoken
+from exporter.report.format import ms
 from exporter.report.load import sustained
 from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
@@ -105,7 +105,9 @@ def _beside(offset_ms: float) -> str:
 
 
 def _error(check: SelfCheck) -> Iterator[str]:
-    """Yield by how much a TTFT and a gap may be off, by the load generator's own error."""
-    ttft_ms, itl_ms = check.error_ms.ttft.p99, check.error_ms.itl.p99
-    if ttft_ms is not None and itl_ms is not None:
-        yield f"TTFT is right to within {spoken(ttft_ms)} (99 of 100 requests), ITL to within {spoken(itl_ms)}."
+    """Yield how far off latencies are and how late requests left, as far as no alert says it."""
+    if check.statement:
+        yield check.statement
+    arrivals = check.arrivals
+    if arrivals is not None and arrivals.sentence and not arrivals.distorted:
+        yield arrivals.sentence

@@ -46,8 +46,7 @@ def warnings(
         for endpoint in run.endpoints
         if alternates(endpoint)
     )
-    if check.trusted is False:
-        yield f"the load generator {check.verdict}: {'; '.join(check.reasons)}"
+    yield from _arrivals(check)
     yield from _comparability(client, correlation)
     yield from _estimates(run)
     yield from _blanks(run, client, correlation)
@@ -101,6 +100,15 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
     if lost or not records.records:
         matched = f"of {records.records} records of /perf_metrics {records.matched} are of our requests"
         yield "; ".join([matched, *lost])
+
+
+def _arrivals(check: SelfCheck) -> Iterator[str]:
+    """Yield that the load was another than the one asked for; why, where no distrust has said it already."""
+    arrivals, cause = check.arrivals, check.cause
+    if arrivals is None or not arrivals.distorted:
+        return
+    why = f" The reason: {cause.text}. {cause.cure}" if cause is not None and not check.reasons else ""
+    yield f"{arrivals.sentence}{why}"
 
 
 def _comparability(client: ClientSummary, correlation: Correlation) -> Iterator[str]:

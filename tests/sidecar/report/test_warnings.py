@@ -67,6 +67,9 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
     assert [] == said({})
 
 
+CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take another machine."}
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -106,8 +109,17 @@ def test_a_run_in_which_nothing_was_wrong_has_no_warning():
             ),
         ),
         (
-            {"check.trusted": False, "check.verdict": "was slow", "check.reasons": ["late"]},
-            "the load generator was slow: late",
+            {"check.arrivals.distorted": True, "check.arrivals.sentence": "They left late.", "check.cause": CAUSE},
+            "They left late. The reason: others took the processor. Take another machine.",
+        ),
+        (
+            {
+                "check.arrivals.distorted": True,
+                "check.arrivals.sentence": "They left late.",
+                "check.reasons": ["TTFT may be wrong"],
+                "check.cause": CAUSE,
+            },
+            "They left late.",
         ),
     ],
 )
