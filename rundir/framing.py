@@ -20,6 +20,7 @@ import msgspec
 
 GAP = b""  # among payloads: here something was lost; no payload is empty
 MOST_BYTES = 64 * 1024 * 1024  # of a payload
+MOST_INFLATED_BYTES = 128 * 1024 * 1024  # of one part of a record
 _RECORD, _END = b"\xf5SLr", b"\xf5SLe"
 _MAGIC = _RECORD[:3]
 _HEAD = struct.Struct("<4sII")
@@ -30,6 +31,23 @@ _HEAD_1 = struct.Struct("<II")
 END_BYTES = _HEAD_BYTES + _END_PAYLOAD.size
 # What may be looked at in vain behind damage: a file of magic words alone would keep a reader for hours.
 _MOST_VAIN_BYTES = 8 * MOST_BYTES
+
+
+def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
+    """Return what zlib packed, of which never more is in memory than so many bytes.
+
+    Raises ValueError for what is larger, cut off, or not packed by zlib: a few kilobytes may unpack to gigabytes.
+    """
+    inflating = zlib.decompressobj()
+    try:
+        data = inflating.decompress(packed, most_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"cannot be unpacked: {error}") from None
+    if len(data) > most_bytes:
+        raise ValueError(f"unpacks to more than {most_bytes} bytes")
+    if not inflating.eof:
+        raise ValueError("cannot be unpacked: it is cut off")
+    return data
 
 
 class LogEnd(msgspec.Struct, frozen=True, kw_only=True):

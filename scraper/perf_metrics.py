@@ -23,6 +23,7 @@ import numpy as np
 
 from rundir.columns import Floats, Ints, Texts
 from rundir.frames import FrameLog, read_frames
+from rundir.framing import inflate
 from rundir.stats import Missing
 from scraper.exposition import UNREADABLE_JSON
 from scraper.targets.scrape import Scrape, clock_of
@@ -31,8 +32,9 @@ NO_CLOCK = "its clock was never read"
 SHARED = "two engines shared the request (disaggregated serving), and a record has the times of each alone"
 MALFORMED = "not of the form of TensorRT-LLM's"
 DISORDER = "stamps out of order, or not set"
-_UNREADABLE = (*UNREADABLE_JSON, zlib.error)
+_UNREADABLE = (*UNREADABLE_JSON, ValueError)
 _COMPRESSION_LEVEL = 1
+_BODY_BYTES = 64 * 1024 * 1024  # a page has 16 MiB at most
 _MOST_S = 9e9  # beyond it int64 cannot hold ns
 _COLUMNS = dict.fromkeys(("arrival_ns", "first_token_ns", "last_token_ns", "error_ns"), "int64") | dict.fromkeys(
     ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s"), "float64"
@@ -53,8 +55,8 @@ class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     packed: bytes
 
     def body(self) -> bytes:
-        """Return the bytes of the reply. Raises zlib.error for what `TimingLog` has not written."""
-        return zlib.decompress(self.packed) if self.packed else b""
+        """Return the bytes of the reply. Raises ValueError for what `TimingLog` has not written."""
+        return inflate(self.packed, _BODY_BYTES) if self.packed else b""
 
 
 class _Times(msgspec.Struct, frozen=True):

@@ -152,7 +152,7 @@ def append_event(path: Path, event: Event) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
     try:
-        manifest = json.loads(read_regular(path / MANIFEST))
+        manifest = json.loads(read_regular(path / MANIFEST), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no {MANIFEST} here; give the --out of a run") from None
     except OSError as error:
@@ -162,6 +162,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or "run_id" not in manifest:
         raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the --out of a run")
     return manifest
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

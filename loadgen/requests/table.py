@@ -5,9 +5,9 @@ Here replies are parsed, once, after they were stamped: while a run goes, or lon
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from operator import attrgetter
@@ -22,6 +22,7 @@ from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from loadgen.transports.packing import COMPACT, PLAIN
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
+from rundir.framing import inflate
 
 CHARACTERS_A_TOKEN = 4
 
@@ -30,6 +31,11 @@ STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
+# Of a part: what becomes a number of 64 bits, and how far differences of two still do.
+_numbers = attrgetter(
+    "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "status", "end_ns"
+)
+_MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +164,13 @@ class RequestFold:
         return index in self._planned
 
     def add(self, part: RequestPart) -> None:
-        """Add what a request did; with its last missing part it is read. Raises ValueError as `unpack` does."""
+        """Add what a request did; with its last missing part it is read.
+
+        Raises ValueError for a part that no worker has written, as `unpack` does.
+        """
+        numbers = _numbers(part)
+        if min(numbers) < -1 or max(numbers) >= _MOST:
+            raise ValueError(f"a part of request {part.index} whose numbers are out of bounds")
         parts = self._parts.setdefault(part.index, [])
         if not parts:
             self.sent[self._planned.get(part.index, _UNPLANNED).phase] += 1
@@ -182,11 +194,12 @@ class RequestFold:
     def table(self) -> RequestLog:
         """Return all requests so far, by ascending index, those in flight as they are now."""
         self._lay_out()
-        in_flight = [
-            row
-            for index, parts in self._parts.items()
-            if (row := _row(parts, self._planned.get(index, _UNPLANNED), self._protocol)) is not None
-        ]
+        in_flight = []
+        for index, parts in self._parts.items():
+            # What no worker has written is noticed in a request that ended when it is read, and counted there.
+            with suppress(ValueError):
+                if (row := _row(parts, self._planned.get(index, _UNPLANNED), self._protocol)) is not None:
+                    in_flight.append(row)
         whole = concat([*self._tables, _columns(in_flight, self._run_id)])
         return take(whole, np.argsort(whole.index, kind="stable"))
 
@@ -246,7 +259,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 def unpack(part: RequestPart) -> Reads:
     """Return the reads of a part. Raises ValueError when it is packed in a way that is not known here."""
-    body = zlib.decompress(part.body) if part.body else b""
+    body = inflate(part.body) if part.body else b""
     if part.packing == PLAIN:
         ends = np.frombuffer(part.read_ends, np.int64)
         return Reads(stamps_ns=np.frombuffer(part.reads_ns, np.int64), ends=ends, body=body)

@@ -18,13 +18,14 @@ import numpy as np
 
 from rundir.columns import Floats
 from rundir.frames import FrameLog, Rotation, read_frames
-from rundir.framing import GAP
+from rundir.framing import GAP, inflate
 from scraper.exposition import MalformedPage, PageReader, Series
 from scraper.targets.scrape import Scrape
 
 _COMPRESSION_LEVEL = 1
 _WHOLE_EVERY = 64  # rows of a target
 LOST = "lost: a record that it builds on is damaged"
+_LAYOUT_BYTES = 64 * 1024 * 1024  # of 50,000 series; a page has 16 MiB at most
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
 
 
@@ -194,7 +195,7 @@ class LogReader:
         if isinstance(record, FailureRecord):
             return record
         if isinstance(record, LayoutRecord):
-            self._layouts[record.id] = record.url, _series_decoder.decode(zlib.decompress(record.series))
+            self._layouts[record.id] = record.url, _series_decoder.decode(inflate(record.series, _LAYOUT_BYTES))
             self._last.pop(record.url, None)  # its next row is encoded against zeros
             self._lost.discard(record.url)
             return None
@@ -256,6 +257,6 @@ def _delta(values: Floats, before: Floats) -> bytes:
 
 
 def _with_delta(before: Floats, delta: bytes) -> Floats:
-    planes = np.frombuffer(zlib.decompress(delta), dtype=np.uint8).reshape(8, -1)
+    planes = np.frombuffer(inflate(delta, before.nbytes), dtype=np.uint8).reshape(8, -1)
     bits = np.ascontiguousarray(planes.T).view(np.uint64)[:, 0]
     return (bits ^ before.view(np.uint64)).view(np.float64)

@@ -15,9 +15,11 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from rundir.frames import FrameLog, Rotation, read_frames
+from rundir.framing import inflate
 from scraper.spans.received import ReceivedSpan, received_spans
 
 _COMPRESSION_LEVEL = 1
+_BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
     def body(self) -> bytes:
         """Return the bytes of the ExportTraceServiceRequest."""
-        return zlib.decompress(self.packed)
+        return inflate(self.packed, _BODY_BYTES)
 
     def spans(self) -> Iterator[ReceivedSpan]:
         """Inflate and parse the export, and give each of its spans.
@@ -67,7 +69,7 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
         """
         try:
             request = ExportTraceServiceRequest.FromString(self.body())
-        except (DecodeError, zlib.error) as error:
+        except (DecodeError, ValueError) as error:
             raise ValueError(f"not an export: {error}") from error
         return received_spans(request, self.received_ns)
 

@@ -34,8 +34,8 @@ from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import Server, server_summary
 from scraper.window.window import Window
-from sidecar.directory import Run, open_run, write_json, write_text, write_whole
-from sidecar.errors import DamagedRun
+from sidecar.directory import MANIFEST, RAW, Run, one_line, open_run, write_json, write_text, write_whole
+from sidecar.errors import ConfigurationError, DamagedRun
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
@@ -43,6 +43,9 @@ from sidecar.report.warnings import warnings
 from sidecar.run import manifest as manifests
 
 SUMMARY = "summary.json"
+# What evaluating raises where a manifest or a record says something that no run does.
+_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+_MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
 UNTESTED = "no test of the draft was run; this is a plain measurement"
 
 
@@ -56,8 +59,17 @@ class Derived:
 
 
 def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
-    """Read a run directory and derive its files as `derive_run` does. Raises ConfigurationError where there is none."""
-    return derive_run(open_run(path), formats)
+    """Read a run directory and derive its files as `derive_run` does.
+
+    Raises ConfigurationError where there is none, or one that holds what no run has written.
+    """
+    try:
+        return derive_run(open_run(path), formats)
+    except _IMPOSSIBLE as error:
+        raise ConfigurationError(
+            f"{path}: cannot be evaluated: {MANIFEST} or {RAW}/ holds what no run writes ({type(error).__name__}: "
+            f"{one_line(error)}); restore them from a copy, or if nothing has changed them, report this as a defect"
+        ) from error
 
 
 def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
@@ -113,7 +125,10 @@ def window_of(run: Run) -> Window:
     kept_ns = [int(endpoint.response_ns[0]) for endpoint in run.endpoints if len(endpoint.response_ns)]
     if run.manifest["config"].get("keep") and kept_ns:
         start_ns = max(start_ns, min(kept_ns))
-    return Window(start_ns=start_ns, end_ns=max(start_ns, *last))
+    window = Window(start_ns=start_ns, end_ns=max(start_ns, *last))
+    if window.duration_s * 1e9 > _MOST_SLICES * _slice_ns(run):
+        raise ValueError(f"a measured window of {window.duration_s:.3g} s in slices of {_slice_ns(run) / 1e9:g} s")
+    return window
 
 
 def summarise(run: Run, window: Window, times: Correlated) -> Summary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from sent_requests import parts, planned
 from sent_spans import TRACE, call, engine, export, gateway
 from series import scraped
 
-from loadgen.records import WorkerStat, append_record, plan_end
+from loadgen.records import RequestPart, WorkerStat, append_record, plan_end
 from loadgen.requests.table import RequestLog
 from rundir.frames import FrameLog
+from rundir.framing import MOST_INFLATED_BYTES
 from scraper.perf_metrics import TimingLog
-from scraper.series.log import ScrapeLog
+from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
 from scraper.targets.scrape import Scrape
 from sidecar.directory import (
@@ -35,6 +37,7 @@ from sidecar.directory import (
     write_whole,
 )
 from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.report.derive import derive
 from sidecar.run.phases import last_answered
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
@@ -402,6 +405,66 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str):
     replace_by_none("manifest.json")
     with pytest.raises(ConfigurationError, match=rf"manifest\.json: {reason}"):
         open_run(path)
+
+
+BOMB = zlib.compress(bytes(MOST_INFLATED_BYTES + 1), 1)
+STAMPS = {"tick_ns": 1, "request_ns": 1, "response_ns": 2}
+
+
+@pytest.mark.parametrize(
+    ("log", "records", "reason"),
+    [
+        ("requests-0.log", [b"no record"], "Expected"),
+        ("requests-0.log", [RequestPart(index=2**63, last=True)], "out of bounds"),
+        ("requests-0.log", [RequestPart(index=1, last=True, end_ns=2**63 - 1)], "out of bounds"),
+        ("requests-0.log", [RequestPart(index=1, last=True, packing=9)], "packed in way 9"),
+        ("requests-0.log", [RequestPart(index=1, last=True, body=BOMB)], "unpacks to more than"),
+        ("scrapes-0.log", [RowRecord(layout=7, delta=b"", **STAMPS)], "7"),
+        ("scrapes-0.log", [LayoutRecord(id=0, url="http://x", series=b"xx")], "cannot be unpacked"),
+        ("scrapes-0.log", [LayoutRecord(id=0, url="http://x", series=BOMB)], "unpacks to more than"),
+        ("spans-0.log", [ExportRecord(received_ns=1, via="grpc", packed=zlib.compress(b"\xff" * 3))], "not an export"),
+        ("spans-0.log", [ExportRecord(received_ns=1, via="grpc", packed=BOMB)], "unpacks to more than"),
+        ("events.log", [b"\x93\x01\xa1x\xa1y"], "Expected"),
+        ("hardware.log", [b"\x90"], "Expected"),
+        ("timings-0.log", [b"\xc1"], "MessagePack"),
+    ],
+)
+def test_a_record_that_no_process_writes_is_left_out(
+    tmp_path: Path, log: str, records: list[bytes | msgspec.Struct], reason: str
+):
+    """Whatever has the right checksum: it is counted, the reason is that of the first, and the rest is read."""
+    path = tmp_path / "run"
+    write(path, Recorded(tokens=[2], waiting=[3], stats=[], events=[]))
+    with FrameLog(path / "raw" / log) as frame_log:
+        frame_log.append(*(one if isinstance(one, bytes) else msgspec.msgpack.encode(one) for one in records))
+    run = open_run(path)
+    (damaged,) = [one for one in run.integrity.logs if one.state == "damaged"]
+    assert (log, len(records)) == (damaged.log, damaged.unreadable)
+    assert isinstance(damaged.reason, str)
+    assert reason in damaged.reason
+    assert (["ok"], 1) == (run.requests.status.tolist(), len(run.endpoints))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ('{"run_id": "r", "config": {}}', "holds what no run writes"),
+        ('{"run_id": "r", "config": []}', "holds what no run writes"),
+        ('{"run_id": "r", "config": {"endpoint": "zzz"}}', "holds what no run writes"),
+        ('{"run_id": "r", "config": {"slice_duration": NaN}}', "NaN is no JSON"),
+        ('{"run_id": "r", "logs": {"a.log": {}}}', "logs: Object missing required field"),
+        ("[" * 200_000, "cannot be read: maximum recursion depth"),
+        ("\0", "cannot be read"),
+        ("[]", "not the manifest of a run"),
+    ],
+)
+def test_a_manifest_that_no_run_writes_is_one_line(tmp_path: Path, manifest: str, reason: str):
+    """Exit 2 with the file and the cure, not a defect of ours."""
+    path = create(tmp_path / "run")
+    (path / "manifest.json").write_text(manifest)
+    with pytest.raises(ConfigurationError, match=reason) as error:
+        derive(path)
+    assert "manifest.json" in str(error.value)
 
 
 def test_json_is_strict(tmp_path: Path):
