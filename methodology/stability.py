@@ -27,10 +27,11 @@ LEAST_SCRAPES = 10
 INTERVALS = 40  # of the judged time
 # Shares of the arrivals: less left over is not called growing, less left over at most is called stable.
 LEAST_GROWTH, TOLERATED_GROWTH = 0.02, 0.05
-# Kendall's tau of what grows, by the client alone and where the engine's queue was never empty; and of what is stable.
+# Kendall's tau. Where requests and times in flight grow: of one the first at least, of both the last; what is stable
+# stays below that. Where requests always waited: of those in flight the second.
 RISING, RISING_BY_PAGE, STEADY = 0.7, 0.6, 0.5
 LONGER = 0.1  # by how much of the first requests' time in flight the later ones' must grow
-ALWAYS, SELDOM = 0.95, 0.5  # share of the scrapes that saw requests wait
+ALWAYS, SELDOM, NEVER = 0.95, 0.5, 0.05  # share of the scrapes that saw requests wait
 # Of a load hardly longer than its requests: the later half against the first ones; the same where times in flight rise
 # that steeply; how many of the arrivals wait. A load shorter than that share of a request is one burst.
 TIMES_LONGER, TIMES_STEEP, STEEP, MOST, BURST = 3.0, 2.0, 1.0, 0.5, 0.25
@@ -196,26 +197,24 @@ def _judge(flow: _Flow, evidence: Stability, in_flight: Trend) -> tuple[Verdict,
     growth, judged_s, rising = evidence.growth or 0.0, _judged_s(evidence), in_flight.rising
     longer = residence is not None and residence.low > 0 and residence.slope * judged_s > LONGER * flow.took_s
     slope = f"by {in_flight.slope:.2g} a second ({100 * growth:.0f} % of the arrivals)"
-    if growth >= LEAST_GROWTH and (
-        (evidence.ci95 is not None and evidence.ci95[0] > 0 and (residence is None or residence.rising > 0))
-        or (in_flight.low > 0 and rising >= RISING and longer)
-        or (in_flight.low > 0 and rising >= RISING_BY_PAGE and queued is not None and queued >= ALWAYS)
-    ):
+    walked = evidence.ci95 is not None and evidence.ci95[0] > 0 and (residence is None or residence.rising > 0)
+    both = [] if residence is None or not longer else [rising, residence.rising]
+    together = both and max(both) >= RISING and min(both) >= STEADY
+    always = queued is not None and queued >= ALWAYS
+    by_page = always and (longer or rising >= RISING_BY_PAGE)
+    if growth >= LEAST_GROWTH and (walked or (in_flight.low > 0 and (together or by_page))):
         return "growing", f"requests in flight rose {slope} for as long as the load lasted"
-    if queued is not None and queued >= ALWAYS:
+    if always:
         return "undecided", (
             "requests always waited in the engine, but those in flight did not surely rise: the load is about what the "
             "system can serve"
         )
-    if not longer and rising < STEADY:
-        if queued is not None and queued < SELDOM:
-            seen = f"requests waited in {100 * queued:.0f} % of the scrapes"
-            return "stable", f"{seen}, and those in flight did not rise"
-        if in_flight.high * judged_s < TOLERATED_GROWTH * evidence.arrivals:
-            return (
-                "stable",
-                f"requests in flight did not rise, or by less than {100 * TOLERATED_GROWTH:.0f} % of the arrivals",
-            )
+    is_even = rising < STEADY or in_flight.low <= 0
+    if queued is not None and not longer and is_even and queued < (SELDOM if rising < STEADY else NEVER):
+        return "stable", f"requests waited in {100 * queued:.0f} % of the scrapes, and those in flight did not rise"
+    if not longer and rising < STEADY and in_flight.high * judged_s < TOLERATED_GROWTH * evidence.arrivals:
+        most = f"{100 * TOLERATED_GROWTH:.0f} % of the arrivals"
+        return "stable", f"requests in flight did not rise, or by less than {most}"
     return "undecided", f"requests in flight moved {slope}, which may be chance; a longer run can tell"
 
 

@@ -16,11 +16,11 @@ def overload(summary: Summary) -> Iterator[str]:
         return
     offered = rates.offered_requests_per_s or rates.realised_requests_per_s
     capacity = cell(stability.capacity_per_s)
-    served = f", {capacity} were served"
+    served = capacity
     if not rates.ended_in_load:
-        served = " and none ended meanwhile" + (f" ({capacity} were served in the drain)" if capacity != "-" else "")
+        served = "none meanwhile" + (f" ({capacity} in the drain)" if capacity != "-" else "")
     yield (
-        f"Overloaded: {cell(offered)} requests/s were offered{served}; {rates.open_at_end} of "
+        f"Overloaded: {cell(offered)} requests/s were offered, and the system served {served}; {rates.open_at_end} of "
         f"{summary.client.requests.sent} requests were still open when the load ended, after {cell(rates.load_s)} s. "
         "Latencies grew for as long as it lasted: their percentiles depend on the length of the run and are not the "
         "service's."

@@ -40,9 +40,9 @@ def test_an_overloaded_run_says_so_before_anything_else():
     """What was offered, what was served meanwhile, what was left open, and what that makes of latencies."""
     text = as_text(loaded_run(2.0, seconds=60))
     assert words(text).startswith(
-        "! Overloaded: 12.4 requests/s were offered, 5.81 were served; 407 of 743 requests were still open when the "
-        "load ended, after 59.9 s. Latencies grew for as long as it lasted: their percentiles depend on the length of "
-        "the run and are not the service's. sidelight"
+        "! Overloaded: 12.4 requests/s were offered, and the system served 5.81; 407 of 743 requests were still open "
+        "when the load ended, after 59.9 s. Latencies grew for as long as it lasted: their percentiles depend on the "
+        "length of the run and are not the service's. sidelight"
     )
 
 
@@ -50,7 +50,7 @@ def test_an_overload_in_which_nothing_ended_gives_the_rate_of_the_drain():
     """As of a real engine that was offered seven times what it could serve, for ten seconds."""
     (line,) = overload(loaded_run(4.8 / 0.7, seconds=10, per_s=0.7, servers=16))
     assert re.match(
-        r"Overloaded: 4\.\d+ requests/s were offered and none ended meanwhile \(0\.\d+ were served in the dr", line
+        r"Overloaded: 4\.\d+ requests/s were offered, and the system served none meanwhile \(0\.\d+ in the dr", line
     )
     assert "; 46 of 46 requests were still open" in line
 

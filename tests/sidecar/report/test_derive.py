@@ -4,18 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from recordings import request_log
-from series import PREFILL, QUEUE, gauge, histogram, scraped
+from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
+from exporter.report import as_text
 from exporter.report.conclusion import where_it_went
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
 from scraper.targets.scrape import Scrape
 from sidecar.directory import Event, Run
-from sidecar.report.correlation import correlated
+from sidecar.report.correlation import ONLY_GREW, correlated, correlation_of
 from sidecar.report.derive import summarise, window_of
 
 SECOND = 10**9
@@ -140,3 +142,44 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     found = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
     assert ("client spans", 1.0, 50.0) == (found.source, found.covered_ratio, pytest.approx(found.p50))
     assert found.p50 == pytest.approx(found.intervals["p50"].low)
+
+
+def overloaded() -> Run:
+    """Return 200 requests in 40 s to an engine that serves one a second, whose replies and page show the queue."""
+    rows_of = [request(sent_s=1 + n / 5, ended_s=2 + n) for n in range(200)]
+    queue_ms = [1e3 * (one["end_ns"] - one["submit_ns"]) / SECOND - 900.0 for one in rows_of]
+    times = {"server_queue_ms": np.array(queue_ms), "server_prefill_ms": np.full(200, 100.0)}
+    bare = run_of(*rows_of, phase_end_s=202)
+    told = replace(bare.requests, timings_source=np.full(200, "vllm", dtype=np.object_), **times)
+    pages = [scrape_at(second, gauge(WAITING, max(0, 5 * min(second, 41) - second))) for second in range(1, 202)]
+    config = MANIFEST["config"] | {"concurrency": None, "rate": 5.0, "arrival": "uniform"}
+    return replace(bare, manifest=MANIFEST | {"config": config}, requests=told, endpoints=build(rows(pages)))
+
+
+def test_an_overloaded_run_is_called_so():
+    """With what was offered, what was served, how many were open; its throughput includes the drain."""
+    run = overloaded()
+    summary = summarise(run, window_of(run), correlated(run))
+    stability, rates = summary.methodology.stability, summary.client.rates
+    assert (stability.verdict, stability.queued_ratio) == ("growing", 1.0)
+    assert stability.capacity_per_s == pytest.approx(1.0, rel=0.15)
+    assert rates.offered_requests_per_s == pytest.approx(5.0)
+    assert rates.served_requests_per_s == pytest.approx(1.0, rel=0.15)
+    assert (161, 39) == (rates.open_at_end, rates.ended_in_load)
+    assert rates.drain_s == pytest.approx(summary.window.end_ns / SECOND - 40.8)
+
+
+def test_no_length_of_a_queue_that_only_grew_is_a_threshold():
+    """It says how long the load had lasted; neither summary nor report name a number of waiting requests."""
+    run = overloaded()
+    times = correlated(run)
+    unaware = correlation_of(run, times, window_of(run), 2 * SECOND).tail_attribution.threshold
+    assert unaware
+    assert unaware.waiting is not None
+    summary = summarise(run, window_of(run), times)
+    threshold = summary.correlation.tail_attribution.threshold
+    assert threshold
+    assert (None, ONLY_GREW.reason) == (threshold.waiting, threshold.missing)
+    text = as_text(msgspec.structs.replace(summary, config=summary.config | {"duration": 40.0, "requests": None}))
+    assert text.startswith("! Overloaded: 5 requests/s were offered, and the system served 0.98; ")
+    assert "Queueing takes over" not in text
