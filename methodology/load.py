@@ -16,26 +16,23 @@ CLOSED = (
     "in a closed loop the number in flight is fixed, and a slower system is sent less: requests cannot pile up, and no "
     "overload shows"
 )
-CAPPED = "a cap on the requests in flight held the load back, so that no overload shows"
 
 
-def stability_of(
-    requests: RequestLog, endpoints: Sequence[EndpointSeries], *, rate: float | None, concurrency: int | None
-) -> Stability:
+def stability_of(requests: RequestLog, endpoints: Sequence[EndpointSeries], *, closed_loop: bool) -> Stability:
     """Judge the load that n requests were; its verdict is None where none was sent, or of a closed loop.
 
-    rate, concurrency   what was asked for; with `concurrency` no more than so many were in flight
-
-    A request that was given up, by a timeout or by us, counts as in flight for ever: the system did not serve it.
+    A request that a cap held back counts as in flight from when it was due. One that was given up, by a timeout or by
+    us, counts so for ever: the system did not serve it.
     """
     sent = requests.dispatch_ns >= 0
     if not sent.any():
         return Stability(verdict=None, reason=NOTHING_SENT)
-    if concurrency is not None:
-        return Stability(verdict=None, reason=CLOSED if rate is None else CAPPED)
-    begin_ns = int(requests.dispatch_ns[sent].min())
+    if closed_loop:
+        return Stability(verdict=None, reason=CLOSED)
+    due_ns = (requests.dispatch_ns - np.maximum(requests.held_ns, 0))[sent]
+    begin_ns = int(due_ns.min())
     given_up = np.array([error.startswith("timeout") for error in requests.error], dtype=np.bool_)
     ended = (requests.end_ns >= 0) & ~given_up & ~np.isin(requests.status, ("cancelled", "in_flight"))
     ended_s = np.where(ended, (requests.end_ns - begin_ns) / 1e9, np.nan)
     at_ns, waiting = waiting_samples(endpoints)
-    return verdict((at_ns - begin_ns) / 1e9, waiting, (requests.dispatch_ns[sent] - begin_ns) / 1e9, ended_s[sent])
+    return verdict((at_ns - begin_ns) / 1e9, waiting, (due_ns - begin_ns) / 1e9, ended_s[sent])

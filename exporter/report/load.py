@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.report.format import cell
+from exporter.report.format import cell, spoken
 from exporter.summary.result import Summary
-from loadgen.requests.summary import ClientSummary
+from loadgen.requests.summary import ClientSummary, HeldBack
 
 
 def overload(summary: Summary) -> Iterator[str]:
@@ -19,11 +19,19 @@ def overload(summary: Summary) -> Iterator[str]:
     served = capacity
     if not rates.ended_in_load:
         served = "none meanwhile" + (f" ({capacity} in the drain)" if capacity != "-" else "")
+    head = f"Overloaded: {cell(offered)} requests/s were offered, and the system served {served}"
+    held = summary.client.held_back
+    if isinstance(held, HeldBack):
+        unsent = f", and {held.not_sent} were not sent" if held.not_sent else ""
+        yield (
+            f"{head} with at most {held.cap} in flight. Requests were held back ever longer, up to "
+            f"{spoken(held.held_ms.max)}{unsent}; TTFT does not include that wait."
+        )
+        return
     yield (
-        f"Overloaded: {cell(offered)} requests/s were offered, and the system served {served}; {rates.open_at_end} of "
-        f"{summary.client.requests.sent} requests were still open when the load ended, after {cell(rates.load_s)} s. "
-        "Latencies grew for as long as it lasted: their percentiles depend on the length of the run and are not the "
-        "service's."
+        f"{head}; {rates.open_at_end} of {summary.client.requests.sent} requests were still open when the load ended, "
+        f"after {cell(rates.load_s)} s. Latencies grew for as long as it lasted: their percentiles depend on the "
+        "length of the run and are not the service's."
     )
 
 

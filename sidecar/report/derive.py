@@ -158,7 +158,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         held=_held_back(run, measured),
     )
     server = _server(run, window)
-    stability = stability_of(measured, run.endpoints, rate=config.get("rate"), concurrency=config.get("concurrency"))
+    stability = stability_of(measured, run.endpoints, closed_loop=_is_closed_loop(run))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
     sent = workload(run)
     check = _self_check(run, measured, stats)

@@ -9,7 +9,7 @@ from logs import request_log
 from queues import Served, loaded
 
 from loadgen.requests.table import RequestLog
-from methodology.load import CAPPED, CLOSED, NOTHING_SENT, stability_of
+from methodology.load import CLOSED, NOTHING_SENT, stability_of
 
 
 def sent(queue: Served, **differs: object) -> RequestLog:
@@ -21,7 +21,7 @@ def sent(queue: Served, **differs: object) -> RequestLog:
 
 def test_an_open_loop_is_judged_by_its_requests():
     """Twice what the system can serve."""
-    found = stability_of(sent(loaded(2.0, seconds=60)), [], rate=12.0, concurrency=None)
+    found = stability_of(sent(loaded(2.0, seconds=60)), [], closed_loop=False)
     assert found.verdict == "growing"
     assert found.capacity_per_s == pytest.approx(6.0, rel=0.15)
 
@@ -29,7 +29,7 @@ def test_an_open_loop_is_judged_by_its_requests():
 def test_a_page_is_taken_into_account():
     """Half of the capacity, and a page on which nobody waits."""
     page = engine(range(60), waiting=np.zeros(60))
-    found = stability_of(sent(loaded(0.5, seconds=60)), [page], rate=3.0, concurrency=None)
+    found = stability_of(sent(loaded(0.5, seconds=60)), [page], closed_loop=False)
     assert (found.verdict, found.queued_ratio) == ("stable", 0.0)
 
 
@@ -44,20 +44,28 @@ def test_a_page_is_taken_into_account():
 )
 def test_a_request_that_was_given_up_is_in_flight_for_ever(given_up: dict[str, object]):
     """It ended for its client, not for what the system was asked to do."""
-    assert stability_of(sent(loaded(2.0, seconds=60), **given_up), [], rate=12.0, concurrency=None).verdict == "growing"
+    assert stability_of(sent(loaded(2.0, seconds=60), **given_up), [], closed_loop=False).verdict == "growing"
+
+
+def test_a_request_that_a_cap_held_back_is_in_flight_from_when_it_was_due():
+    """Its client waited all the same, although the system never had more than so many."""
+    queue = loaded(2.0, seconds=60)
+    rows = (
+        {"dispatch": 1e3 * begun, "end": 1e3 * ended, "held_ns": int(1e9 * (begun - due))}
+        for due, begun, ended in zip(queue.arrived_s, queue.begun_s, queue.ended_s, strict=True)
+    )
+    log = request_log(*rows)
+    assert stability_of(log, [], closed_loop=False).verdict == "growing"
 
 
 @pytest.mark.parametrize(
-    ("rows", "rate", "concurrency", "reason"),
+    ("rows", "closed_loop", "reason"),
     [
-        ((), 2.0, None, NOTHING_SENT),
-        (({"dispatch": 0, "end": 1},), None, 4, CLOSED),
-        (({"dispatch": 0, "end": 1},), 2.0, 4, CAPPED),
+        ((), False, NOTHING_SENT),
+        (({"dispatch": 0, "end": 1},), True, CLOSED),
     ],
 )
-def test_some_loads_are_not_judged(
-    rows: tuple[dict[str, object], ...], rate: float | None, concurrency: int | None, reason: str
-):
+def test_some_loads_are_not_judged(rows: tuple[dict[str, object], ...], closed_loop: bool, reason: str):
     """None was sent, or so many at most were in flight that no number of them could grow."""
-    found = stability_of(request_log(*rows), [], rate=rate, concurrency=concurrency)
+    found = stability_of(request_log(*rows), [], closed_loop=closed_loop)
     assert (found.verdict, found.reason) == (None, reason)

@@ -13,8 +13,9 @@ from queues import loaded
 from exporter.report import as_text
 from exporter.report.load import overload, rate_lines, sustained
 from exporter.summary.result import Summary
-from loadgen.requests.summary import client_summary
+from loadgen.requests.summary import HeldBack, client_summary
 from methodology.load import stability_of
+from rundir.stats import describe
 
 
 def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int = 16) -> Summary:
@@ -27,7 +28,7 @@ def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int 
         )
     )
     whole = summaries.summary(summaries.correlated())
-    stability = stability_of(log, [], rate=load * per_s, concurrency=None)
+    stability = stability_of(log, [], closed_loop=False)
     methodology = msgspec.structs.replace(whole.methodology, stability=stability)
     return msgspec.structs.replace(whole, client=client_summary(log), methodology=methodology)
 
@@ -53,6 +54,18 @@ def test_an_overload_in_which_nothing_ended_gives_the_rate_of_the_drain():
         r"Overloaded: 4\.\d+ requests/s were offered, and the system served none meanwhile \(0\.\d+ in the dr", line
     )
     assert "; 46 of 46 requests were still open" in line
+
+
+def test_an_overload_that_a_cap_held_back_is_no_matter_of_latencies():
+    """What waited waited for the cap, and the TTFT does not include that."""
+    run = loaded_run(2.0, seconds=60)
+    held_ms = describe([500.0, 31_000.0], "")
+    held_back = HeldBack(cap=16, requests=350, held_ms=held_ms, not_sent=40)
+    (line,) = overload(msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, held_back=held_back)))
+    assert line == (
+        "Overloaded: 12.4 requests/s were offered, and the system served 5.81 with at most 16 in flight. Requests were "
+        "held back ever longer, up to 31.0 s, and 40 were not sent; TTFT does not include that wait."
+    )
 
 
 def test_a_run_that_was_sustained_says_nothing_of_overload():
