@@ -116,12 +116,14 @@ def slots(concurrency: int, *, workers: int, worker: int) -> int:
     return concurrency // workers + (worker < concurrency % workers)
 
 
-def is_share(planned: PlannedRequest, *, workers: int, worker: int) -> bool:
+def is_share(planned: PlannedRequest, *, workers: int, worker: int, seats: int | None = None) -> bool:
     """Tell whether a request is this worker's: requests, or sessions as wholes, are dealt out by turns.
 
+    With `seats`, those of a cap, each seat has its turn: a worker gets requests in proportion to its `slots`.
     The indices of first turns are as far apart as their sessions are long, so that sessions go by their own number.
     """
-    return (planned.index if planned.session < 0 else planned.session) % workers == worker
+    number = planned.index if planned.session < 0 else planned.session
+    return (number if seats is None else number % seats) % workers == worker
 
 
 async def run_phase(

@@ -222,7 +222,9 @@ async def _run(command: Run, sender: _Sender) -> None:
         say("error", message=f"plan {command.plan}: {error.strerror}")
     else:
         with tail:
-            async with contextlib.aclosing(_shard(tail, sender.tally, workers=workers, worker=spec.worker)) as plan:
+            async with contextlib.aclosing(
+                _shard(tail, sender.tally, workers=workers, worker=spec.worker, seats=command.cap)
+            ) as plan:
                 await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop, alarm=sender.alarm)
     sender.recorder.settle()
     # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
@@ -230,7 +232,9 @@ async def _run(command: Run, sender: _Sender) -> None:
         _say_drained(sender.tally)
 
 
-async def _shard(tail: FrameTail, tally: _Tally, *, workers: int, worker: int) -> AsyncGenerator[PlannedRequest, None]:
+async def _shard(
+    tail: FrameTail, tally: _Tally, *, workers: int, worker: int, seats: int | None
+) -> AsyncGenerator[PlannedRequest, None]:
     """Give this worker's share of a plan that may still grow; none to one beyond the `workers` that share it."""
     while True:
         payloads = tail.read_new()
@@ -239,7 +243,7 @@ async def _shard(tail: FrameTail, tally: _Tally, *, workers: int, worker: int) -
             tally.phase = planned.phase
             if planned.index == PLAN_END:
                 return
-            if is_share(planned, workers=workers, worker=worker):
+            if is_share(planned, workers=workers, worker=worker, seats=seats):
                 yield planned
         if not payloads:
             await asyncio.sleep(_PLAN_POLL_S)

@@ -137,7 +137,7 @@ def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
 
 def _ours(source: SpanSource, place: int) -> dict[str, Value]:
     requests, parts = source.requests, source.parts
-    late_ns = requests.dispatch_ns[place] - requests.scheduled_ns[place]
+    late_ns = requests.dispatch_ns[place] - requests.scheduled_ns[place] - requests.held_ns[place]
     return {
         **{f"sidelight.{name}_ms": _number(1e3 * getattr(parts, f"{name}_s")[place]) for name in _TIMES},
         **{f"sidelight.{name}": getattr(parts, name)[place] for name in ("source", "quality", "merged", "reason")},

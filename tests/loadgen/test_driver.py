@@ -400,6 +400,15 @@ def test_every_session_is_one_workers_and_they_are_shared_evenly(lengths: list[i
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@given(st.integers(1, 40), st.integers(1, 10))
+def test_requests_of_a_cap_are_dealt_by_seat(cap: int, workers: int):
+    """A worker's share of as many requests as there are seats is its share of the seats."""
+    workers = min(workers, cap)
+    for worker in range(workers):
+        dealt = [one for one in range(cap) if is_share(_request(one), workers=workers, worker=worker, seats=cap)]
+        assert slots(cap, workers=workers, worker=worker) == len(dealt)
+
+
 @pytest.mark.looptime
 async def test_a_cap_holds_back_what_is_due_until_a_seat_is_free():
     """Of four due at 0, 10, 20 and 30 ms that take 100 ms, two are in flight; the others go out in order, as seats
