@@ -82,6 +82,7 @@ class Progress:
         self._last_line_s = -LINE_EVERY_S
         self._last_phase = ""
         self._silent: Mapping[str, str] = {}
+        self.warned: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +103,8 @@ class Progress:
             self.console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning, also with --quiet."""
+        """Print a warning, also with --quiet, and remember it."""
+        self.warned.append(text)
         if self.mode == "json":
             self._json({"event": "warning", "text": text})
         else:

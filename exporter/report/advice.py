@@ -80,7 +80,7 @@ def _queue(summary: Summary) -> Advice | None:
         ran = f"{waited.running_most:g} request{' was' if waited.running_most == 1 else 's were'} running"
         return Advice(
             seen=(
-                f"While requests waited, {ran}, the most in this run, and the KV cache was at most {percent(most)} "
+                f"While others waited, {ran}, the most in this run, and the KV cache was at most {percent(most)} "
                 "full: the limit on running requests is the likely reason"
             ),
             cure=f"raise that limit{_named(limits.running)}, since the KV cache has room, or add a replica",

@@ -9,11 +9,12 @@ from rundir.integrity import Integrity, LogIntegrity
 
 
 def alerts(summary: Summary) -> Iterator[str]:
-    """Yield them, worst first."""
-    if first_line := summary.self_check.first_line:
-        yield first_line
+    """Yield them as sentences, worst first."""
+    first_line = summary.self_check.first_line
     damage = set(damage_lines(summary.integrity))  # stands above the heading
-    yield from (warning for warning in summary.warnings if warning not in damage)
+    warnings = [warning for warning in summary.warnings if warning not in damage]
+    for text in ([first_line] if first_line else []) + warnings:
+        yield f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def torn_lines(integrity: Integrity) -> Iterator[str]:

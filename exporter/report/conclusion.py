@@ -45,18 +45,20 @@ def _what_happened(client: ClientSummary) -> str:
     requests = client.requests
     whose = "" if requests.ok == requests.sent else f" of the {requests.ok:,} requests that succeeded"
     if client.ttft_ms.mean is not None:
-        return f"TTFT{whose} was {_distribution(client.ttft_ms)}."
+        over = "" if whose else f", over {client.ttft_ms.count} requests"
+        return f"TTFT{whose} was {_distribution(client.ttft_ms, over)}."
     if client.e2e_ms.mean is not None:
-        times = _distribution(client.e2e_ms)
+        times = _distribution(client.e2e_ms, "")
         return f"No reply was streamed, so there is no TTFT. The end-to-end time{whose} was {times}."
     return f"No TTFT: {client.ttft_ms.missing}."
 
 
-def _distribution(times: Statistics) -> str:
+def _distribution(times: Statistics, over: str) -> str:
+    """Return mean and percentiles in words; of few requests the largest, and `over` how many."""
     if times.count == 1:
         return f"{spoken(times.mean)}, of one request"
     if times.count < FEW_REQUESTS:
-        return f"{spoken(times.mean)} in the mean and {spoken(times.max)} at most, over {times.count} requests"
+        return f"{spoken(times.mean)} in the mean and {spoken(times.max)} at most{over}"
     return f"{spoken(times.mean)} in the mean, {spoken(times.p50)} at p50 and {spoken(times.p95)} at p95"
 
 

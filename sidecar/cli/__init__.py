@@ -28,6 +28,7 @@ from sidecar.errors import ConfigurationError, Interrupted, SidelightError, Targ
 from sidecar.options.config import command_as_recorded, load_yaml
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
+    OUTPUT,
     Formats,
     JsonProgress,
     Listen,
@@ -35,6 +36,7 @@ from sidecar.options.fields import (
     Quiet,
     Verbose,
     check_formats,
+    flag,
     read_seconds,
 )
 from sidecar.options.load import DoctorOptions, RunOptions
@@ -216,6 +218,7 @@ def report(
     otlp_export: OtlpExport = None,
     otlp_header: OtlpHeader = (),
     otlp_ca: OtlpCa = None,
+    as_json: Annotated[bool, flag(OUTPUT, "Print summary.json in place of the report.", name="--json")] = False,
     verbose: Verbose = False,
 ) -> int:
     """Derive the results of a run again from its directory, also of an interrupted or crashed run.
@@ -231,7 +234,10 @@ def report(
     if otlp_export is not None:
         check_collector("--otlp-export", otlp_export)
     derived = derive.derive(run_directory, formats)
-    derive.print_report(derived.summary, run_directory)
+    if as_json:
+        sys.stdout.write((run_directory / derive.SUMMARY).read_text(encoding="utf-8"))
+    else:
+        derive.print_report(derived.summary, run_directory)
     _export(derived, otlp_export, spans, Progress("lines"))
     derive.require_whole(derived.run)
     return 0
@@ -289,7 +295,7 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
         path = measured.path
         summary = derived.summary
         progress.done(str(path), summary.status)
-    derive.print_report(summary, path)
+    derive.print_report(summary, path, said=progress.warned)
     if isinstance(options, RunOptions):
         _export(derived, options.otlp_export, options, progress)
     derive.require_whole(derived.run)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -197,16 +200,28 @@ def _server(run: Run, window: Window) -> Server:
     return msgspec.structs.replace(server, reason=reason) if reason else server
 
 
-def print_report(summary: Summary, path: Path) -> None:
-    """Print the report, and under it what was written where."""
+def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) -> None:
+    """Print the report, and under it what was written where.
+
+    `said` are warnings that standard error has had: where it is the same stream, they are not printed again.
+    """
     console = Terminal(highlight=False)
+    if said and _one_stream():
+        summary = msgspec.structs.replace(summary, warnings=[text for text in summary.warnings if text not in said])
     if console.is_terminal:
         console.print(text.render(summary))
     else:
         console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
-    console.print("\nwritten:", style="bold")
-    for name in sorted(item.name for item in path.iterdir() if not item.name.startswith(".")):
-        console.print(f"  {path / name}", soft_wrap=True)
+    names = sorted(item.name for item in path.iterdir() if not item.name.startswith("."))
+    console.print(f"\nWritten to {path}: {', '.join(names)}", soft_wrap=True)
+
+
+def _one_stream() -> bool:
+    """Tell whether standard output and standard error go to the same place: a terminal, or one log."""
+    with suppress(OSError, ValueError):
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+        return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
+    return False
 
 
 def _engine_here(run: Run) -> bool:

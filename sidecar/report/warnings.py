@@ -37,12 +37,12 @@ def warnings(
     yield from _ending(run)
     yield from torn_lines(run.integrity)
     yield from _failures(client)
-    yield from run.notes
+    yield from _notes(run)
     yield from _scrapes(server)
     yield from _records(correlation.perf_metrics)
     yield from (
-        f"the pages at {endpoint.url} come from several processes in turn (their start time goes back): its numbers "
-        "mean nothing; scrape each process itself"
+        f"the pages at {endpoint.url} come from several processes in turn (their start times go back and forth), so "
+        "that its numbers mean nothing; scrape each process itself"
         for endpoint in run.endpoints
         if alternates(endpoint)
     )
@@ -55,25 +55,37 @@ def warnings(
 
 
 def _ending(run: Run) -> Iterator[str]:
-    if run.status == "crashed":
-        reason = run.manifest.get("reason", "its manifest has no end")
-        yield f"this run was cut short ({reason}); numbers cover what was recorded up to then"
-    elif run.status == "interrupted":
-        yield "this run was interrupted; numbers cover what was recorded up to then"
+    """Yield that a run ended before its time, and how far it had come."""
+    if run.status == "complete":
+        return
+    reason = f" ({run.manifest.get('reason', 'its manifest has no end')})" if run.status == "crashed" else ""
+    ended = f"this run was {'cut short' if run.status == 'crashed' else 'interrupted'}{reason}"
+    if (run.requests.phase == "measure").any() or not run.manifest["config"].get("url"):
+        yield f"{ended}; numbers cover what was recorded up to then"
+    elif len(run.requests):
+        yield f"{ended} during the warm-up: nothing was measured"
+    else:
+        yield f"{ended} while requests were being prepared: nothing was sent"
 
 
 def _failures(client: ClientSummary) -> Iterator[str]:
     requests = client.requests
     failed = requests.failed + requests.refused
     if failed:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in client.errors.items())
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in client.errors.items())
         yield f"{failed} of {requests.sent} requests did not succeed: {kinds}"
     unended = requests.cancelled + requests.in_flight
     if unended:
-        yield (
-            f"{unended} of {requests.sent} requests did not end: latencies are those of the {requests.ok} "
-            "that did, which waited least"
-        )
+        others = f": latencies are those of the {requests.ok} that did, which waited least" if requests.ok else ""
+        yield f"{unended} of {requests.sent} requests did not end{others}"
+
+
+def _notes(run: Run) -> Iterator[str]:
+    """Yield what was noted while the run went; without any metrics page, why stands in the report's conclusion."""
+    pages = run.manifest.get("metrics_targets", ())
+    reasons = [page["reason"] for page in pages if "reason" in page] if run.manifest.get("server_missing") else []
+    sent = (run.requests.phase == "measure").any()
+    yield from (note for note in run.notes if not (sent and any(reason in note for reason in reasons)))
 
 
 def _scrapes(server: Server) -> Iterator[str]:
@@ -81,7 +93,7 @@ def _scrapes(server: Server) -> Iterator[str]:
         quantities = (getattr(endpoint, name) for name in QUANTITIES)
         resets = max((getattr(quantity, "resets", 0) or 0 for quantity in quantities), default=0)
         if resets:
-            yield f"the engine at {endpoint.url} restarted ({resets} x): what it counted just before is lost"
+            yield f"the engine at {endpoint.url} restarted ({resets} x): its counts from just before that are lost"
         scrapes = endpoint.scrapes
         if scrapes.failed:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes.failures.items())
@@ -95,10 +107,10 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
         return
     lost = [f"{count} readings failed ({why})" for why, count in records.failed_readings.items()]
     lost += [f"{count} records were refused ({why})" for why, count in records.refused.items()]
-    without = [(records.ambiguous_requests, "fits several"), (records.unmatched_requests, "fits none")]
-    lost += [f"{count} requests have none, since the time {why}" for count, why in without if count]
+    without = [(records.ambiguous_requests, "several records fit"), (records.unmatched_requests, "no record fits")]
+    lost += [f"{count} requests have none, because {why} their times" for count, why in without if count]
     if lost or not records.records:
-        matched = f"of {records.records} records of /perf_metrics {records.matched} are of our requests"
+        matched = f"{records.matched} of {records.records} records of /perf_metrics match requests of this run"
         yield "; ".join([matched, *lost])
 
 
@@ -124,10 +136,9 @@ def _estimates(run: Run) -> Iterator[str]:
     measured = (run.requests.phase == "measure") & (run.requests.status == "ok")
     estimated = int((run.requests.output_tokens_source[measured] == "estimate").sum())
     if estimated:
-        yield (
-            f"{estimated} of {int(measured.sum())} replies report no usage: their output tokens are estimated from the "
-            "length of the text (a quarter of its characters)"
-        )
+        whole = int(measured.sum())
+        whose = "the server" if estimated == whole else f"the server, in {estimated} of {whole} replies,"
+        yield f"{whose} returned no `usage`: output tokens are estimated as a quarter of the text's characters"
 
 
 def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterator[str]:
@@ -136,12 +147,14 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
     # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
     whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())
     if whole:
-        yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so have no TTFT"
-    if timed + whole < ok:
-        yield f"{ok - timed - whole} of {ok} replies held nothing but blanks and so have no TTFT"
+        have = "has" if whole == 1 else "have"
+        yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so {have} no TTFT"
+    if blank_replies := ok - timed - whole:
+        have = "has" if blank_replies == 1 else "have"
+        yield f"{blank_replies} of {ok} replies held nothing but blanks, and so {have} no TTFT"
     blank = correlation.breakdown.blank_output_ms
     if (blank.share_of_ttft or 0.0) > BLANK_RATIO:
-        yield f"{blank.mean:.1f} ms of the mean TTFT is blank output: the engine generated, but nothing that shows"
+        yield f"{blank.mean:.1f} ms of the mean TTFT is blank output: tokens that were generated and show no text"
 
 
 def _repeats(run: Run, workload: Workload) -> list[str]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from io import StringIO
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import summaries
 from logs import request_log
+from rich.console import Console
 
 from exporter.report import WIDTH, as_text
 from exporter.report.conclusion import where_it_went
-from exporter.report.format import cell, ms, percent
+from exporter.report.format import Prose, cell, ms, percent
 from exporter.summary.correlation import Correlation
+from exporter.summary.slowest import SlowRequest
 from loadgen.requests.summary import client_summary
+from loadgen.requests.warmup import parse_warmup, statement
 from rundir.stats import Missing
 from scraper.window.quantities import Histogram
 from scraper.window.summary import DetectedEngine
@@ -166,3 +171,84 @@ def test_metrics_alone_give_the_servers_part_alone():
     assert "server metrics only at http://127.0.0.1:8000/metrics, vllm 0.32.0" in text.splitlines()
     assert "Where the TTFT went" not in text
     assert "requests waiting" in text
+
+
+def slow(number: int, **change: Any) -> SlowRequest:
+    """One of the slowest requests, of which the engine's page was not scraped."""
+    known = dict.fromkeys(("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms"))
+    return SlowRequest(
+        **known
+        | {
+            "request_id": f"sl-{number}",
+            "trace_id": f"{number:032x}",
+            "workload_class": "chat",
+            "endpoint_url": "http://127.0.0.1:8000",
+            "status": "ok",
+            "submitted_s": 1.0,
+            "ttft_ms": 700.0 - number,
+            "source": "none",
+            "error_ms": None,
+            "input_tokens": 50,
+            "requests_waiting": None,
+            "requests_running": None,
+            "in_flight": 3,
+        }
+        | change
+    )
+
+
+def report_of_slow(*requests: SlowRequest) -> str:
+    return as_text(summaries.summary(msgspec.structs.replace(summaries.correlated(), slowest=list(requests))))
+
+
+def test_the_slowest_requests_have_their_ids_and_what_ran_beside_them():
+    """What is known of none has no column; the ids of all stand below, whole, for a search elsewhere."""
+    text = report_of_slow(slow(1, queue_ms=600.0, requests_waiting=4.0), slow(2, status="failed"))
+    (heading,) = (line.split() for line in text.splitlines() if "in flight" in line)
+    assert ["TTFT", "queue", "waiting", "in", "flight", "input"] == heading
+    rows = [line.split() for line in text.splitlines()]
+    assert ["1", "699.0", "600.0", "4", "3", "50"] in rows
+    assert ["2", "698.0", "-", "-", "3", "50"] in rows
+    assert f" 1  trace {1:032x}  request sl-1" in text.splitlines()
+    assert f" 2  trace {2:032x}  request sl-2  failed" in text.splitlines()
+
+
+def test_classes_are_a_column_only_where_there_are_several():
+    assert "class" not in report_of_slow(slow(1), slow(2))
+    assert any(
+        line.split()[-1:] == ["code"] for line in report_of_slow(slow(1), slow(2, workload_class="code")).splitlines()
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_parted_from_its_unit(width: int):
+    """However narrow the terminal is, and no line is wider than it."""
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(Prose("Of the mean, 75 % was spent in the queue and 1,234 ms elsewhere. " * 10))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert not any(line.startswith(("%", "ms")) for line in lines)
+
+
+def test_every_alert_is_a_sentence_and_stands_once():
+    warned = msgspec.structs.replace(
+        summaries.summary(summaries.correlated()), warnings=["16 of 27 failed", "it ended"]
+    )
+    assert ["! 16 of 27 failed.", "! It ended."] == [
+        line for line in as_text(warned).splitlines() if line.startswith("!")
+    ]
+
+
+def test_the_draft_is_stated_only_where_its_warm_up_was_asked_for():
+    plain = summaries.summary(summaries.correlated())
+    assert "draft-gaikwad-00" not in as_text(plain)
+    warmup = msgspec.structs.replace(
+        statement(parse_warmup("draft"), request_log(), drained=True), sentence="Warm-up: as asked."
+    )
+    asked = msgspec.structs.replace(
+        plain,
+        config=plain.config | {"warmup": "draft"},
+        methodology=msgspec.structs.replace(plain.methodology, warmup=warmup),
+    )
+    assert "draft-gaikwad-00: none of the draft's tests. Warm-up: as asked." in as_text(asked)

@@ -39,8 +39,9 @@ def client_section(client: ClientSummary) -> Iterator[RenderableType]:
             missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
         else:
             shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))
-    if shown.row_count:
-        yield shown
+    if not shown.row_count:  # the conclusion says why
+        return
+    yield shown
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
     yield from (Text(line) for line in rate_lines(client))

@@ -15,6 +15,7 @@ from exporter.summary.result import Summary
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
 
 WIDE = 0.2
+LEAST_SHOWN_MS = 0.01  # the last digit of a table
 HISTOGRAM_ROWS = (
     ("queue_time", "queue time"),
     ("prefill_time", "prefill time"),
@@ -101,4 +102,6 @@ def _seen(percentiles: TimePercentiles, name: str) -> str:
 
 
 def _between(value_ms: float, low_ms: float, high_ms: float) -> str:
+    if high_ms < LEAST_SHOWN_MS:
+        return ms(value_ms)
     return f"{cell(low_ms)}-{cell(high_ms)}" if high_ms - low_ms > WIDE * value_ms else ms(value_ms)

@@ -12,21 +12,39 @@ from exporter.report.format import cell, ms, table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 
+# What ran beside a request as it was sent, in the engine and of ours, and how long its prompt was.
+BESIDE = (
+    ("requests_waiting", "waiting"),
+    ("requests_running", "running"),
+    ("in_flight", "in flight"),
+    ("input_tokens", "input"),
+)
+
 
 def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> Iterator[RenderableType]:
-    """Yield a row for each request, then its ids; parts that no request has are left out."""
+    """Yield a row for each request, then its ids; what is known of no request has no column."""
     if not requests:
         return
-    known = [part for part in TTFT_PARTS if any(getattr(one, json_name(part)) is not None for one in requests)]
-    labels = (label_of(part, breakdown).removesuffix(" the engine") for part in known)
+
+    def known(name: str) -> bool:
+        return any(getattr(one, name) is not None for one in requests)
+
+    parts = [part for part in TTFT_PARTS if known(json_name(part))]
+    beside = [(name, label) for name, label in BESIDE if known(name)]
     classes = len({one.workload_class for one in requests}) > 1
-    columns = ("TTFT", *labels, "waiting", "running", "in flight", "input", *(("class",) if classes else ()))
-    shown = table("Slowest requests: ms, then requests beside it and its own input tokens", *columns, label_width=2)
+    shown = table(
+        "Slowest requests, ms, and what ran beside them",
+        "TTFT",
+        *(label_of(part, breakdown).removesuffix(" the engine") for part in parts),
+        *(label for _, label in beside),
+        *(["class"] if classes else []),
+        label_width=2,
+    )
     for number, one in enumerate(requests, start=1):
-        parts = (getattr(one, json_name(part)) for part in known)
-        beside = (one.requests_waiting, one.requests_running, one.in_flight, one.input_tokens)
-        ending = (one.workload_class,) if classes else ()
-        shown.add_row(str(number), ms(one.ttft_ms), *map(ms, parts), *map(cell, beside), *ending)
+        times = (getattr(one, json_name(part)) for part in parts)
+        around = (cell(getattr(one, name)) for name, _ in beside)
+        ending = [one.workload_class] if classes else []
+        shown.add_row(str(number), ms(one.ttft_ms), *map(ms, times), *around, *ending)
     yield shown
     for number, one in enumerate(requests, start=1):
         status = "" if one.status == "ok" else f"  {one.status}"

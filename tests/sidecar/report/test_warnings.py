@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from logs import request_log
 from exporter.summary.correlation import Correlation
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
-from loadgen.requests.table import assemble
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Endpoint, Scrapes, Server
 from sidecar.directory import Event, Run
@@ -38,7 +38,7 @@ FINE: dict[str, Any] = {
 }
 
 
-def said(change: dict[str, Any], **manifest: Any) -> list[str]:
+def said(change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), **manifest: Any) -> list[str]:
     """Return the warnings of a run that is fine but for these changes."""
     sections = deepcopy(FINE)
     for path, value in change.items():
@@ -54,11 +54,14 @@ def said(change: dict[str, Any], **manifest: Any) -> list[str]:
     run = Run(
         path=Path(),
         manifest={"status": "complete", "config": {}, **manifest},
-        requests=assemble([], [], run_id="r"),
+        requests=request_log(*sent),
         worker_stats=(),
         endpoints=(),
         spans=engine_spans([]),
-        events=(Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),),
+        events=(
+            Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),
+            *(Event(at_ns=1, name="note", data={"text": text}) for text in manifest.get("notes", ())),
+        ),
     )
     return list(warnings(run, workload(run), **sections))
 
@@ -75,7 +78,7 @@ CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take a
     [
         (
             {"client.requests.failed": 3, "client.errors": {"http_500": 2, "reset": 1}},
-            "3 of 50 requests did not succeed: http_500 2, reset 1",
+            "3 of 50 requests did not succeed: http_500 (2), reset (1)",
         ),
         (
             {"client.requests.cancelled": 15, "client.requests.ok": 35, "client.ttft_ms.count": 35},
@@ -87,7 +90,7 @@ CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take a
         ),
         (
             {"server.endpoints.0.requests_finished.resets": 1},
-            "the engine at http://e/metrics restarted (1 x): what it counted just before is lost",
+            "the engine at http://e/metrics restarted (1 x): its counts from just before that are lost",
         ),
         (
             {"server.prefix_cache_hits.stats.total": 760.0},
@@ -98,9 +101,9 @@ CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take a
         ),
         (
             {f"{BLANK}.mean": 33.0, f"{BLANK}.share_of_ttft": 0.3},
-            "33.0 ms of the mean TTFT is blank output: the engine generated, but nothing that shows",
+            "33.0 ms of the mean TTFT is blank output: tokens that were generated and show no text",
         ),
-        ({"client.ttft_ms.count": 47}, "3 of 50 replies held nothing but blanks and so have no TTFT"),
+        ({"client.ttft_ms.count": 47}, "3 of 50 replies held nothing but blanks, and so have no TTFT"),
         (
             {"correlation.comparable": False, "correlation.server_requests": 80},
             (
@@ -132,6 +135,42 @@ def test_how_a_run_ended_comes_first():
     assert "this run was cut short (a load worker died); numbers cover what was recorded up to then" == first
 
 
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ((), "this run was interrupted while requests were being prepared: nothing was sent"),
+        (("warmup",), "this run was interrupted during the warm-up: nothing was measured"),
+        (("warmup", "measure"), "this run was interrupted; numbers cover what was recorded up to then"),
+    ],
+)
+def test_an_interrupted_run_says_how_far_it_came(sent: tuple[str, ...], expected: str):
+    rows = [{"phase": phase, "submit": 1} for phase in sent]
+    assert expected == said({}, sent=rows, status="interrupted", config={"url": ["http://e"]})[0]
+
+
+NO_PAGE = "http://e/metrics: HTTP 404"
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("measure", []), ("warmup", [f"no server metrics: {NO_PAGE}"])])
+def test_a_missing_metrics_page_is_left_to_the_conclusion(phase: str, expected: list[str]):
+    """Which says it once, and what to give; where nothing was measured, there is no conclusion."""
+    pages = [{"configured": "http://e", "reason": NO_PAGE}]
+    rows = [{**REPLY, "phase": phase, "output_tokens_source": "usage"}]
+    notes = [f"no server metrics: {NO_PAGE}"]
+    manifest = {"metrics_targets": pages, "server_missing": NO_PAGE, "notes": notes}
+    assert expected == said({}, sent=rows, **manifest)
+
+
+@pytest.mark.parametrize(
+    ("estimated", "whose"), [(2, "the server"), (1, "the server, in 1 of 2 replies,")], ids=["all", "some"]
+)
+def test_a_server_without_usage_is_said_once(estimated: int, whose: str):
+    sources = ["estimate"] * estimated + ["usage"] * (2 - estimated)
+    rows = [{**REPLY, "phase": "measure", "output_tokens_source": source} for source in sources]
+    expected = f"{whose} returned no `usage`: output tokens are estimated as a quarter of the text's characters"
+    assert expected in said({}, sent=rows)
+
+
 def test_clipped_lengths_are_said():
     planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
     assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
@@ -157,7 +196,10 @@ def test_what_became_of_records_of_requests():
     odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
     (line,) = said({at: found | odd})
     assert line == (
-        "of 60 records of /perf_metrics 50 are of our requests; 3 readings failed (HTTP 500); 2 records were refused "
-        "(odd); 4 requests have none, since the time fits several; 5 requests have none, since the time fits none"
+        "50 of 60 records of /perf_metrics match requests of this run; 3 readings failed (HTTP 500); 2 records were "
+        "refused (odd); 4 requests have none, because several records fit their times; 5 requests have none, because "
+        "no record fits their times"
     )
-    assert ["of 0 records of /perf_metrics 0 are of our requests"] == said({at: found | {"records": 0, "matched": 0}})
+    assert ["0 of 0 records of /perf_metrics match requests of this run"] == said(
+        {at: found | {"records": 0, "matched": 0}}
+    )

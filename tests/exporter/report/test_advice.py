@@ -1,0 +1,150 @@
+"""What the report advises, and that it advises nothing without evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import summaries
+
+from correlator.breakdown import TTFT_PARTS
+from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
+from exporter.report.advice import advice
+from exporter.summary.breakdown import json_name
+from exporter.summary.correlation import Evidence
+from exporter.summary.result import Summary
+from loadgen.requests.slo import SloResult
+from scraper.window.summary import Server
+
+replace = msgspec.structs.replace
+SEATS = WhileWaiting(
+    scrapes=20, running_p50=8.0, running_most=8.0, at_most_ratio=0.9, kv_cache_p50=0.1, kv_cache_max=0.2
+)
+NEVER = WhileWaiting(missing=NEVER_WAITED)
+
+
+def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = None, **sections: Any) -> Summary:
+    """A run whose TTFT is 90 % one part, with this evidence beside it."""
+    correlation = summaries.correlated()
+    shares = {json_name(one): 0.9 if one.name == part else 0.02 for one in TTFT_PARTS}
+    parts = {name: replace(getattr(correlation.breakdown, name), share_of_ttft=share) for name, share in shares.items()}
+    correlation = replace(
+        correlation,
+        breakdown=replace(correlation.breakdown, **parts | sections.pop("breakdown", {})),
+        evidence=Evidence(while_waiting=waiting, prefill_input_tokens_rho=rho),
+    )
+    return replace(summaries.summary(correlation), **sections)
+
+
+def known(name: str, mean_ms: float, share: float) -> Any:
+    return replace(getattr(summaries.correlated().breakdown, name), mean=mean_ms, share_of_ttft=share)
+
+
+def engine(**quantities: Any) -> Server:
+    return summaries.server(**quantities)
+
+
+TOKENS = {"client": replace(summaries.client(), input_tokens=summaries.BLOCK)}
+HITS = {"prefix_cache_hits": summaries.counter(10.0, 1.0), "prefix_cache_queries": summaries.counter(1000.0, 100.0)}
+
+
+@pytest.mark.parametrize(
+    ("summary", "seen", "cure"),
+    [
+        (
+            made_of("queue", waiting=SEATS),
+            "8 requests were running, the most in this run, and the KV cache was at most 20 % full",
+            "raise that limit (--max-num-seqs), since the KV cache has room, or add a replica",
+        ),
+        (
+            made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.97, kv_cache_max=1.0)),
+            "the KV cache was 97 % full",
+            "give more memory to the KV cache (--gpu-memory-utilization)",
+        ),
+        (
+            made_of("queue", waiting=SEATS, server=engine(preemptions=summaries.counter(12.0, 1.0))),
+            "The engine preempted running requests (12 x)",
+            "let fewer requests run at once (--max-num-seqs)",
+        ),
+        (
+            made_of("prefill", rho=0.9, **TOKENS),
+            "Prefill grows with the prompt (180 tokens at p50, 1,234 at p99)",
+            "shorten prompts",
+        ),
+        (
+            made_of(
+                "prefill",
+                server=engine(**HITS),
+                workload=replace(summaries.workload(), shares_prefixes=True),
+            ),
+            "share prefixes, but 1 % of their tokens came from the cache",
+            "switch prefix caching on",
+        ),
+        (
+            made_of("network", breakdown={"round_trip_ms": known("round_trip_ms", 0.1, 0.0)}),
+            "a TCP round trip explains 0.1 ms",
+            "look at what stands between client and engine",
+        ),
+        (
+            made_of("network", breakdown={"round_trip_ms": known("round_trip_ms", 4.0, 0.8)}),
+            "one TCP round trip takes 4 ms",
+            "nearer to each other",
+        ),
+        (
+            made_of("gateway", breakdown={"gateway_ms": known("gateway_ms", 90.0, 0.9)}),
+            "By its own spans the gateway took 90 ms",
+            "look at the gateway first",
+        ),
+        (
+            made_of("other", breakdown={"engine_frontend_ms": known("engine_frontend_ms", 150.0, 0.8)}),
+            "The engine's API server took 150 ms",
+            "give the API server more processor time",
+        ),
+    ],
+    ids=["seats", "cache", "preempted", "long prompts", "not cached", "proxy", "far away", "gateway", "frontend"],
+)
+def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, seen: str, cure: str):
+    evidence, action = advice(summary)
+    assert seen in evidence
+    assert action.startswith("What to do: ")
+    assert cure in action
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        made_of("queue"),
+        made_of("queue", waiting=replace(SEATS, scrapes=4)),
+        made_of("queue", waiting=replace(SEATS, at_most_ratio=0.3)),
+        made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.5, kv_cache_max=0.85)),
+        made_of("queue", waiting=replace(SEATS, kv_cache_p50=None, kv_cache_max=None)),
+        made_of("prefill"),
+        made_of("prefill", rho=0.3, **TOKENS),
+        made_of("network"),
+        made_of("other"),
+        summaries.summary(summaries.uncorrelated("no page")),
+    ],
+    ids=[
+        "nothing seen",
+        "four scrapes",
+        "seldom the most",
+        "cache nearly full",
+        "cache not known",
+        "prefill alone",
+        "not by length",
+        "no round trip",
+        "not the API server",
+        "no breakdown",
+    ],
+)
+def test_there_is_no_advice_without_evidence(summary: Summary):
+    assert [] == list(advice(summary))
+
+
+def test_there_is_none_where_every_objective_was_met():
+    """Nobody is to change what is good enough."""
+    wanted = made_of("queue", waiting=SEATS)
+    assert 2 == len(list(advice(wanted)))
+    met = SloResult(text="ttft_p99<1s", met=True, good_requests=100, undetermined_requests=0, objectives=[])
+    assert [] == list(advice(replace(wanted, client=replace(wanted.client, slo=met))))
