@@ -21,9 +21,10 @@ settings.load_profile("sidelight")
 # one that nobody closes: a ResourceWarning, hence an error. Told that there is none, it makes none.
 asyncio.set_event_loop(None)
 
-# Under nohup SIGHUP is ignored, which child processes inherit and Sidelight honours: tests that send it start from the
-# default, wherever they were started from.
+# nohup ignores SIGHUP, and a shell SIGINT of what it puts in the background; child processes inherit that, and
+# Sidelight honours it. Tests that send signals start from the defaults, wherever they were started from.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
