@@ -175,17 +175,17 @@ def _cache(run: Run, workload: Workload, server: Server) -> Iterator[str]:
     counters = (server.prefix_cache_hits, server.prefix_cache_queries)
     hits, queries = (counter.stats.total if counter else UNSET for counter in counters)
     if hits and queries and hits > CACHED_RATIO * queries:
-        yield (
-            f"{100 * hits / queries:.0f} % of the prompt tokens came from the engine's prefix cache: were the same "
-            f"requests sent before?{_another_seed(run)}"
-        )
+        share = f"{100 * hits / queries:.0f} % of the prompt tokens"
+        yield f"{share} came from the engine's prefix cache: {_why_cached(run)}"
 
 
-def _another_seed(run: Run) -> str:
-    """Return the cure for requests that were sent before; a file's are the same with every seed."""
+def _why_cached(run: Run) -> str:
+    """Return what may have filled the cache, and the cure where there is one: a file's requests have no other seed."""
     config = run.manifest["config"]
-    given = any(config.get(name) for name in ("dataset", "prompts", "replay_requests"))
-    return "" if given else " Another --seed sends others"
+    if config.get("prompts"):
+        return "prompts of the file begin alike, or were sent before"
+    cure = "" if config.get("dataset") or config.get("replay_requests") else " Another --seed sends others"
+    return f"were the same requests sent before?{cure}"
 
 
 def _clipping(workload: Workload) -> Iterator[str]:

@@ -74,6 +74,20 @@ CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take a
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"prompts": "p.jsonl"}, "prompts of the file begin alike, or were sent before"),
+        ({"dataset": "s.json"}, "were the same requests sent before?"),
+        ({"replay_requests": "r.jsonl"}, "were the same requests sent before?"),
+    ],
+)
+def test_another_seed_changes_nothing_in_a_file(config: dict[str, Any], expected: str):
+    """So it is not proposed where the prefix cache answered a file's requests."""
+    (warning,) = said({"server.prefix_cache_hits.stats.total": 760.0}, config=config)
+    assert f"76 % of the prompt tokens came from the engine's prefix cache: {expected}" == warning
+
+
+@pytest.mark.parametrize(
     ("change", "expected"),
     [
         (
