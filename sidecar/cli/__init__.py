@@ -65,8 +65,8 @@ Without an engine of your own:
 
 Against your engine:
 
-  sidelight doctor --url http://HOST:8000
-  sidelight run --url http://HOST:8000 --rate 4 --duration 30"""
+  sidelight doctor http://HOST:8000
+  sidelight run http://HOST:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128"""
 
 EPILOGUE = (
     "Exit codes: 0 done; 1 an objective of --slo was missed; 2 bad usage or configuration; 3 the target could not be "

@@ -203,7 +203,7 @@ def _json(text: str) -> object:
     """Return what a text says in JSON; what is not JSON is a text."""
     try:
         said: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return said
 

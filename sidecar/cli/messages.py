@@ -7,6 +7,7 @@ shown.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
@@ -17,6 +18,7 @@ from sidecar.cli.peers import COMMANDS
 from sidecar.options.fields import Masked, declarations, flag_of
 from sidecar.options.load import RunOptions
 
+SHORT = 16  # characters: keys and tokens are longer
 _ONE_AT_A_TIME = "give one number; each value is a run of its own"
 _MUST_BE = {
     float: "must be a number",
@@ -48,8 +50,8 @@ def explained(error: cyclopts.CycloptsError) -> str:
 
 
 def unused(text: str, command: str) -> str:
-    """Say that a word of the command line belongs to no option; what stands behind a colon or = may be a secret."""
-    shown = text if len(text) <= 40 and not set(text) & set(":=@") else f"{text[:8].partition(':')[0]}..."
+    """Say that a word of the command line belongs to no option; of what may be a secret only the beginning is shown."""
+    shown = text if len(text) <= SHORT and not set(text) & set(":=@") else f"{re.split('[:=@]', text)[0][:8]}..."
     return f"{shown!r} belongs to no option of `{command}`; put a value behind its option, in quotes if it has spaces"
 
 

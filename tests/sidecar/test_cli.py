@@ -87,6 +87,7 @@ Sidelight = Callable[..., Ended]
         ),
         (f"{RUN} --header Authorization: Bearer sk-hush", "--header 'Bearer': must be 'Name: value'"),
         (f"{RUN} word", "'word' belongs to no option of `sidelight run`; put a value behind its option"),
+        (f"{RUN} sk-1234567890abcdef", "'sk-12345...' belongs to no option"),
         (f"{RUN} Authorization:secret", "'Authoriz...' belongs to no option"),
         ("run localhost:8000", "localhost:8000: begin the URL with its scheme, as in http://localhost:8000"),
         ("http://127.0.0.1:9", "a URL alone is not a command; load the server with `sidelight run URL`"),
