@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from correlator.breakdown import TTFT_PARTS
-from exporter.report.format import percent, spoken
+from exporter.report.format import cell, percent, spoken
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
 from scraper.engines import Limits, catalogue
@@ -42,7 +42,13 @@ def advice(summary: Summary) -> Iterator[str]:
     advised = None if advise is None else advise(summary)
     if advised is not None:
         yield f"{advised.seen}."
-        yield f"What to do: {advised.cure}."
+        yield f"What to do: {advised.cure}{_less_load(summary)}."
+
+
+def _less_load(summary: Summary) -> str:
+    """Name the rate that an overloaded system served, as what to stay below."""
+    capacity = summary.methodology.stability.capacity_per_s
+    return "" if capacity is None else f"; or send less than {cell(capacity)} requests/s"
 
 
 def _largest(summary: Summary) -> str:

@@ -37,7 +37,7 @@ def conclusion(summary: Summary) -> Iterator[str]:
         yield where_it_went(summary)
     yield from _gateways(correlation.gateways)
     if not correlation.missing and not correlation.breakdown.means_only:
-        yield from _why_slow(correlation.tail_attribution)
+        yield from _why_slow(summary)
     yield from advice(summary)
 
 
@@ -130,11 +130,16 @@ def _name(gateway: GatewaySummary) -> str:
     return gateway.service or "without a service.name"
 
 
-def _why_slow(tail: TailAttribution) -> Iterator[str]:
-    """Yield where slow requests spent their time, from which queue on, and what requests differ by."""
+def _why_slow(summary: Summary) -> Iterator[str]:
+    """Yield where slow requests spent their time, from which queue on, and what requests differ by.
+
+    Where requests only piled up, the length of the queue is a measure of time, and no threshold.
+    """
+    tail = summary.correlation.tail_attribution
     if tail.missing:
         return
-    yield " ".join([tail.sentence, *_from_which_queue(tail), *_differences(tail)])
+    growing = summary.methodology.stability.verdict == "growing"
+    yield " ".join([tail.sentence, *(() if growing else _from_which_queue(tail)), *_differences(tail)])
 
 
 def _from_which_queue(tail: TailAttribution) -> Iterator[str]:

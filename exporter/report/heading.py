@@ -50,7 +50,7 @@ def held_sentence(held: HeldBack) -> str:
 def _counts(requests: RequestCounts) -> str:
     """Return what became of the requests; of what did not happen to any, nothing."""
     if requests.ok == requests.sent:
-        return f"{requests.sent:,} requests, all ok"
+        return "1 request, ok" if requests.sent == 1 else f"{requests.sent:,} requests, all ok"
     kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
     counts = {label: getattr(requests, name) for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")

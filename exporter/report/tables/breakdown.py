@@ -16,7 +16,7 @@ from rundir.stats import Statistics
 BAR = 8
 SOURCES = {
     "trace": "engine spans",
-    "response": "server's replies",
+    "response": "replies",
     "histogram": "estimate",
     "mixed": "several",
     "client": "client",
@@ -45,7 +45,7 @@ def breakdown_table(correlation: Correlation) -> Table:
                 shown.add_row(*_row(f"  {label}", divided, sources, bar=False), style="dim")
     shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
     if breakdown.send_ms.mean is not None:
-        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before the TTFT", style="dim")
+        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
     return shown
 
 
@@ -66,7 +66,7 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
 def _row(label: str, part: TtftPart, sources: Mapping[str, str], *, bar: bool = True) -> tuple[str | Text, ...]:
     share = part.share_of_ttft
     drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
-    error = f", ± {ms(part.error_ms)}" if part.error_ms else ""
+    error = f" ±{ms(part.error_ms)}" if part.error_ms else ""
     return label, *_times(part), percent(share), drawn, sources[part.source or ""] + error
 
 

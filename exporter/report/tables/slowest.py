@@ -12,13 +12,10 @@ from exporter.report.format import cell, ms, table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 
-# What ran beside a request as it was sent, in the engine and of ours, and how long its prompt was.
-BESIDE = (
-    ("requests_waiting", "waiting"),
-    ("requests_running", "running"),
-    ("in_flight", "in flight"),
-    ("input_tokens", "input"),
-)
+# What ran beside a request as it was sent, by the engine or else of ours, and how long its prompt was.
+BY_ENGINE = (("requests_waiting", "waiting"), ("requests_running", "running"))
+BY_CLIENT = (("in_flight", "in flight"),)
+PROMPT = (("input_tokens", "input"),)
 
 
 def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> Iterator[RenderableType]:
@@ -30,7 +27,8 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
         return any(getattr(one, name) is not None for one in requests)
 
     parts = [part for part in TTFT_PARTS if known(json_name(part))]
-    beside = [(name, label) for name, label in BESIDE if known(name)]
+    by_engine = [(name, label) for name, label in BY_ENGINE if known(name)]
+    beside = (*(by_engine or BY_CLIENT), *(PROMPT if known("input_tokens") else ()))
     classes = len({one.workload_class for one in requests}) > 1
     shown = table(
         "Slowest requests, ms, and what ran beside them",
@@ -47,6 +45,6 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
         shown.add_row(str(number), ms(one.ttft_ms), *map(ms, times), *around, *ending)
     yield shown
     for number, one in enumerate(requests, start=1):
-        status = "" if one.status == "ok" else f"  {one.status}"
-        yield Text(f" {number}  trace {one.trace_id}  request {one.request_id}{status}", style="dim")
+        status = "" if one.status == "ok" else f" {one.status}"
+        yield Text(f" {number} trace {one.trace_id} request {one.request_id}{status}", style="dim")
     yield Text("")

@@ -142,6 +142,13 @@ def test_there_is_no_advice_without_evidence(summary: Summary):
     assert [] == list(advice(summary))
 
 
+def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
+    wanted = made_of("queue", waiting=SEATS)
+    stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
+    *_, action = advice(replace(wanted, methodology=replace(wanted.methodology, stability=stability)))
+    assert action.endswith("add a replica; or send less than 3.08 requests/s.")
+
+
 def test_there_is_none_where_every_objective_was_met():
     """Nobody is to change what is good enough."""
     wanted = made_of("queue", waiting=SEATS)

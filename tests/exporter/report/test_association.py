@@ -193,9 +193,18 @@ def correlation_with(**change: Any) -> Correlation:
     return structs.replace(summaries.correlated(), **change)
 
 
-def paragraphs(**change: Any) -> str:
-    shown = correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change)))
-    return " ".join(conclusion(summaries.summary(shown)))
+def paragraphs(*, verdict: str = "stable", **change: Any) -> str:
+    shown = summaries.summary(correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change))))
+    stability = structs.replace(shown.methodology.stability, verdict=verdict)
+    return " ".join(
+        conclusion(structs.replace(shown, methodology=structs.replace(shown.methodology, stability=stability)))
+    )
+
+
+def test_a_queue_that_only_grew_has_no_threshold():
+    """Its length is then a measure of time."""
+    assert "Queueing takes over" in paragraphs()
+    assert "Queueing takes over" not in paragraphs(verdict="growing")
 
 
 @pytest.mark.parametrize(
