@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from correlator.breakdown import (
     E2E_PARTS,
     GATEWAY_AT_MOST,
+    GATEWAY_REQUEST,
     INNER_PARTS,
     SEND,
     SOURCES,
@@ -289,12 +290,17 @@ def label_of(part: Part, breakdown: Breakdown) -> str:
     return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
 
 
+def short_label_of(part: Part, breakdown: Breakdown) -> str:
+    """Return the same for the head of a narrow column."""
+    return label_of(part, breakdown).removesuffix(" the engine").removesuffix(", inbound")
+
+
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
     """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
     values_ms = 1e3 * part.of(of.parts)
     known = rows & np.isfinite(values_ms)
     total_ms = float(stamped_ms(getattr(of.parts, f"{whole}_s")[rows]).sum())
-    sources = sorted(set(of.parts.source[known].tolist()))
+    sources = sorted(set(_sources(of.parts, part)[known].tolist()))
     source = ("client" if part.by_client else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {
         **asdict(describe(values_ms[known], _why_unknown(of, part) if rows.any() else why)),
@@ -302,6 +308,15 @@ def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[
         "source": source,
         "error_ms": _error_ms(of, part, known) if sources else None,
     }
+
+
+def _sources(parts: Parts, part: Part) -> Texts:
+    """Return each request's source of a part; what a gateway took before its call, its own spans state."""
+    if part.name == GATEWAY_REQUEST.name:
+        return np.full(len(parts), "trace", dtype=np.object_)
+    if part.name == "gateway":
+        return np.where(np.isfinite(parts.gateway_at_most_s), "trace", parts.source).astype(np.object_)
+    return parts.source
 
 
 def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
@@ -312,7 +327,7 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
         return float(np.sqrt(((1e3 * of.parts.network_split_error_s[rows]) ** 2).mean()))
     if not part.error:
         return 0.0
-    estimated = rows & (of.parts.source == "histogram")
+    estimated = rows & (_sources(of.parts, part) == "histogram")
     errors_ms = 1e3 * getattr(of.attribution, f"{part.error}_sd_s")[estimated]
     return float(np.sqrt((errors_ms**2).sum() / rows.sum()))
 

@@ -39,6 +39,7 @@ _AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
 _READ_S = 10.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
 _TRACES_KEPT = 100_000
+_MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
@@ -72,6 +73,7 @@ class Receiver:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._traces: dict[bytes, None] = {}
         self._halves: dict[bytes, str] = {}
+        self._serving: dict[bytes, set[str]] = {}  # by trace, the services before an engine whose spans came
         self._news = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -108,17 +110,23 @@ class Receiver:
     async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
         """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.
 
-        Returns early once each of `trace_ids` (hex) has the spans that tell its request's times; without any the whole
-        time is waited. Of many requests those that ended last will do: an exporter keeps the order.
+        Returns early once each of `trace_ids` (hex) has the spans that tell its request's times, and where gateways
+        send spans, those too; without any the whole time is waited. Of many requests those that ended last will do: an
+        exporter keeps the order.
         """
         wanted = {bytes.fromhex(one) for one in trace_ids}
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not wanted or wanted - self._traces.keys():
+                while not wanted or wanted - self._traces.keys() or not self._have_gateways(wanted):
                     self._news.clear()
                     await self._news.wait()
         self._write_state("settled")
         return len(wanted - self._traces.keys())
+
+    def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
+        """Tell whether each of these traces has the spans of every service that serves any of them."""
+        served = [self._serving.get(trace_id, set()) for trace_id in trace_ids]
+        return all(services == set().union(*served) for services in served)
 
     async def _listen_grpc(self) -> None:
         server = aio.server(
@@ -234,7 +242,7 @@ class Receiver:
             if span.fault:
                 reply.partial_success.rejected_spans += 1
                 reply.partial_success.error_message = span.fault
-        for kept in (self._traces, self._halves):
+        for kept in (self._traces, self._halves, self._serving):
             while len(kept) > _TRACES_KEPT:
                 del kept[next(iter(kept))]
         if self._deliver:
@@ -257,6 +265,12 @@ class Receiver:
             self._say_once(received.fault, f"spans that came over {via} are not used: {received.fault}")
         elif received.kind.tells_all or self._completes(received):
             self._traces[received.span.trace_id] = None
+        elif received.kind.role == "gateway" or (
+            received.kind.role in ("call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
+        ):
+            services = self._serving.setdefault(received.span.trace_id, set())
+            if len(services) < _MOST_SERVICES:
+                services.add(received.service)
 
     def _whose_clock(self, off_s: float) -> str:
         """Return whose clock is to be set right: the sender's only where ours was not set meanwhile."""

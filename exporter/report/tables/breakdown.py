@@ -9,7 +9,7 @@ from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.report.format import ms, percent, table
-from exporter.summary.breakdown import TtftPart, json_name, label_of
+from exporter.summary.breakdown import TtftPart, json_name, label_of, short_label_of
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
 
@@ -21,6 +21,7 @@ SOURCES = {
     "mixed": "several",
     "client": "client",
 }
+GATEWAY_SPANS = "gateway's spans"
 LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
 FRONTEND = "API server: tokenise, wait, output"
 
@@ -37,12 +38,13 @@ def breakdown_table(correlation: Correlation) -> Table:
         described: TtftPart = getattr(breakdown, json_name(part))
         if described.mean is None:
             continue
-        shown.add_row(*_row(label_of(part, breakdown), described, sources))
+        known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
+        shown.add_row(*_row(label_of(part, breakdown), described, known_from))
         for inner in INNER_PARTS:
             divided: TtftPart = getattr(breakdown, json_name(inner))
             if inner.within == part.name and (described.share_of_ttft or 0.0) > LEAST_SHARE and divided.share_of_ttft:
                 label = FRONTEND if inner is ENGINE_FRONTEND else inner.label
-                shown.add_row(*_row(f"  {label}", divided, sources, bar=False), style="dim")
+                shown.add_row(*_row(f"  {label}", divided, known_from, bar=False), style="dim")
     shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
     if breakdown.send_ms.mean is not None:
         shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
@@ -55,7 +57,7 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
         if not groups:
             continue
         known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
-        labels = (label_of(part, correlation.breakdown).removesuffix(" the engine") for part in known)
+        labels = (short_label_of(part, correlation.breakdown) for part in known)
         shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
         for label, group in groups.items():
             means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
 from exporter.report.format import cell, ms, table
-from exporter.summary.breakdown import Breakdown, json_name, label_of
+from exporter.summary.breakdown import Breakdown, json_name, short_label_of
 from exporter.summary.slowest import SlowRequest
 
 # What ran beside a request as it was sent, by the engine or else of ours, and how long its prompt was.
@@ -33,7 +33,7 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
     shown = table(
         "Slowest requests, ms, and what ran beside them",
         "TTFT",
-        *(label_of(part, breakdown).removesuffix(" the engine") for part in parts),
+        *(short_label_of(part, breakdown) for part in parts),
         *(label for _, label in beside),
         *(["class"] if classes else []),
         label_width=2,

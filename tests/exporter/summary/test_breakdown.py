@@ -119,6 +119,23 @@ def test_the_network_is_called_so_only_where_no_gateway_can_be_in_it(with_gatewa
     assert [*label.split(), "5.00"] in [row[: len(label.split()) + 1] for row in table_of(shown)]
 
 
+@pytest.mark.parametrize(
+    ("at_most_ms", "label", "known_from"), [(8.0, "gateway, inbound", True), (np.nan, "gateway", False)]
+)
+def test_what_a_gateway_took_before_its_call_is_known_beside_estimates_too(
+    at_most_ms: float, label: str, *, known_from: bool
+):
+    """By its own spans, exactly; what it took of a TTFT that is estimated is as sure as that."""
+    columns = {"gateway_s": 0.006, "gateway_request_s": 0.006, "gateway_at_most_s": at_most_ms / 1e3}
+    of = replace(summaries.parts("histogram"), **{name: np.full(100, value) for name, value in columns.items()})
+    shown = summaries.correlated(summaries.findings(of))
+    gateway, before = shown.breakdown.gateway_ms, shown.breakdown.gateway_request_ms
+    assert (("trace", 0.0) if known_from else ("histogram", 1.0)) == (gateway.source, gateway.error_ms)
+    assert ("trace", 0.0, label) == (before.source, before.error_ms, shown.breakdown.gateway_label)
+    (row,) = (row for row in table_of(shown) if row[0].startswith("gateway"))
+    assert known_from == (row[-2:] == ["gateway's", "spans"])
+
+
 def test_the_round_trip_stands_beside_what_it_does_not_explain():
     """Neither has an error: it was measured on connections of its own; without a measurement there is no row."""
     of = replace(summaries.parts(), round_trip_s=np.full(100, 0.001), beyond_round_trip_s=np.full(100, 0.004))

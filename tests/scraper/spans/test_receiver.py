@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from sent_spans import NOON, SERVER, body, span
 from waiting import BOUND_S
 
 from rundir.frames import read_frames
@@ -344,6 +345,23 @@ async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
             await one.send("grpc", export(trace_id=b"2" * 16))
             assert 0 == await settling
         assert ["started", "settled"] == [one.state for one in one.records() if isinstance(one, StateRecord)]
+
+
+async def test_settling_waits_for_gateways_where_they_send_spans(tmp_path: Path):
+    """Of each trace those of every service before the engine: a gateway's exporter is another than the engine's."""
+    traces = [bytes([number]) * 16 for number in (1, 2)]
+    clock_ms = (10**18 - NOON) / 1e6
+    served = [body([span("POST", "gw", kind=SERVER, trace=trace, clock_ms=clock_ms)], service="gw") for trace in traces]
+    async with listening(tmp_path) as one:
+        for trace in traces:
+            await one.send("grpc", export(trace_id=trace))
+        await one.send("grpc", served[0])
+        async with asyncio.timeout(BOUND_S):
+            settling = asyncio.create_task(one.receiver.settle(60, [trace.hex() for trace in traces]))
+            await asyncio.sleep(0)
+            assert not settling.done()
+            await one.send("grpc", served[1])
+            assert 0 == await settling
 
 
 async def test_a_request_told_by_stages_is_there_with_the_last_of_them(tmp_path: Path):
