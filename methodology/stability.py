@@ -27,9 +27,8 @@ LEAST_SCRAPES = 10
 INTERVALS = 40  # of the judged time
 # Shares of the arrivals: less left over is not called growing, less left over at most is called stable.
 LEAST_GROWTH, TOLERATED_GROWTH = 0.02, 0.05
-# Kendall's tau. Where requests and times in flight grow: of one the first at least, of both the last; what is stable
-# stays below that. Where requests always waited: of those in flight the second.
-RISING, RISING_BY_PAGE, STEADY = 0.7, 0.6, 0.5
+# Kendall's tau: of what grows at least the first, of what is stable below the second.
+RISING, STEADY = 0.6, 0.5
 LONGER = 0.1  # by how much of the first requests' time in flight the later ones' must grow
 ALWAYS, SELDOM, NEVER = 0.95, 0.5, 0.05  # share of the scrapes that saw requests wait
 # Of a load hardly longer than its requests: the later half against the first ones; the same where times in flight rise
@@ -198,10 +197,9 @@ def _judge(flow: _Flow, evidence: Stability, in_flight: Trend) -> tuple[Verdict,
     longer = residence is not None and residence.low > 0 and residence.slope * judged_s > LONGER * flow.took_s
     slope = f"by {in_flight.slope:.2g} a second ({100 * growth:.0f} % of the arrivals)"
     walked = evidence.ci95 is not None and evidence.ci95[0] > 0 and (residence is None or residence.rising > 0)
-    both = [] if residence is None or not longer else [rising, residence.rising]
-    together = both and max(both) >= RISING and min(both) >= STEADY
+    together = longer and residence is not None and min(rising, residence.rising) >= RISING
     always = queued is not None and queued >= ALWAYS
-    by_page = always and (longer or rising >= RISING_BY_PAGE)
+    by_page = always and (longer or rising >= RISING)
     if growth >= LEAST_GROWTH and (walked or (in_flight.low > 0 and (together or by_page))):
         return "growing", f"requests in flight rose {slope} for as long as the load lasted"
     if always:
