@@ -139,8 +139,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write strict JSON (no NaN), keys in the order given."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    write_text(path, json_text(data))
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """Return strict JSON as it is written into a run directory."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def append_event(path: Path, event: Event) -> None:

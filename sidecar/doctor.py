@@ -17,6 +17,7 @@ from rich.text import Text
 from loadgen.protocols import PROTOCOLS
 from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
+from rundir.printable import printable
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource, Catalogue
@@ -300,4 +301,4 @@ def _switch(engine: str) -> str:
 
 
 def _print(console: Console, mark: tuple[str, str], text: str) -> None:
-    console.print(Text.assemble(mark, "  ", text), soft_wrap=True)
+    console.print(Text.assemble(mark, "  ", printable(text)), soft_wrap=True)

@@ -18,6 +18,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rundir.printable import printable
+
 Mode = Literal["panel", "lines", "json", "quiet"]
 LINE_EVERY_S = 5.0
 
@@ -100,7 +102,7 @@ class Progress:
         if self.mode == "json":
             self._json({"event": "stage", "stage": text})
         elif self.mode != "quiet":
-            self.console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+            self.console.print(Text(f"  {printable(text)}", style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, also with --quiet, and remember it."""
@@ -108,7 +110,7 @@ class Progress:
         if self.mode == "json":
             self._json({"event": "warning", "text": text})
         else:
-            self.console.print(Text(f"! {text}", style="yellow"), soft_wrap=True)
+            self.console.print(Text(f"! {printable(text)}", style="yellow"), soft_wrap=True)
 
     def update(self, view: View) -> None:
         """Show the latest numbers; warn once when a page stops answering, and once when it answers again."""

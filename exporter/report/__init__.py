@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import StringIO
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
@@ -26,6 +27,7 @@ from exporter.report.tables.energy import energy_section
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
+from rundir.printable import printable_all
 
 WIDTH = 100
 
@@ -39,8 +41,10 @@ def as_text(summary: Summary) -> str:
 
 
 def render(summary: Summary) -> Group:
-    """Return the report for a console of any width."""
-    return Group(*_sections(summary))
+    """Return the report for a console of any width. What servers said in it moves no cursor and hides nothing."""
+    texts = msgspec.to_builtins(summary)
+    shown = printable_all(texts)
+    return Group(*_sections(summary if shown == texts else msgspec.convert(shown, Summary)))
 
 
 def _sections(summary: Summary) -> Iterator[RenderableType]:

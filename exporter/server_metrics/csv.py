@@ -1,7 +1,8 @@
 """The CSV export of server metrics in AIPerf's layout: comments, then a block a type with a header of its own.
 
 It holds what the JSON does but for timeslices. Labels are columns, those of each block in alphabetical order; one that
-is called like a column of the block becomes `label_NAME`. Buckets are packed as `LE=COUNT;...`. Values are written in
+is called like a column of the block becomes `label_NAME`. A text that a spreadsheet would take for a formula has an
+apostrophe before it. Buckets are packed as `LE=COUNT;...`. Values are written in
 full, where AIPerf rounds to four decimals.
 """
 
@@ -77,11 +78,23 @@ def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[l
     yield [*_FIRST, *statistics, *(f"label_{label}" if label in fixed else label for label in labels), *last]
     for name, metric, one in rows:
         given = one.get("labels", {})
+        texts = (endpoints[one["endpoint_url"]], kind, name, metric.get("unit", ""))
         packed = ";".join(f"{le}={count}" for le, count in (one.get("buckets") or {}).items())
         yield [
-            *(endpoints[one["endpoint_url"]], kind, name, metric.get("unit", "")),
+            *map(_defused, texts),
             *(one["stats"].get(statistic, "") for statistic in statistics),
-            *(given.get(label, "") for label in labels),
-            metric["description"],
+            *(_defused(given.get(label, "")) for label in labels),
+            _defused(metric["description"]),
             *((packed,) if kind == "histogram" else ()),
         ]
+
+
+def _defused(text: str) -> str:
+    """Return a text of a server as a cell that no spreadsheet evaluates; numbers stay as they are."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

@@ -20,6 +20,7 @@ import cyclopts
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 
+from rundir.printable import printable
 from sidecar import VERSION
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import explained
@@ -235,11 +236,11 @@ def report(
         check_collector("--otlp-export", otlp_export)
     derived = derive.derive(run_directory, formats)
     if as_json:
-        sys.stdout.write((run_directory / derive.SUMMARY).read_text(encoding="utf-8"))
+        sys.stdout.write(derive.as_json(derived.summary))
     else:
         derive.print_report(derived.summary, run_directory)
     _export(derived, otlp_export, spans, Progress("lines"))
-    derive.require_whole(derived.run)
+    derive.require_sound(derived)
     return 0
 
 
@@ -298,7 +299,7 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
     derive.print_report(summary, path, said=progress.warned)
     if isinstance(options, RunOptions):
         _export(derived, options.otlp_export, options, progress)
-    derive.require_whole(derived.run)
+    derive.require_sound(derived)
     if summary.status == "interrupted":
         return Interrupted.exit_code
     requests = summary.client.requests
@@ -386,7 +387,7 @@ def _print_error(text: str, *, trace: bool = False) -> None:
     try:
         if trace:
             traceback.print_exc()
-        sys.stderr.write(f"sidelight: {text}\n")
+        sys.stderr.write(f"sidelight: {printable(text)}\n")
         sys.stderr.flush()
     except BrokenPipeError:
         discard(sys.stderr)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,8 +37,8 @@ from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import Server, server_summary
 from scraper.window.window import Window
-from sidecar.directory import MANIFEST, RAW, Run, one_line, open_run, write_json, write_text, write_whole
-from sidecar.errors import ConfigurationError, DamagedRun
+from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, open_run, write_json, write_text, write_whole
+from sidecar.errors import CannotWrite, ConfigurationError, DamagedRun
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
@@ -54,11 +54,12 @@ UNTESTED = "no test of the draft was run; this is a plain measurement"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """A run, the times of its requests, and its `summary.json`."""
+    """A run, the times of its requests, and its `summary.json`. `unwritten` is why a file could not be written."""
 
     run: Run
     times: Correlated
     summary: Summary
+    unwritten: CannotWrite | None = None
 
 
 def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
@@ -76,29 +77,46 @@ def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
 
 
 def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
-    """Write the derived files of a run into its directory and return what they say. Raises CannotWrite.
+    """Write the derived files of a run into its directory, as far as that is possible, and return what they say.
 
     `formats` are those of `--formats`; none: those that the run was asked for.
     """
-    path = run.path
     window = window_of(run)
     times = correlated(run)
     summary = summarise(run, window, times)
+    derived = Derived(run=run, times=times, summary=summary)
+    try:
+        _write(derived, window, formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS)
+    except CannotWrite as error:
+        return replace(derived, unwritten=error)
+    return derived
+
+
+def _write(derived: Derived, window: Window, wanted: Sequence[str]) -> None:
+    run, summary, path = derived.run, derived.summary, derived.run.path
     write_json(path / SUMMARY, msgspec.to_builtins(summary))
-    wanted = formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
-    requests = tables.requests_table(run.requests, times.parts)
+    requests = tables.requests_table(run.requests, derived.times.parts)
     write_whole(path / "requests.parquet", lambda file: tables.write_parquet(requests, file))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))
     if "text" in wanted:
         write_text(path / "report.txt", text.as_text(summary))
-    return Derived(run=run, times=times, summary=summary)
 
 
-def require_whole(run: Run) -> None:
-    """Raise DamagedRun where records are lost of a run that ended by itself: its results are not those of the run."""
+def as_json(summary: Summary) -> str:
+    """Return `summary.json` of a run."""
+    return json_text(msgspec.to_builtins(summary))
+
+
+def require_sound(derived: Derived) -> None:
+    """Raise CannotWrite where results could not be kept, and DamagedRun where records are lost of a run that ended by
+    itself: its results are not those of the run.
+    """
+    if derived.unwritten is not None:
+        raise derived.unwritten
+    run = derived.run
     if run.status != "crashed" and run.integrity.state == "damaged":
         raise DamagedRun(
             f"{run.path}: recorded data are damaged, and all results are derived from what is left of them"

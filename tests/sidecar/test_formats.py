@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from golden_files import GOLDEN
 from processes import Ended
 
 from scraper.series.log import ScrapeLog
@@ -19,6 +21,7 @@ URL = "http://127.0.0.1:9/metrics"
 ALWAYS = {"manifest.json", "raw", "summary.json", "requests.parquet", "timeslices.parquet"}
 
 Recorded = Callable[..., Path]
+Sidelight = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -82,3 +85,27 @@ def test_a_refusal_as_a_user_sees_it(said: str, sidelight: Callable[..., Ended])
     ended = sidelight("report", "nowhere", said)
     line = "sidelight: --formats cvs: no such format; choose from json, csv, jsonl, parquet, text\n"
     assert (2, line) == (ended.code, ended.err)
+
+
+def test_a_report_is_printed_though_its_files_cannot_be_written(sidelight: Sidelight, tmp_path: Path):
+    """As on a full or read-only disk: all is known by then. Exit 3 says that it was not kept."""
+    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    (tmp_path / "run" / "summary.json").mkdir()
+    ended = sidelight("report", "run")
+    assert (3, 1) == (ended.code, ended.err.count("\n"))
+    assert ended.err.startswith("sidelight: run/summary.json: ")
+    assert "Where the TTFT went" in ended.out
+
+
+def test_what_a_server_or_a_stranger_wrote_moves_no_cursor(sidelight: Sidelight, tmp_path: Path):
+    """A model's name with escapes in it is shown by them, on the terminal and in report.txt; so in an error's line."""
+    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    manifest["config"]["model"] = "m\x1b]0;title\x07\u202e\x9b2J\nfake"
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    ended = sidelight("report", "run", "--formats", "text")
+    for text in (ended.out, (tmp_path / "run/report.txt").read_text()):
+        assert "m\\x1b]0;title\\x07\\u202e\\x9b2J\\x0afake" in text
+        assert not set(text) & set("\x1b\x07\u202e\x9b")
+    (tmp_path / "\x1b[2J").mkdir()
+    assert sidelight("report", "\x1b[2J").err.startswith("sidelight: \\x1b[2J: no manifest.json here")

@@ -86,3 +86,11 @@ def test_pages_of_one_host_are_told_apart():
     endpoints = [endpoint_of(["# TYPE g gauge\ng 1\n"] * 3, url=url) for url in urls]
     table: Any = blocks(as_csv(document(source_of(*endpoints))))["gauge"]
     assert [*urls[:2], "b:2"] == [row["Endpoint"] for row in table]
+
+
+def test_a_text_that_a_spreadsheet_would_evaluate_is_marked_as_text():
+    """Labels and help texts are the server's; a label that is a number stays one."""
+    page = '# HELP g =1+1\n# TYPE g gauge\ng{a="=cmd|\' /C calc\'!A0",b="@SUM(1)",c="-2+3",d="-2"} 1\n'
+    (row,) = blocks(as_csv(document(source_of(endpoint_of([page] * 3)))))["gauge"]
+    texts = ("'=cmd|' /C calc'!A0", "'@SUM(1)", "'-2+3", "-2", "'=1+1")
+    assert texts == tuple(row[name] for name in ("a", "b", "c", "d", "Description"))

@@ -1,0 +1,30 @@
+"""Text that others wrote, as a person may see it: model names, versions, errors of servers, manifests of others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Controls of terminals, of the direction of text and of lines; what has no width; halves of characters.
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return a text without anything that a terminal obeys or a reader cannot see: \\x1b instead of the escape."""
+    return _UNSEEN.sub(_escaped, text)
+
+
+def printable_all(value: Any) -> Any:
+    """Return a value of JSON with all texts in it made `printable`, the names of fields included."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_all(key): printable_all(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable_all(item) for item in value]
+    return value
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
