@@ -409,7 +409,7 @@ def test_a_configuration_file_configures_and_no_secret_is_kept(configured: Ended
 def test_one_dead_worker_of_two_ends_the_run(worker_killed: Ended):
     """Exit 3, one line that names it, and the report of what both had recorded; the manifest has the same reason."""
     assert (3, 1) == (worker_killed.code, worker_killed.err.count("\n"))
-    assert "this run was cut short" in worker_killed.out
+    assert "This run was cut short" in worker_killed.out
     manifest = worker_killed.manifest
     assert "crashed" == manifest["status"]
     assert f"sidelight: {manifest['reason']}\n" == worker_killed.err

@@ -163,7 +163,7 @@ def test_an_objective_of_latency_is_missed_when_the_server_dies(runs: Callable[[
     assert (4000, requests["failed"]) == (latency["requests"], latency["failed_requests"])
     assert errors["value"] == requests["failed"] / 4000
     line = f"{requests['failed']} of 4000 requests did not end ok, and their ttft counts as infinite"
-    assert f"objective ttft_p99<10000s: MISSED, {line}" in " ".join(run.out.split())
+    assert f"Objective ttft_p99<10000s: MISSED, {line}" in " ".join(run.out.split())
 
 
 def test_more_connections_than_open_files_is_exit_2(runs: Callable[[str], Ended]):

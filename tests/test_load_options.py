@@ -267,8 +267,8 @@ def test_objectives_that_are_met_are_exit_0(runs: Runs):
     """A line each in the report, and every request is good."""
     run = runs["one"]
     assert 0 == run.code
-    assert "objective e2e_p99<60s: met, " in run.out
-    assert "objective ttft_mean<30s: met, " in run.out
+    assert "Objective e2e_p99<60s: met, " in run.out
+    assert "Objective ttft_mean<30s: met, " in run.out
     slo = run.summary["client"]["slo"]
     assert (True, 12) == (slo["met"], slo["good_requests"])
 
@@ -277,7 +277,7 @@ def test_an_objective_that_is_missed_is_exit_1(runs: Runs):
     """The run is complete all the same, and the report says by how much."""
     run = runs["two"]
     assert (1, "complete", "") == (run.code, run.manifest["status"], run.err)
-    assert "objective ttft_p50<0.001ms: MISSED, " in run.out
+    assert "Objective ttft_p50<0.001ms: MISSED, " in run.out
     assert 0 == run.summary["client"]["throughput"]["goodput_requests_per_s"]
 
 

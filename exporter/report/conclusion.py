@@ -148,7 +148,8 @@ def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
         return
     if threshold.waiting > threshold.fewest:
         most = threshold.waiting - 1
-        yield f"Queueing takes over once more than {most:g} request{' is' if most == 1 else 's are'} waiting."
+        queue = f"more than {most:g} request{' is' if most == 1 else 's are'}" if most else "any request is"
+        yield f"Queueing takes over once {queue} waiting."
 
 
 def _differences(tail: TailAttribution) -> Iterator[str]:

@@ -18,7 +18,8 @@ def method(summary: Summary) -> Iterator[str]:
     """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
     if not summary.correlation.missing:
         yield from basis(summary.correlation)
-    yield sustained(summary)
+    if summary.methodology.stability.verdict is not None:
+        yield sustained(summary)
     yield from _error(summary.self_check)
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
-from exporter.report.format import cell, ms
+from exporter.report.format import Prose, cell, ms
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult
 
 
-def objectives(summary: Summary) -> Iterator[Text]:
+def objectives(summary: Summary) -> Iterator[Prose]:
     """Yield a line for each objective; none where none was given."""
     slo = summary.client.slo
     for objective in slo.objectives if slo else ():
         verdict = {True: "met", False: "MISSED", None: "not known"}[objective.met]
         style = "green" if objective.met else "bold red"
-        yield Text(f"objective {objective.text}: {verdict}, {_evidence(objective)}", style=style)
+        yield Prose(f"Objective {objective.text}: {verdict}, {_evidence(objective)}", style)
 
 
 def _evidence(objective: ObjectiveResult) -> str:

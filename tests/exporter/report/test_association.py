@@ -215,11 +215,12 @@ def test_a_queue_that_only_grew_has_no_threshold():
             "Queueing takes over once more than 3 requests are waiting.",
         ),
         (Threshold(waiting=2.0, requests=300, fewest=0.0), "Queueing takes over once more than 1 request is waiting."),
+        (Threshold(waiting=1.0, requests=300, fewest=0.0), "Queueing takes over once any request is waiting."),
         (Threshold(waiting=2.0, requests=1000, fewest=2.0), ""),
         (Threshold(waiting=None, requests=0, fewest=0.0), ""),
         (UNSCRAPED, ""),
     ],
-    ids=["several", "one", "at every length seen", "never", "not scraped"],
+    ids=["several", "one", "any", "at every length seen", "never", "not scraped"],
 )
 def test_from_which_queue_on_is_said_where_it_is_known(threshold: Threshold, expected: str):
     text = paragraphs(threshold=threshold)
