@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 MASK = "***"
+# Of a field of a query. Others tell pages of one address apart, as `?target=`.
+_SECRET = re.compile("key|token|secret|passw|pwd|auth|credential|signature|^sig$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,17 @@ def bare(url: str) -> str:
 
 
 def masked(url: str) -> str:
-    """Return a URL as it may be shown and recorded: `***` where it has a user name or password."""
-    return _with_userinfo(url, f"{MASK}@")
+    """Return a URL as it may be shown and recorded: `***` where it has a user name or password, and for the values of
+    its query whose names say that they are secret.
+    """
+    address, asks, query = _with_userinfo(url, f"{MASK}@").partition("?")
+    query, hashes, fragment = query.partition("#")
+    return f"{address}{asks}{'&'.join(map(_masked_field, query.split('&')))}{hashes}{fragment}"
+
+
+def _masked_field(field: str) -> str:
+    name, equals, _ = field.partition("=")
+    return f"{name}={MASK}" if equals and _SECRET.search(unquote(name)) else field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

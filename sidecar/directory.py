@@ -115,10 +115,14 @@ def require_free(path: Path | None) -> None:
 
 
 def create(path: Path) -> Path:
-    """Make a new run directory with its `raw/`. Raises ConfigurationError as `require_free` does, CannotWrite."""
+    """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
+
+    Raises ConfigurationError as `require_free` does, CannotWrite.
+    """
     require_free(path)
     try:
-        (path / RAW).mkdir(parents=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / RAW).mkdir(mode=0o700)
     except OSError as error:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
     return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from asyncio.subprocess import Process
@@ -24,6 +25,11 @@ from sidecar.errors import WorkerDied
 START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, and forwards spans for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
+
+
+def environment() -> dict[str, str]:
+    """Return what a child inherits: not our secrets, of which its specification has those that it needs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
 
 
 class Child:
@@ -49,6 +55,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 start_new_session=True,
+                env=environment(),
             )
         self._stdin = cast("asyncio.StreamWriter", self._process.stdin)
         self._stdout = cast("asyncio.StreamReader", self._process.stdout)

@@ -9,7 +9,7 @@ import ssl
 import aiohttp
 import pytest
 
-from rundir.access import connection_problem
+from rundir.access import connection_problem, masked
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,19 @@ def test_what_aiohttp_wraps_is_what_is_said():
     late = aiohttp.ClientOSError(1, "odd")
     late.__cause__ = ssl.SSLError(1, "[SSL] alert")
     assert ("tls", "TLS failed") == ((problem := connection_problem(late)).kind, str(problem))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://u:hush@h:1/metrics?x=1", "http://***@h:1/metrics?x=1"),
+        ("http://h/metrics?token=hush&target=a", "http://h/metrics?token=***&target=a"),
+        ("http://h/m?X-Amz-Signature=hush&api%5Fkey=hush#f", "http://h/m?X-Amz-Signature=***&api%5Fkey=***#f"),
+        ("http://h/m?Password=hush=hush", "http://h/m?Password=***"),
+        ("http://h/m?token&a=b", "http://h/m?token&a=b"),
+        ("http://h/metrics", "http://h/metrics"),
+    ],
+)
+def test_secrets_of_a_url_are_masked(url: str, shown: str):
+    """User and password, and in a query what its name calls a secret; other fields tell pages apart."""
+    assert shown == masked(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -342,6 +343,8 @@ def test_a_free_place_is_new_or_empty(tmp_path: Path):
     require_free(None)
     require_free(tmp_path)
     assert tmp_path / "a" / "b" == create(tmp_path / "a" / "b")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a" / "b", tmp_path / "a" / "b" / "raw")]
+    assert [0o700, 0o700] == modes  # prompts and replies are the owner's
     assert ["raw"] == [path.name for path in (tmp_path / "a" / "b").iterdir()]
 
 
