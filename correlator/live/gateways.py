@@ -16,6 +16,8 @@ from correlator.gateways import FirstBy, GatewaySpan
 from correlator.live.client_spans import ClientSpan, chain, client_span, encloses
 from scraper.spans.received import ReceivedSpan, sends_body
 
+MOST_SPANS = 5000  # of a trace in which to look for gateways beside the engine: each request would look at all of them
+
 
 def gateways_between(
     spans: Mapping[bytes, ClientSpan],
@@ -32,18 +34,15 @@ def gateways_between(
     inner = [spans[key] for key in engine if key in spans]
     services = {span.service for span in inner} | ({client.service} if client else set())
     leading = _leading(spans, inner, client)
+    beside = _beside(spans, inner, client) if len(spans) <= MOST_SPANS else ()
     candidates = [
         span
-        for span in spans.values()
+        for span in (*(spans[key] for key in leading), *beside)
         if span.encloses
         and span.span_id not in engine
-        and span is not client
         # What a client without a name calls may be its own.
         and (span.service not in services if span.service else span.serves or client is None)
-        and (span.span_id in leading or _is_beside(spans, span, inner, client))
     ]
-    if not candidates:
-        return ()
     by_service: dict[str, list[ClientSpan]] = {}
     for span in candidates:
         by_service.setdefault(span.service, []).append(span)
@@ -65,16 +64,27 @@ def _leading(
     return leading
 
 
-def _is_beside(
-    spans: Mapping[bytes, ClientSpan], span: ClientSpan, inner: Sequence[ClientSpan], client: ClientSpan | None
-) -> bool:
-    """Tell whether a call of a model stands beside the engines' spans: below the client's, around theirs in time."""
-    if not span.is_call and not (span.serves and any(c.is_call and span in chain(spans, c)[0] for c in spans.values())):
-        return False
-    above, is_rooted = chain(spans, span)
-    if any(step in above for step in inner) or not all(encloses(span, step) for step in inner):
-        return False
-    return client is None or client in above or (not is_rooted and encloses(client, span))
+def _beside(
+    spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
+) -> Iterator[ClientSpan]:
+    """Give the calls of a model that stand beside the engines' spans: below the client's, around theirs in time."""
+    others = {step.span_id for span in inner for step in (span, *chain(spans, span)[0])}
+    around = [
+        span
+        for key, span in spans.items()
+        if span.encloses and key not in others and span is not client and all(encloses(span, step) for step in inner)
+    ]
+    if not around:
+        return
+    above_calls = {step.span_id for span in around if span.is_call for step in chain(spans, span)[0]}
+    for span in around:
+        above, is_rooted = chain(spans, span)
+        if (
+            (span.is_call or (span.serves and span.span_id in above_calls))
+            and not any(step in above for step in inner)
+            and (client is None or client in above or (not is_rooted and encloses(client, span)))
+        ):
+            yield span
 
 
 def _gateway(

@@ -140,21 +140,25 @@ class TraceWindow:
     def _finish(self, trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
         """Give out what can be, and note when to look again."""
         quiet_ns = trace.newest_ns + round(QUIET_S * 1e9)
+        # Where gateways send beside the engine's spans, these may come before theirs.
+        awaits_gateway = trace.newest_ns <= self._beside_ns + round(KEEP_S * 1e9)
         again_ns = []
         for request, since_ns, is_whole in requests_of(trace):
             due_ns = max(since_ns, self._back_ns) + self._settle_ns
-            passed = _gateways(trace, request) if is_whole or now_ns >= due_ns or all_of_it else ()
-            is_beside = any(gateway.is_beside for gateway in passed)
-            if is_whole and (is_beside or trace.newest_ns > self._beside_ns + round(KEEP_S * 1e9)):
+            passed: tuple[GatewaySpan, ...] | None = None
+            if is_whole and awaits_gateway:
+                passed = _gateways(trace, request)
+            if is_whole and (passed is None or any(gateway.is_beside for gateway in passed)):
                 due_ns = min(due_ns, quiet_ns)
             if now_ns >= due_ns or all_of_it:
-                if is_beside:
+                passed = _gateways(trace, request) if passed is None else passed
+                if any(gateway.is_beside for gateway in passed):
                     self._beside_ns = max(self._beside_ns, trace.newest_ns)
                 for received in request.engine:
                     self._done(trace, received.span.span_id)
                 if request.client is not None:
                     trace.done.add(request.client.span_id)
-                yield replace(request, gateways=passed)
+                yield replace(request, gateways=passed) if passed else request
             else:
                 again_ns.append(due_ns)
         if again_ns:

@@ -172,3 +172,20 @@ def test_a_watch_waits_for_a_gateway_that_sends_beside_the_engine():
     assert [] == looked(24)
     window.take(export([server("g", trace=b"o" * 16)], at_s=24, service="gw"))
     assert ["gw"] == looked(25)
+
+
+def test_a_trace_of_many_requests_costs_no_more_than_it_has():
+    """An agent's, of two hundred requests one after the other: each has its own gateway, and none another's."""
+    spans: Sent = {"app": [], "gw": [], "llm": []}
+    for number in range(200):
+        at_ms, ids = 1000.0 * number - 200_000, [f"{kind}{number}" for kind in "cge"]
+        whole = {"start_ms": at_ms + 40, "end_ms": at_ms + 940}
+        spans["app"].append(call(ids[0], first_ms=300, start_ms=at_ms, end_ms=at_ms + 1000))
+        spans["gw"].append(server(ids[1], ids[0], **whole))
+        spans["llm"].append(engine(ids[2], ids[0], start_ms=at_ms + 50, end_ms=at_ms + 760))
+    window = TraceWindow()
+    for service, own in spans.items():
+        window.take(export(own, service=service))
+    requests = window.finished(NOON + S, all_of_it=True)
+    assert {("gw", 0.9)} == {(one.service, one.whole_s) for request in requests for one in request.gateways}
+    assert [1] * 200 == [len(request.gateways) for request in requests]
