@@ -25,14 +25,14 @@ lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 	@$(BIN)/mypy
 	@MYPYPATH=tests $(BIN)/mypy benchmarks
 	@$(BIN)/python dashboards/generate.py --check
-	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/python docs/generate/pages.py --check
 
 bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 	@$(BIN)/python benchmarks/parse.py
 	@$(BIN)/python benchmarks/scrape.py
 
 docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/generate/pages.py
 	@$(BIN)/python dashboards/generate.py
 
 lock: ## resolve the lock files again (hashes, no addresses)

@@ -1,8 +1,8 @@
 """How often `methodology.stability.verdict` is right: queues in virtual time, by realised load.
 
-`python benchmarks/stability.py [SEEDS]` prints the table of docs/metrics.md: per cent of the runs called stable /
-undecided / growing. Queues of 1, 4, 16 and 64 servers that can serve 6 requests/s, log-normal service times of
-variation 0.3 and 1, Poisson arrivals at 50 to 150 % of that.
+`python benchmarks/stability.py [SEEDS]` prints the table of docs/reference/metrics.md: per cent of the runs called
+stable, undecided and growing. Queues of 1, 4, 16 and 64 servers that can serve 6 requests/s, log-normal service times
+of variation 0.3 and 1, Poisson arrivals at 50 to 150 % of that.
 """
 
 from __future__ import annotations

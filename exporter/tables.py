@@ -1,5 +1,5 @@
 """Tables for notebooks: one row a request, one row a slice and series. Column names stay as they are: scripts and
-dashboards rely on them (docs/run-directory.md).
+dashboards rely on them (docs/reference/run-directory.md).
 """
 
 from __future__ import annotations

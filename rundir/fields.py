@@ -1,6 +1,6 @@
 """How a field of a result is described: a sentence, and a unit where it is a number.
 
-The schema of `summary.json` and the tables of docs/metrics.md are generated from these descriptions:
+The schema of `summary.json` and the tables of docs/reference/metrics.md are generated from these descriptions:
 
     ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
 """

@@ -164,7 +164,7 @@ def advice(reason: str, engine: str | None) -> Iterator[str]:
     if engine is not None:
         yield _switch(engine)
     elif "HTTP 404" in reason:
-        yield "docs/engines.md says how each engine is made to show its metrics"
+        yield "docs/reference/engines.md says how each engine is made to show its metrics"
     yield f"a run still works, without the engine's side; {cure_of_page(reason)}"
 
 

@@ -9,7 +9,7 @@
     sidelight.estimate_quantiles(bounds, counts, sums, [0.5, 0.99])
 
 These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `exporter`, `sidecar`, `rundir`,
-`simulator`) are private: they change without notice. See docs/library.md.
+`simulator`) are private: they change without notice. See docs/reference/library.md.
 """
 
 from __future__ import annotations

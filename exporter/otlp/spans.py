@@ -1,7 +1,7 @@
 """A run as OTLP spans: one of the client for each request, by OpenTelemetry's GenAI conventions, its phases below it.
 
 Each client's span bears the ids that were sent as traceparent, so the engine's own span, which the engine sends, nests
-under it. Attributes: docs/otlp.md. Where phases lie is left to `phases`, sending to `send`.
+under it. Attributes: docs/reference/otlp.md. Where phases lie is left to `phases`, sending to `send`.
 """
 
 from __future__ import annotations

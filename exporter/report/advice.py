@@ -133,7 +133,8 @@ def _outside(summary: Summary) -> Advice | None:
             f"Of {spoken(outside_ms)} outside the engine, a TCP round trip explains {spoken(round_trip_ms)}: the rest "
             "passes in gateways or proxies, or in HTTP on either side"
         ),
-        cure="look at what stands between client and engine; a gateway that sends spans is shown apart (docs/watch.md)",
+        cure="look at what stands between client and engine; a gateway that sends spans is shown apart "
+        "(docs/reference/watch.md)",
     )
 
 

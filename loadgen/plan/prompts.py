@@ -1,7 +1,7 @@
 """A file of a user's own prompts: JSON lines, a JSON list, or plain text lines (`.txt`).
 
-Field names are ours and those of AIPerf, GuideLLM and vllm bench; docs/workloads.md has the table. The whole file is
-read and checked before anything is sent, so that a mistake is named with its line and never cuts a run short.
+Field names are ours and those of AIPerf, GuideLLM and vllm bench; docs/reference/workloads.md has the table. The whole
+file is read and checked before anything is sent, so that a mistake is named with its line and never cuts a run short.
 """
 
 from __future__ import annotations

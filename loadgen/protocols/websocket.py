@@ -1,4 +1,4 @@
-"""Streaming over a WebSocket, in a framing of our own (docs/protocols.md): a JSON object a message, both ways.
+"""Streaming over a WebSocket, in a framing of our own: a JSON object a message (docs/reference/protocols.md).
 
 The client sends one request and gets `delta` messages until one `done` or `error`; then it may send the next.
 """

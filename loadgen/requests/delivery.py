@@ -35,7 +35,7 @@ STATEMENTS: dict[Option, str] = {
     "none": "no reply that ended ok came in chunks",
 }
 
-# What every number of the client means by content; docs/protocols.md has the fields of each protocol.
+# What every number of the client means by content; docs/reference/protocols.md has the fields of each protocol.
 CONTENT_RULE = "text, reasoning and tool calls count as content; the first token is the first that is not blank"
 
 

@@ -191,7 +191,7 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
 def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as above
     """Observe production without any load: receive spans, scrape engines, serve the breakdown of TTFT on /metrics.
 
-    SIGTERM or Ctrl-C ends it once pending requests are counted; SIGHUP reloads --config. See docs/watch.md.
+    SIGTERM or Ctrl-C ends it once pending requests are counted; SIGHUP reloads --config. See docs/reference/watch.md.
     """
     from sidecar.watch import service as resident  # noqa: PLC0415  as above
 

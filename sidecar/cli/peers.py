@@ -129,8 +129,14 @@ def _synthetic(value: str) -> str:
     return f"write {' '.join(written)}" if written else "lengths are --input-tokens N --output-tokens N, " + _FILES
 
 
-_SHARED = "describe shared prefixes in a workload file (prefixes or system_prompt, docs/workloads.md): --workload FILE"
-_SESSIONS = "describe sessions in a workload file (turns and think_time_s, docs/workloads.md): --workload FILE"
+_CLASSES = "describe classes of requests in a workload file (docs/reference/workloads.md): --workload FILE"
+_SHARED = (
+    "describe shared prefixes in a workload file (prefixes or system_prompt, docs/reference/workloads.md): "
+    "--workload FILE"
+)
+_SESSIONS = (
+    "describe sessions in a workload file (turns and think_time_s, docs/reference/workloads.md): --workload FILE"
+)
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
 _ONE_RUN = "a run has one load; give one --rate or --concurrency to each run"
 # Options that need another form here: what to write; with the value given, where the text depends on it.
@@ -143,8 +149,8 @@ HINTS: dict[str, str | Callable[[str], str]] = {
     "--public-dataset": _FILES,
     "--fixed-schedule": "replay the moments of a trace with --arrival replay --trace FILE",
     "--random-range-ratio": "write the range of lengths, as in --input-tokens uniform:410-614",
-    "--seq-dist": "describe classes of requests in a workload file (docs/workloads.md): --workload FILE",
-    "--sequence-distribution": "describe classes of requests in a workload file (docs/workloads.md): --workload FILE",
+    "--seq-dist": _CLASSES,
+    "--sequence-distribution": _CLASSES,
     **dict.fromkeys(
         ("--random-prefix-len", "--prefix-prompt-length", "--prompt-prefix-length", "--num-prefix-prompts",
          "--prefix-prompt-pool-size", "--shared-system-prompt-length", "--prefix-repetition-prefix-len"), _SHARED

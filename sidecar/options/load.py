@@ -82,7 +82,7 @@ class ContactOptions(AccessOptions):
     model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
     endpoint: Annotated[
         Endpoint,
-        option(TARGET, "Which API to load; docs/protocols.md describes each."),
+        option(TARGET, "Which API to load; docs/reference/protocols.md describes each."),
     ] = "chat"
     api_key: Annotated[
         str | None,
@@ -207,8 +207,8 @@ class RunOptions(ContactOptions, SpanOptions):
         str,
         option(
             WORKLOAD,
-            f"What to send: one of {', '.join(workloads.NAMES)}, a YAML file (docs/workloads.md), or what stands in "
-            "such a file as one JSON object; in --config as a mapping.",
+            f"What to send: one of {', '.join(workloads.NAMES)}, a YAML file (docs/reference/workloads.md), or what "
+            "stands in such a file as one JSON object; in --config as a mapping.",
         ),
         MAPPING,
     ] = "synthetic-uniform"
@@ -217,7 +217,7 @@ class RunOptions(ContactOptions, SpanOptions):
         option(
             WORKLOAD,
             "Length of prompts in tokens: a number, or a distribution like normal:512,64, uniform:128-1024 or "
-            "choice:512,2048 (docs/workloads.md). Default: the workload's lengths.",
+            "choice:512,2048 (docs/reference/workloads.md). Default: the workload's lengths.",
         ),
         MAPPING,
     ] = None
@@ -233,7 +233,7 @@ class RunOptions(ContactOptions, SpanOptions):
         option(
             WORKLOAD,
             "Send your own prompts, in the file's order: JSON lines with prompt, text or messages, and optionally "
-            "max_tokens, session and headers; a .txt file, a prompt a line; or ShareGPT. docs/workloads.md.",
+            "max_tokens, session and headers; a .txt file, a prompt a line; or ShareGPT. docs/reference/workloads.md.",
         ),
     ] = None
     seed: Annotated[
@@ -281,8 +281,8 @@ class RunOptions(ContactOptions, SpanOptions):
         str | None,
         option(
             CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/metrics.md). A request that failed misses '
-            "each of them; those of latencies define goodput. A run that misses one exits with 1.",
+            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics.md). A request that '
+            "failed misses each of them; those of latencies define goodput. A run that misses one exits with 1.",
         ),
     ] = None
     out: Out = None

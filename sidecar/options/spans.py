@@ -22,7 +22,7 @@ OtlpExport = Annotated[
     option(
         SPANS,
         "After the run, send one span per request, with its phases, to this collector: grpc://HOST:PORT, or "
-        "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/otlp.md lists the attributes.",
+        "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/reference/otlp.md lists the attributes.",
     ),
     MASKED_URL,
 ]
@@ -49,8 +49,8 @@ class SpanOptions(AccessOptions):
         option(
             SPANS,
             "Receive spans of engines and gateways over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; port 0 "
-            "picks free ports. Usually 127.0.0.1:4317; docs/engines.md says how to enable tracing in each engine. "
-            "Default: off.",
+            "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how to enable tracing in each "
+            "engine. Default: off.",
         ),
     ] = None
     otlp_forward: Annotated[

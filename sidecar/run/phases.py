@@ -179,7 +179,7 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, found: Collect
         ]
         yield (
             f"no span was received at {listening}, so no times come from spans; switch tracing on "
-            f"in the engine ({'; '.join(switches) or 'docs/engines.md tells how'})"
+            f"in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
         )
     refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
     refused = [text for text in refused if not text.startswith("0 ")]

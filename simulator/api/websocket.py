@@ -1,4 +1,4 @@
-"""Streaming over a WebSocket: a JSON object a message, one request at a time (docs/protocols.md of this project)."""
+"""Streaming over a WebSocket: a JSON object a message, one request at a time (docs/reference/protocols.md)."""
 
 from __future__ import annotations
 

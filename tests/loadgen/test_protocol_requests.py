@@ -106,7 +106,7 @@ def _literals(module: ast.AST) -> Iterator[set[object]]:
 def test_protocols_are_listed_in_one_place():
     """A new protocol is one module and one row: the command line reads the table, and nothing else lists the names."""
     assert tuple(PROTOCOLS) == get_args(Endpoint) == get_args(get_type_hints(RunOptions)["endpoint"])
-    described = (REPOSITORY / "docs/protocols.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    described = (REPOSITORY / "docs/reference/protocols.md").read_text(encoding="utf-8").partition("\n## ")[0]
     assert set(PROTOCOLS) == set(re.findall(r"^\| `(\w+)` \|", described, flags=re.MULTILINE))
     for package in ("loadgen", "exporter", "correlator", "sidecar"):
         for path in (REPOSITORY / package).rglob("*.py"):
@@ -215,7 +215,7 @@ def test_both_sides_of_grpc_are_compiled_from_one_definition():
 
 
 def test_the_compiled_definition_is_that_of_the_source():
-    """Whoever changes kserve.proto compiles it again (docs/protocols.md): every field has its name and number."""
+    """Who changes kserve.proto compiles it again (docs/reference/protocols.md): every field has its name and number."""
     source = resources.files("loadgen.protocols").joinpath("kserve.proto").read_text()
     kinds = [nested for kind in kserve._messages().values() for nested in _nested(kind.DESCRIPTOR)]
     fields = [(field.name, str(field.number)) for kind in kinds for field in kind.fields]

@@ -201,8 +201,8 @@ def test_one_class_does_not_disturb_another():
 
 
 def test_the_documents_examples_are_workloads():
-    """Every block of YAML in docs/workloads.md can be read, and every distribution of its table."""
-    text = (Path(__file__).parents[2] / "docs/workloads.md").read_text(encoding="utf-8")
+    """Every block of YAML in docs/reference/workloads.md can be read, and every distribution of its table."""
+    text = (Path(__file__).parents[2] / "docs/reference/workloads.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:

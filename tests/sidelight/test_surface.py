@@ -34,10 +34,10 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_what_is_offered_is_what_is_documented():
-    """`__all__` lists every public name, and docs/library.md has a heading for each function."""
+    """`__all__` lists every public name, and docs/reference/library.md has a heading for each function."""
     public = {name for name in vars(sidelight) if not name.startswith("_")} - {"annotations", "run"}
     assert public == set(sidelight.__all__)
-    document = (REPOSITORY / "docs/library.md").read_text(encoding="utf-8")
+    document = (REPOSITORY / "docs/reference/library.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## `(\w+)", document, flags=re.MULTILINE))
     assert headings == {name for name in sidelight.__all__ if name.islower()} | {"Run"}
 

@@ -94,7 +94,7 @@ def check(name: str, *, dataset: Path | None = None, trace: Path | None = None, 
     if dataset is not None and name not in READ_A_FILE:
         raise WorkloadError(
             f"--dataset {dataset}: {name} reads no data set; add --workload conversation (ShareGPT) or code-completion "
-            "(The Stack), or send prompts of your own with --prompts FILE (docs/workloads.md)"
+            "(The Stack), or send prompts of your own with --prompts FILE (docs/reference/workloads.md)"
         )
     if lengths and (name == "trace" or dataset is not None):
         given = "--input-tokens" if lengths.input_tokens is not None else "--output-tokens"

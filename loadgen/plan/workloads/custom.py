@@ -1,4 +1,4 @@
-"""A workload from a YAML file; docs/workloads.md describes every field."""
+"""A workload from a YAML file; docs/reference/workloads.md describes every field."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What servers report of a request's own times inside its reply, in one vocabulary.
 
 Only what a server states, or what follows from it by the server's own definition. What cannot be read is left out: a
-reply is not wrong because its extras are. Names and moments: docs/protocols.md.
+reply is not wrong because its extras are. Names and moments: docs/reference/protocols.md.
 """
 
 from __future__ import annotations

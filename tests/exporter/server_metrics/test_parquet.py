@@ -41,12 +41,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 def test_the_documented_query_gives_the_rates_of_the_json(tmp_path: Path, recorded: Recorded):
-    """The SQL of docs/run-directory.md, run over the file, agrees with every counter of the JSON."""
+    """The SQL of docs/reference/run-directory.md, run over the file, agrees with every counter of the JSON."""
     endpoint = recorded[1]
     start_ns, end_ns = int(endpoint.response_ns[3]) + S, int(endpoint.response_ns[-1]) - S
     source = source_of(endpoint, start_ns=start_ns, end_ns=end_ns, slice_ns=10 * S)
     replace_file(tmp_path / "server_metrics_export.parquet", partial(write_parquet, source))
-    page = (REPOSITORY / "docs/run-directory.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/reference/run-directory.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
     with duckdb.connect() as connection:
         connection.execute(f"SET file_search_path = '{tmp_path}'")

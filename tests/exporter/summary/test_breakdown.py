@@ -352,7 +352,7 @@ def test_the_object_is_strict_json_and_fits_its_schema(shown: Correlation):
 
 def test_the_document_names_every_part_and_column():
     """What stands under `correlation` and in requests.parquet can be looked up; associations and the tail elsewhere."""
-    text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     shown = to_builtins(summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")))
     log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
     names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {

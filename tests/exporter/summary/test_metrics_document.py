@@ -1,4 +1,4 @@
-"""docs/metrics.md says what every number of the client's side is."""
+"""docs/reference/metrics.md says what every number of the client's side is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from exporter.summary.result import schema
 from rundir.stats import STATISTICS
 
-DOCUMENT = Path(__file__).parents[3] / "docs/metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/metrics.md"
 SCHEMA = schema()
 # Statistics and reasons are explained once, at the top.
 EXPLAINED = {*STATISTICS, "count", "missing"}

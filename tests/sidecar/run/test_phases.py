@@ -20,8 +20,8 @@ def told(counts: Counts, found: set[str]) -> list[str]:
     [
         ({"vllm"}, "vLLM: --otlp-traces-endpoint http://HOST:4317"),
         ({"trtllm", "vllm"}, "TensorRT-LLM: --otlp_traces_endpoint URL and return_perf_metrics: true; vLLM: --otlp-"),
-        ({"llamacpp"}, "docs/engines.md tells how"),
-        (set(), "docs/engines.md tells how"),
+        ({"llamacpp"}, "docs/reference/engines.md tells how"),
+        (set(), "docs/reference/engines.md tells how"),
     ],
     ids=["vllm", "two", "one without", "none"],
 )
