@@ -19,7 +19,7 @@ def table(title: str, *columns: str, label_width: int = 20) -> Table:
 
     Where a terminal is too narrow, labels and words break first.
     """
-    empty = Table(title=title, title_justify="left", title_style="bold cyan", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    empty = Table(title=Text(title, style="bold cyan"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     empty.add_column("", min_width=label_width)
     for column in columns:
         words = column in TEXTS

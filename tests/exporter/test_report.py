@@ -226,6 +226,17 @@ def test_classes_are_a_column_only_where_there_are_several():
     )
 
 
+def test_a_class_is_shown_as_it_is_called():
+    """A name that looks like markup is neither obeyed nor an error."""
+    assert "[/red]" in report_of_slow(slow(1), slow(2, workload_class="[/red]"))
+
+
+def test_a_servers_version_is_shown_as_it_is_stated():
+    engine = msgspec.structs.replace(VLLM, version="[/b]1")
+    server = msgspec.structs.replace(summaries.server(), engine=engine)
+    assert "Server: vllm [/b]1" in as_text(summaries.summary(summaries.correlated(), server)).splitlines()
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_number_is_parted_from_its_unit(width: int):
     """However narrow the terminal is, and no line is wider than it."""

@@ -61,7 +61,7 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
         shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
         for label, group in groups.items():
             means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))
-            shown.add_row(label, f"{group.requests:,}", *map(ms, means))
+            shown.add_row(Text(label), f"{group.requests:,}", *map(ms, means))
         yield shown
 
 

@@ -73,5 +73,5 @@ def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[RenderableType]:
         ttft, e2e = group.ttft_ms, group.e2e_ms
         times = (ttft.mean, ttft.p50, ttft.p99, group.tpot_ms.mean, e2e.p50, e2e.p99)
         tokens_per_s = cell(group.throughput.output_tokens_per_s)
-        shown.add_row(name, f"{group.requests.ok:,}", *(ms(value) for value in times), tokens_per_s)
+        shown.add_row(Text(name), f"{group.requests.ok:,}", *(ms(value) for value in times), tokens_per_s)
     yield shown

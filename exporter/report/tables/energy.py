@@ -31,7 +31,7 @@ def _table(devices: Sequence[Device], hardware: Hardware) -> Table:
     shown = table("Hardware", "energy, J", "mean W", "peak W", "busy", "max °C", "")
     for device in devices[:SHOWN]:
         shown.add_row(
-            device.name,
+            Text(device.name),
             *map(cell, (device.energy_j, device.mean_power_w, device.peak_power_w)),
             percent(device.mean_utilisation_ratio),
             cell(device.max_temperature_c),

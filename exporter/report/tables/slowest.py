@@ -41,7 +41,7 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
     for number, one in enumerate(requests, start=1):
         times = (getattr(one, json_name(part)) for part in parts)
         around = (cell(getattr(one, name)) for name, _ in beside)
-        ending = [one.workload_class] if classes else []
+        ending = [Text(one.workload_class)] if classes else []
         shown.add_row(str(number), ms(one.ttft_ms), *map(ms, times), *around, *ending)
     yield shown
     for number, one in enumerate(requests, start=1):
