@@ -62,7 +62,7 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
     """
     metrics = request_metrics(log)
     columns: dict[str, pa.Array[Any]] = {
-        "request_id": pa.array(log.request_id, pa.string()),
+        "request_id": _texts(log.request_id),
         "trace_id": pa.array(log.trace_id, pa.string()),
         "phase": pa.array(log.phase, pa.string()),
         "workload_class": pa.array(log.workload_class, pa.string()),

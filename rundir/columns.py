@@ -33,7 +33,9 @@ def ragged(starts: str) -> dict[str, str]:
 
 
 def take(table: Table, rows: Indices | Ints | Bools) -> Table:
-    """Return some rows of a table, by position or by a mask."""
+    """Return some rows of a table, by position or by a mask; the table itself where a mask leaves none out."""
+    if rows.dtype == np.bool_ and rows.all():
+        return table
     starts = _starts(table)
     columns = {}
     for name in (column.name for column in fields(table)):

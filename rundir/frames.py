@@ -219,6 +219,8 @@ class LogTails:
                 except NotRegular as refused:
                     self.refused[path] = refused.strerror
                     continue
+                except FileNotFoundError:  # a watch deletes its oldest
+                    continue
             tail = self._tails[path]
             is_followed = in_turn and path != paths[-1]  # the next was there before we read to the end of this one
             while payloads := tail.read_block():

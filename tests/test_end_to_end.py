@@ -24,8 +24,8 @@ from processes import LONG, QUIET, Ended, answered, children, ended, load_worker
 
 from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
-from sidecar.directory import open_run
 from sidecar.options import schema
+from sidecar.run import open_run
 
 DERIVED = (
     "summary.json",

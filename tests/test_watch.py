@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -160,8 +161,32 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     assert "11 requests" in result
     assert "(10 by trace, 1 not); 31 spans in 21 exports, 0 refused; receiver restarted 0 times" in result
     run = open_run(tmp_path / "watch")
-    assert ("complete", 10, 0) == (run.status, int((~run.spans.is_gateway).sum()), run.receiver_deaths)
-    assert "complete" == derive(tmp_path / "watch").summary.status
+    assert ("complete", 11, 0) == (run.status, len(run.requests), run.receiver_deaths)
+    assert_reported(tmp_path / "watch", result)
+
+
+def assert_reported(path: Path, result: str) -> None:
+    """At its end a watch prints and writes a report by its clients' spans, and `report` derives the same again."""
+    (ttft,) = re.findall(r"^ TTFT, ms +(\S+)", result, re.MULTILINE)
+    assert 300 == pytest.approx(float(ttft), abs=0.1)
+    assert "11 requests, all ok, by their clients' spans" in result
+    assert "Without a breakdown of the TTFT: 1 (no engine's span came for it" in result
+    before = {name: (path / name).read_bytes() for name in ("summary.json", "report.txt", "requests.parquet")}
+    summary = derive(path).summary
+    assert before == {name: (path / name).read_bytes() for name in before}
+    means_ms = {part: getattr(summary.correlation.breakdown, f"{part}_ms").mean for part in ("gateway", "queue")}
+    assert {"gateway": 60, "queue": 50} == pytest.approx(means_ms)
+    assert summary.watch
+    assert summary.watch.since_start is not None
+    assert {"no_engine_span": 1} == summary.watch.missing == summary.watch.since_start.missing
+    assert (11, 31, False) == (
+        summary.watch.since_start.ok,
+        summary.watch.since_start.spans,
+        summary.watch.shortened,
+    )
+    rows = pq.read_table(path / "requests.parquet").to_pylist()
+    assert {(number.to_bytes(16)).hex() for number in range(1, 11)} < {row["trace_id"] for row in rows}
+    assert {(None, None, "ok")} == {(row["request_id"], row["tpot_ms"], row["status"]) for row in rows}
 
 
 async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: Path):
@@ -200,7 +225,9 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
     assert any("code -9" in text for text in run.notes)
     # The oldest logs are deleted as time goes on: what is kept is a run all the same.
     min((tmp_path / "watch/raw").glob("spans-*.log")).unlink()
-    assert "complete" == derive(tmp_path / "watch").summary.status
+    watched = derive(tmp_path / "watch").summary.watch
+    assert watched
+    assert watched.shortened
 
 
 async def test_a_reload_changes_what_is_scraped(tmp_path: Path):

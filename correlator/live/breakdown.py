@@ -16,22 +16,20 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import span_times
 from correlator.exact.table import SLACK_S, Joined, put, unjoined
 from correlator.live.client_spans import request_log
-from correlator.live.estimate import Estimated
+from correlator.live.reasons import (
+    CONTRADICTION,
+    EVICTED,
+    FAILED,
+    NO_CLIENT,
+    NO_ENGINE,
+    NO_FIRST,
+    NO_TIMES,
+    NOT_ESTIMATED,
+)
 from correlator.live.traces import TracedRequest
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Texts
 from scraper.spans.requests import request_spans
-
-NO_ENGINE = "no_engine_span"
-NO_CLIENT = "no_client_span"
-NO_FIRST = "no_first_token"
-NO_TIMES = "no_engine_times"
-CONTRADICTION = "contradiction"
-FAILED = "failed"
-EVICTED = "window_full"
-NOT_ESTIMATED = "not_estimated"
-DEFECT = "defect"
-REASONS = (NO_ENGINE, NO_CLIENT, NO_FIRST, NO_TIMES, CONTRADICTION, FAILED, EVICTED, NOT_ESTIMATED, DEFECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +71,13 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     return Ended(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
 
 
-def estimated(one: Estimated[RequestLog]) -> Ended:
+def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> Ended:
     """Return requests that were broken down by estimates, or that had none when they left the window."""
-    parts = one.parts
     inconsistent = _inconsistent(parts, np.fmin(parts.other_s, parts.e2e_other_s))
     _discard(parts, inconsistent)
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
     reason = np.where(parts.covered, "", why).astype(np.object_)
-    return Ended(requests=one.requests, attribution=one.attribution, parts=parts, whole=parts, reason=reason)
+    return Ended(requests=requests, attribution=attribution, parts=parts, whole=parts, reason=reason)
 
 
 def _inconsistent(parts: Parts, other_s: Floats) -> Bools:

@@ -174,7 +174,6 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
         return np.array(values, dtype=np.object_)
 
     size = len(spans)
-    start_ns = numbers(lambda span: span.start_ns + _moved_ns(span))
     first_ns = numbers(
         lambda span: span.start_ns + _moved_ns(span) + round(span.first_s * 1e9) if span.first_s >= 0 else -1
     )
@@ -189,8 +188,7 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
         error=texts(
             [f"{span.error}: the client's span ended in an error" if span and span.error else "" for span in spans]
         ),
-        dispatch_ns=start_ns,
-        submit_ns=start_ns,
+        submit_ns=numbers(lambda span: span.start_ns + _moved_ns(span)),
         first_output_ns=first_ns,
         first_token_ns=first_ns,
         end_ns=numbers(lambda span: span.end_ns + _moved_ns(span)),

@@ -52,7 +52,8 @@ class SpanRequests:
         self.each(lambda requests: ended.append(break_down_ended(requests)), free)
         for take in (self.estimates.estimates, self.estimates.leaving):
             with self._guard():
-                ended += map(estimated, take(now_ns, all_of_it=all_of_it))
+                estimates = take(now_ns, all_of_it=all_of_it)
+                ended += [estimated(one.requests, one.attribution, one.parts) for one in estimates]
         return finished, ended
 
     def each(self, step: Step, requests: Sequence[TracedRequest]) -> None:

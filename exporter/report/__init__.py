@@ -58,7 +58,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield from (Prose(sentence, "bold") for sentence in conclusion(summary))
         yield from objectives(summary)
         yield Text("")
-        yield from client_section(summary.client)
+        yield from client_section(summary.client, own_load=not summary.watch)
         if not correlation.missing:
             yield breakdown_table(correlation)
             yield from group_tables(correlation)

@@ -7,14 +7,17 @@ from typing import Any
 
 from rich.text import Text
 
-from exporter.report.format import ms
-from exporter.summary.result import Summary, Workload
+from exporter.report.format import duration, ms
+from exporter.summary.result import MeasuredWindow, Summary, Workload
+from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.requests.summary import HeldBack, RequestCounts
 
 
 def heading(summary: Summary) -> Text:
     """Return the first lines."""
+    if summary.watch:
+        return _watched(summary, summary.watch)
     config, engine = summary.config, summary.server.engine
     target = config.get("model") or "server metrics only"
     where = ", ".join(urls_of(config) or config.get("metrics") or ())
@@ -49,12 +52,43 @@ def held_sentence(held: HeldBack) -> str:
 
 def _counts(requests: RequestCounts) -> str:
     """Return what became of the requests; of what did not happen to any, nothing."""
+    if not requests.sent:
+        return "no requests"
     if requests.ok == requests.sent:
         return "1 request, ok" if requests.sent == 1 else f"{requests.sent:,} requests, all ok"
     kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
     counts = {label: getattr(requests, name) for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")
     return f"{requests.sent:,} requests: {', '.join(shown)}"
+
+
+def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
+    """Say which time of a watch the numbers cover, and how many requests were seen in it."""
+    config, window, engine = summary.config, summary.window, summary.server.engine
+    where = ", ".join(config.get("metrics") or ()) or "no page, by spans alone"
+    server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""
+    covered = f"{window.start[:10]} {window.start[11:19]} to {_until(window)} UTC, {duration(window.duration_s)}"
+    if watch.shortened:
+        covered += (
+            f"; watched since {watch.begun[:10]} {watch.begun[11:19]}, but older logs were deleted "
+            f"(--keep {config.get('keep')}, --keep-bytes {config.get('keep_bytes')}) or left out"
+        )
+    lines = [f"traffic at {where}{server}", covered, f"{_counts(summary.client.requests)}, by their clients' spans"]
+    if watch.shortened and (since := watch.since_start):
+        lines.append(
+            f"since the start: {since.by_trace:,} requests broken down by spans, {since.estimated:,} by estimates, "
+            f"{since.without_breakdown:,} not; {since.spans:,} spans; {since.receiver_restarts} receiver restarts"
+        )
+    return Text.assemble(
+        (f"sidelight {summary.tool.version}", "bold"),
+        f"  watch {summary.run_id}  ",
+        (summary.status, "green" if summary.status == "complete" else "red"),
+        *(f"\n{line}" for line in lines),
+    )
+
+
+def _until(window: MeasuredWindow) -> str:
+    return window.end[11:19] if window.end[:10] == window.start[:10] else f"{window.end[:10]} {window.end[11:19]}"
 
 
 def _load(config: Mapping[str, Any], workload: Workload) -> str:

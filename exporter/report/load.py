@@ -12,7 +12,7 @@ from loadgen.requests.summary import ClientSummary, HeldBack
 def overload(summary: Summary) -> Iterator[str]:
     """Yield what a reader of an overloaded run must know before any of its latencies; nothing of another run."""
     stability, rates = summary.methodology.stability, summary.client.rates
-    if stability.verdict != "growing":
+    if summary.watch or stability.verdict != "growing":
         return
     offered = rates.offered_requests_per_s or rates.realised_requests_per_s
     capacity = cell(stability.capacity_per_s)
@@ -47,8 +47,11 @@ def sustained(summary: Summary) -> str:
     return f"{heads[stability.verdict]}: {stability.reason}."
 
 
-def rate_lines(client: ClientSummary) -> Iterator[str]:
-    """Yield the throughput, which includes the drain, and what was offered, sent and served while the load lasted."""
+def rate_lines(client: ClientSummary, *, own_load: bool = True) -> Iterator[str]:
+    """Yield the throughput, which includes the drain, and what was offered, sent and served while the load lasted.
+
+    Without a load of our own, the throughput alone: others sent the requests.
+    """
     rates = client.rates
     names = (
         ("requests_per_s", "requests/s"),
@@ -59,8 +62,10 @@ def rate_lines(client: ClientSummary) -> Iterator[str]:
     known = ((getattr(client.throughput, key), label) for key, label in names)
     shown = [f"{cell(rate)} {label}" for rate, label in known if rate is not None]
     if shown:
-        drain = f" including {cell(rates.drain_s)} s of drain" if rates.drain_s else ""
+        drain = f" including {cell(rates.drain_s)} s of drain" if rates.drain_s and own_load else ""
         yield f"Throughput{drain}: {', '.join(shown)}"
+    if not own_load:
+        return
     steps = (
         (rates.offered_requests_per_s, "offered"),
         (rates.realised_requests_per_s, "sent"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
 from exporter.report.format import ms
 from exporter.report.load import sustained
 from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
+from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
@@ -18,6 +20,9 @@ def method(summary: Summary) -> Iterator[str]:
     """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
     if not summary.correlation.missing:
         yield from basis(summary.correlation)
+    if summary.watch:
+        yield from _unexplained(summary.watch)
+        return
     if summary.methodology.stability.verdict is not None:
         yield sustained(summary)
     yield from _error(summary.self_check)
@@ -42,8 +47,14 @@ def basis(correlation: Correlation) -> Iterator[str]:
     for merged, count in breakdown.merged.items():
         whose = "" if count == correlation.requests else f" of {count} requests"
         yield f"The part `other`{whose} includes {in_words(merged)}: no source separates them."
-    if correlation.coverage.trace:
+    if correlation.coverage.trace and correlation.clock.reason != NOT_COMPARED:
         yield from _clocks(correlation.clock)
+
+
+def _unexplained(watch: WatchedTraffic) -> Iterator[str]:
+    """Yield how many requests of a watch have no breakdown of the TTFT, and why."""
+    for reason, count in watch.missing.items():
+        yield f"Without a breakdown of the TTFT: {count:,} ({EXPLANATIONS.get(reason, reason)})."
 
 
 def _covered(correlation: Correlation) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UnsetType
 
 from exporter.summary.correlation import Correlation
+from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
@@ -153,6 +154,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Annotated[Hardware, doc("Power, energy and what a token cost, over the measured window.")]
     self_check: Annotated[SelfCheck, doc("The load generator's own error.")]
     methodology: Annotated[Methodology, doc("Compliance with the benchmarking draft.")]
+    watch: Annotated[
+        WatchedTraffic | UnsetType,
+        doc("What a watch saw beside its requests, which are those of the clients' spans; absent for other commands."),
+    ] = UNSET
 
 
 def schema() -> dict[str, Any]:

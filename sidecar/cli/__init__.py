@@ -191,15 +191,24 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
 def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as above
     """Observe production without any load: receive spans, scrape engines, serve the breakdown of TTFT on /metrics.
 
-    SIGTERM or Ctrl-C ends it once pending requests are counted; SIGHUP reloads --config. See docs/reference/watch.md.
+    SIGTERM or Ctrl-C ends it once pending requests are counted, and writes a report of what the logs still hold; SIGHUP
+    reloads --config. See docs/reference/watch.md.
     """
     from sidecar.watch import service as resident  # noqa: PLC0415  as above
 
     checked = check_watch(options)
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=False)
     with Progress(mode) as progress:
-        summary = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
-    print(summary)  # noqa: T201  its result
+        outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
+        print(outcome, flush=True)  # noqa: T201  its result, whatever becomes of the report
+        progress.stage(f"deriving the report; a second signal skips it, `sidelight report {path}` derives it later")
+        from sidecar.report import derive  # noqa: PLC0415  as above
+
+        derived = derive.derive(path, span_bytes=resident.SPAN_BYTES_AT_END)
+        progress.done(str(path), derived.summary.status)
+    derive.print_report(derived.summary, path)
+    if derived.unwritten is not None:
+        raise derived.unwritten
     return 0
 
 

@@ -20,8 +20,8 @@ from rundir.columns import take
 from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
 from sidecar.directory import News, RunLogs
+from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
-from sidecar.live.errors import ErrorCount
 from sidecar.live.tally import Tally
 from sidecar.progress import View
 

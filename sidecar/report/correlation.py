@@ -17,6 +17,8 @@ from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
+from correlator.live.reasons import NOT_COMPARED
+from correlator.live.replay import Replayed
 from correlator.requests import address
 from correlator.statistics.association import associations, rank_correlation
 from correlator.statistics.queueing import while_waiting
@@ -53,7 +55,12 @@ class Correlated:
 
 
 def correlated(run: Run) -> Correlated:
-    """Return every request's times: exact ones from spans and replies, for all others estimates from scrapes."""
+    """Return every request's times: exact ones from spans and replies, for all others estimates from scrapes.
+
+    Those of a watch are as they were when its requests ended.
+    """
+    if run.watched is not None:
+        return _watched(run, run.watched)
     records = matched(run.requests, run.timings) if run.timings.clocks else None
     joined = join(run.requests, run.spans, records)
     observed = [observe(endpoint) for endpoint in run.endpoints]
@@ -68,6 +75,16 @@ def correlated(run: Run) -> Correlated:
         round_trip_s=_round_trip_s(run),
     )
     return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
+
+
+def _watched(run: Run, watched: Replayed) -> Correlated:
+    unknown = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NOT_COMPARED)
+    return Correlated(
+        parts=watched.parts,
+        attribution=watched.attribution,
+        observed=[observe(endpoint) for endpoint in run.endpoints],
+        clocks={"": unknown},
+    )
 
 
 def _round_trip_s(run: Run) -> Floats:
@@ -147,7 +164,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
         return None
     return ReceivedSpans(
         **msgspec.structs.asdict(run.span_counts),
-        request_spans=int(np.isnan(run.spans.off_clock_s).sum()),
+        request_spans=run.watched.engine_spans if run.watched else int(np.isnan(run.spans.off_clock_s).sum()),
         receiver_deaths=run.receiver_deaths,
     )
 

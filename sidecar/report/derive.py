@@ -37,15 +37,17 @@ from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
 from scraper.window.summary import Server, server_summary
 from scraper.window.window import Window
-from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, open_run, write_json, write_text, write_whole
+from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
+from sidecar.directory.opening import open_run
 from sidecar.errors import CannotWrite, ConfigurationError, DamagedRun
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
 from sidecar.report.warnings import warnings
-from sidecar.run import manifest as manifests
+from sidecar.report.watched import watched_traffic, watched_window
 
 SUMMARY = "summary.json"
+DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 # What evaluating raises where a manifest or a record says something that no run does.
 _IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 _MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
@@ -62,13 +64,13 @@ class Derived:
     unwritten: CannotWrite | None = None
 
 
-def derive(path: Path, formats: Sequence[str] = ()) -> Derived:
-    """Read a run directory and derive its files as `derive_run` does.
+def derive(path: Path, formats: Sequence[str] = (), *, span_bytes: int | None = None) -> Derived:
+    """Read a run directory as `open_run` does, and derive its files as `derive_run` does.
 
     Raises ConfigurationError where there is none, or one that holds what no run has written.
     """
     try:
-        return derive_run(open_run(path), formats)
+        return derive_run(open_run(path, span_bytes=span_bytes), formats)
     except _IMPOSSIBLE as error:
         raise ConfigurationError(
             f"{path}: cannot be evaluated: {MANIFEST} or {RAW}/ holds what no run writes ({type(error).__name__}: "
@@ -128,12 +130,14 @@ def window_of(run: Run) -> Window:
 
     What hung until it was given up does not stretch the window, but a submission does. A run that the user stopped, and
     a scrape: to the phase's own end. One that was cut short: to the last stamp that anything left. One that never came
-    to measuring has an empty window at its start. A watch's begins with the first page that was kept.
+    to measuring has an empty window at its start. A watch's begins with the first page or span that was kept.
     """
     phase = next((phase for phase in run.phases if phase.name == "measure"), None)
     if phase is None:
         started_ns = int(run.manifest["started_ns"])
         return Window(start_ns=started_ns, end_ns=started_ns)
+    if run.watched is not None:
+        return _bounded(run, watched_window(run, run.watched, phase))
     measured = take(run.requests, run.requests.phase == "measure")
     if run.status == "crashed":
         stamps = [measured.end_ns, measured.last_token_ns, *(endpoint.response_ns for endpoint in run.endpoints)]
@@ -142,11 +146,11 @@ def window_of(run: Run) -> Window:
     last = [int(column.max(initial=-1)) for column in stamps]
     if phase.end_ns is not None and (run.status == "interrupted" or max(last) < 0):
         last = [phase.end_ns]
-    start_ns = phase.start_ns
-    kept_ns = [int(endpoint.response_ns[0]) for endpoint in run.endpoints if len(endpoint.response_ns)]
-    if run.manifest["config"].get("keep") and kept_ns:
-        start_ns = max(start_ns, min(kept_ns))
-    window = Window(start_ns=start_ns, end_ns=max(start_ns, *last))
+    return _bounded(run, Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last)))
+
+
+def _bounded(run: Run, window: Window) -> Window:
+    """Return a window that slices can be made of. Raises ValueError for one that no run has."""
     if window.duration_s * 1e9 > _MOST_SLICES * _slice_ns(run):
         raise ValueError(f"a measured window of {window.duration_s:.3g} s in slices of {_slice_ns(run) / 1e9:g} s")
     return window
@@ -205,9 +209,8 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=Methodology(
-            draft=manifests.DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)
-        ),
+        methodology=Methodology(draft=DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)),
+        watch=UNSET if run.watched is None else watched_traffic(run, run.watched, window),
     )
 
 

@@ -49,7 +49,8 @@ def warnings(
     yield from _arrivals(check)
     yield from _comparability(client, correlation)
     yield from _estimates(run)
-    yield from _blanks(run, client, correlation)
+    if run.watched is None:
+        yield from _blanks(run, client, correlation)
     yield from _repeats(run, workload) or _cache(run, workload, server)
     yield from _clipping(workload)
 
@@ -57,6 +58,9 @@ def warnings(
 def _ending(run: Run) -> Iterator[str]:
     """Yield that a run ended before its time, and how far it had come."""
     if run.status == "complete":
+        return
+    if run.watched is not None and "reason" not in run.manifest:
+        yield "the watch goes on, or was killed; numbers cover what was recorded up to now"
         return
     reason = f" ({run.manifest.get('reason', 'its manifest has no end')})" if run.status == "crashed" else ""
     ended = f"this run was {'cut short' if run.status == 'crashed' else 'interrupted'}{reason}"

@@ -25,7 +25,6 @@ from sidecar.options.config import as_recorded
 from sidecar.options.spans import SpanOptions
 
 SCHEMA_VERSION = "1.0"
-DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
 
 

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import DEFECT, REASONS, Ended
+from correlator.live.breakdown import Ended
+from correlator.live.reasons import DEFECT, REASONS
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
 from exporter.prometheus.counts import counted, nothing_counted
@@ -37,8 +38,8 @@ from rundir.framing import GAP
 from scraper.series.log import LogReader
 from scraper.spans.log import Counts, StateRecord, decode
 from sidecar import VERSION
+from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
-from sidecar.live.errors import ErrorCount
 
 MOST_GATEWAYS = 20  # said by name
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
@@ -143,6 +144,20 @@ class WatchView:
     def receiver_counts(self) -> dict[str, int]:
         """Return what all receivers did: exports and spans as logged, the rest as last reported."""
         return {**(self._before + self._now), **self._received}
+
+    def since_start(self, *, restarts: int) -> dict[str, Any]:
+        """Return what was counted since the start, for the summary."""
+        parts = self.parts
+        return {
+            "by_trace": parts.requests["trace"],
+            "estimated": parts.requests["histogram"],
+            "without_breakdown": parts.requests["none"],
+            "missing": {reason: count for reason, count in parts.missing.items() if count},
+            "ok": self._client.requests["ok"],
+            "failed": self._client.requests["failed"],
+            "spans": self._received["spans"],
+            "receiver_restarts": restarts,
+        }
 
     def snapshot(self, *, restarts: int) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -32,13 +32,13 @@ from sidecar.directory import (
     Event,
     Phase,
     create,
-    open_run,
     require_free,
     write_json,
     write_whole,
 )
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.report.derive import derive
+from sidecar.run import open_run
 from sidecar.run.phases import last_answered
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}

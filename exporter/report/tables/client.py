@@ -27,7 +27,7 @@ CLIENT_ROWS = (
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def client_section(client: ClientSummary) -> Iterator[RenderableType]:
+def client_section(client: ClientSummary, *, own_load: bool) -> Iterator[RenderableType]:
     """Yield the tables and the rates; what is missing stands below with its reason, so that it widens no column."""
     shown = table("Client", *STATISTICS)
     missing: dict[str, list[str]] = {}
@@ -44,7 +44,7 @@ def client_section(client: ClientSummary) -> Iterator[RenderableType]:
     yield shown
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
-    yield from (Text(line) for line in rate_lines(client))
+    yield from (Text(line) for line in rate_lines(client, own_load=own_load))
     yield from _first_tokens(client.delivery)
     yield Text("")
     yield from _classes(client.classes)

@@ -46,5 +46,6 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
     yield shown
     for number, one in enumerate(requests, start=1):
         status = "" if one.status == "ok" else f" {one.status}"
-        yield Text(f" {number} trace {one.trace_id} request {one.request_id}{status}", style="dim")
+        request = f" request {one.request_id}" if one.request_id else ""
+        yield Text(f" {number} trace {one.trace_id}{request}{status}", style="dim")
     yield Text("")

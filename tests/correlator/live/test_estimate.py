@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from sent_spans import SERVER, S, body, span
 
 from correlator.live.breakdown import Ended, estimated
 from correlator.live.estimate import EstimateWindow, hold_traced
+from correlator.live.replay import Replay
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from loadgen.requests.table import RequestLog
@@ -88,7 +91,8 @@ def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> 
         finished = window.finished(now_ns)
         order += [_place(one) for one in finished]
         assert [] == hold_traced(estimate, finished, now_ns)
-        for ended in map(estimated, (*estimate.estimates(now_ns), *estimate.leaving(now_ns))):
+        for one in (*estimate.estimates(now_ns), *estimate.leaving(now_ns)):
+            ended = estimated(one.requests, one.attribution, one.parts)
             for row in range(len(ended)):
                 found[order.pop(0)] = _row(ended, row)
     return found
@@ -114,6 +118,20 @@ def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Tr
         assert np.abs(told - truth_ms).sum() / truth_ms.sum() < wape, part
 
 
+def test_the_report_of_a_watch_estimates_as_it_did_while_it_went(traffic: Traffic):
+    """From the same logs: every request by its trace, with the same estimates as when it passed."""
+    live = watched(traffic, EstimateWindow(), TraceWindow())
+    replay = Replay(recordings.overload().scrapes, [], nullcontext)
+    for one in sorted(traffic.spans, key=lambda one: one.end_time_unix_nano):
+        replay.take(packed(one.end_time_unix_nano + 1, "grpc", body([one])))
+    replayed = replay.replayed()
+    assert {"histogram": 161} == Counter(replayed.parts.source.tolist())
+    places = [int(trace_id, 16) - 1 for trace_id in replayed.requests.trace_id]
+    for part, wape in (("queue_s", 0.02), ("prefill_s", 0.02)):
+        before_s = np.array([float(getattr(live[place].parts, part)[0]) for place in places])
+        assert np.abs(getattr(replayed.parts, part) - before_s).sum() < wape * before_s.sum(), part
+
+
 def all_at_once(traffic: Traffic) -> tuple[list[TracedRequest], int]:
     """All requests, and when the last of them had ended."""
     window = TraceWindow()
@@ -129,7 +147,8 @@ def test_the_window_is_bounded(traffic: Traffic):
     requests, now_ns = all_at_once(traffic)
     assert [] == hold_traced(estimate, requests, now_ns)
     assert {"requests": 50, "waiting": 50} == estimate.sizes
-    reasons = [reason for parts in estimate.leaving(now_ns, all_of_it=True) for reason in estimated(parts).reason]
+    given_up = estimate.leaving(now_ns, all_of_it=True)
+    reasons = [reason for one in given_up for reason in estimated(one.requests, one.attribution, one.parts).reason]
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import NOON, S, call, engine, export, gateway
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS, Parts
-from correlator.live.breakdown import REASONS, Ended, break_down_ended
+from correlator.live.breakdown import Ended, break_down_ended
+from correlator.live.reasons import REASONS
 from correlator.live.window import TraceWindow
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage

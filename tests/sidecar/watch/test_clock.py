@@ -74,6 +74,10 @@ async def test_spans_are_used_once_the_clock_is_right(tmp_path: Path):
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(watching, BOUND_S)
     run = open_run(tmp_path / "watch")
+    assert 1 == len(run.requests)
+    (measured,) = run.phases
+    assert measured.end_ns is not None
+    assert measured.end_ns - measured.start_ns < BOUND_S * 1e9  # all by the last clock
     assert run.span_counts is not None
     assert (0, 0) == (run.span_counts.off_clock, run.receiver_deaths)
     (step,) = (event for event in run.events if event.name == "clock_set")

@@ -1,4 +1,4 @@
-"""What goes wrong in a live view: counted, logged once, and never the end of a measurement or a service."""
+"""What goes wrong where logs are read and shown: counted, logged once, never the end of a measurement or a service."""
 
 from __future__ import annotations
 

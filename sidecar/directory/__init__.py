@@ -30,12 +30,14 @@ from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
     from correlator.gateways import GatewaySpan
+    from correlator.live.replay import Replayed
     from scraper.spans.log import Counts, StateRecord
     from scraper.spans.received import ReceivedSpan
     from scraper.spans.requests import EngineSpans
 
 MANIFEST = "manifest.json"
 RAW = "raw"
+WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
@@ -72,6 +74,9 @@ class Run:
     requests passed, outermost first, by trace id in hex. `span_counts` is what the receivers of spans
     have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
     their counts since they started are lost, but for the spans in the log.
+
+    Of a `watch`, `requests` are by the clients' spans, with `watched` beside them, and `spans` is empty. Where the wall
+    clock was set meanwhile, all stamps are by the last time.
     """
 
     path: Path
@@ -87,6 +92,7 @@ class Run:
     span_counts: Counts | None = None
     receiver_deaths: int = 0
     integrity: Integrity = NOTHING_READ
+    watched: Replayed | None = None
 
     @property
     def status(self) -> str:
@@ -155,6 +161,21 @@ def append_event(path: Path, event: Event) -> None:
     """Append an event of the run. Raises OSError as FrameLog.append does."""
     with FrameLog(path / RAW / "events.log") as log:
         log.append(msgspec.msgpack.encode(event))
+
+
+def on_last_clock(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return what happened to a run by one clock, where the wall clock was set meanwhile."""
+    moved: list[Event] = []
+    moved_ns = 0
+    for event in reversed(events):
+        moved.append(msgspec.structs.replace(event, at_ns=event.at_ns + moved_ns))
+        moved_ns += int(event.data["moved_ns"]) if event.name == CLOCK_SET else 0
+    return tuple(reversed(moved))
+
+
+def decode_event(payload: bytes) -> Event:
+    """Return what one payload of the log of events says. Raises msgspec.DecodeError."""
+    return _decode_event(payload)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -237,7 +258,7 @@ class RunLogs:
             worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
             endpoints=tuple(table.view() for table in self._series.values()),
             hardware=hardware,
-            events=events,
+            events=on_last_clock(events),
             timings=perf_metrics.timings(timings),
             **(self._spans or _SpanTables()).fields(),
             integrity=self._integrity(manifest, events),
@@ -296,14 +317,6 @@ class RunLogs:
         if scrape is not None:
             self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
         return scrape
-
-
-def open_run(path: Path) -> Run:
-    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none."""
-    manifest = read_manifest(path)
-    protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
-    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol) as logs:
-        return logs.run()
 
 
 def one_line(error: Exception) -> str:

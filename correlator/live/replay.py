@@ -1,0 +1,202 @@
+"""The requests of a watch from its logs, when it has ended or while it goes on: what came is let come again, in the
+same order, and waited for as long.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.estimate.table import Attribution
+from correlator.live.breakdown import Ended, break_down_ended
+from correlator.live.reasons import DEFECT, EXPLANATIONS
+from correlator.live.requests import Guard, SpanRequests
+from correlator.live.traces import TracedRequest
+from loadgen.requests.table import RequestLog
+from rundir.columns import concat, take
+from scraper.series.log import Row
+from scraper.series.table import EndpointSeries
+from scraper.spans.log import ExportRecord, StateRecord
+
+MOST_REQUESTS = 250_000  # about 4 kB each while they are evaluated
+_STEP_NS = 500_000_000  # a watch looks as often
+_CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The requests of which a client's span came, in the order in which they ended; all columns are theirs.
+
+    parts       their times; where there are none, `reason` says why
+    from_ns     when the first span came that is in this; None where none did
+    missing     requests without a breakdown of the TTFT by reason, those without a client's span too
+    engine_spans, repeated, evicted  spans of engines' requests; spans that came again; spans that had to make room
+    dropped     older requests that were too many to keep
+    shortened   older records were deleted or left out
+    """
+
+    requests: RequestLog
+    attribution: Attribution
+    parts: Parts
+    from_ns: int | None
+    missing: Mapping[str, int]
+    engine_spans: int
+    repeated: int
+    evicted: int
+    dropped: int
+    shortened: bool
+
+
+class Replay:
+    """Owns the requests of a watch's logs, the newest `most_requests` of them.
+
+    `pages` are the scrapes, `deaths_ns` when receivers died: until the next one began nothing was given up.
+    `shortened`: these are not all records since the start.
+    """
+
+    def __init__(
+        self,
+        pages: Sequence[EndpointSeries],
+        deaths_ns: Sequence[int],
+        guard: Guard,
+        *,
+        shortened: bool = False,
+        most_requests: int = MOST_REQUESTS,
+    ) -> None:
+        self._requests = SpanRequests(guard)
+        self._pages = heapq.merge(*map(_rows, pages), key=attrgetter("response_ns"))
+        self._page = next(self._pages, None)
+        self._deaths = deque(deaths_ns)
+        self._shortened, self._most_requests = shortened, most_requests
+        self._now_ns = self._from_ns = 0
+        self._tables = deque([_Table.of(break_down_ended([]))])
+        self._fresh: list[_Table] = []
+        self._missing: Counter[str] = Counter()
+        self._engine_spans = self._dropped = 0
+
+    def take(self, record: ExportRecord | StateRecord) -> None:
+        """Let time pass up to a record, and take it in. Raises ValueError for bytes that no receiver has written."""
+        if isinstance(record, StateRecord):
+            if record.state == "started":
+                self._begin(record.at_ns)
+            return
+        at_ns = record.received_ns
+        self._from_ns = self._from_ns or at_ns
+        self._pass_time(at_ns)
+        self._requests.spans.take(record)
+
+    def replayed(self) -> Replayed:
+        """Return all requests, those that still waited for spans or for an estimate as they are."""
+        self._feed_pages(None)
+        self._count(*self._requests.ended(self._now_ns, all_of_it=True))
+        self._lay_out()
+        whole = _Table.concat(self._tables)
+        if self._requests.defective:
+            self._missing[DEFECT] += self._requests.defective
+        ends_ns = whole.requests.end_ns
+        from_ns = int(ends_ns.min()) if self._dropped else self._from_ns or None
+        return Replayed(
+            requests=replace(whole.requests, index=np.arange(len(whole.requests))),
+            attribution=whole.attribution,
+            parts=whole.parts,
+            from_ns=from_ns,
+            missing=dict(self._missing.most_common()),
+            engine_spans=self._engine_spans,
+            repeated=self._requests.spans.repeated,
+            evicted=self._requests.spans.evicted,
+            dropped=self._dropped,
+            shortened=self._shortened or self._dropped > 0,
+        )
+
+    def _begin(self, at_ns: int) -> None:
+        """Go on with a receiver that began then, after another or as the first."""
+        if self._now_ns:
+            self._pass_time(at_ns)
+        while self._deaths and self._deaths[0] < at_ns:
+            self._deaths.popleft()
+        self._requests.spans.missed(at_ns)
+        self._now_ns = max(self._now_ns, at_ns)
+
+    def _pass_time(self, at_ns: int) -> None:
+        """Let time pass in steps up to a moment, or up to the death of a receiver."""
+        until_ns = min(at_ns, self._deaths[0]) if self._deaths else at_ns
+        while self._now_ns + _STEP_NS <= until_ns:
+            is_idle = not (self._requests.spans.sizes["pending"] or self._requests.estimates.sizes["waiting"])
+            self._now_ns = until_ns if is_idle else self._now_ns + _STEP_NS
+            self._feed_pages(self._now_ns)
+            self._count(*self._requests.ended(self._now_ns))
+
+    def _feed_pages(self, until_ns: int | None) -> None:
+        while self._page is not None and (until_ns is None or self._page.response_ns <= until_ns):
+            self._requests.estimates.scraped(self._page)
+            self._page = next(self._pages, None)
+
+    def _count(self, finished: Sequence[TracedRequest], ended: Sequence[Ended]) -> None:
+        self._engine_spans += sum(span.kind.role == "request" for request in finished for span in request.engine)
+        for requests in ended:
+            self._missing.update(reason for reason in requests.reason.tolist() if reason)
+            if (requests.requests.status != "").any():
+                self._fresh.append(_Table.of(requests))
+        if sum(len(table.requests) for table in self._fresh) >= _CHUNK_ROWS:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        if self._fresh:
+            self._tables.append(_Table.concat(self._fresh))
+            self._fresh = []
+        kept = sum(len(table.requests) for table in self._tables)
+        while kept - len(self._tables[0].requests) >= self._most_requests:
+            oldest = len(self._tables.popleft().requests)
+            kept, self._dropped = kept - oldest, self._dropped + oldest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Requests of clients, in columns."""
+
+    requests: RequestLog
+    attribution: Attribution
+    parts: Parts
+
+    @staticmethod
+    def of(ended: Ended) -> _Table:
+        """Take the requests that have a client's span, with the reason in words where there is no breakdown."""
+        rows = np.flatnonzero(ended.requests.status != "")
+        parts, codes = take(ended.parts, rows), ended.reason[rows]
+        reasons = np.array([EXPLANATIONS.get(code, "") for code in codes.tolist()], dtype=np.object_)
+        return _Table(
+            requests=take(ended.requests, rows),
+            attribution=take(ended.attribution, rows),
+            parts=replace(parts, reason=np.where(codes == "", parts.reason, reasons)),
+        )
+
+    @staticmethod
+    def concat(tables: Iterable[_Table]) -> _Table:
+        """Put tables end to end."""
+        several = list(tables)
+        return _Table(
+            requests=concat([table.requests for table in several]),
+            attribution=concat([table.attribution for table in several]),
+            parts=concat([table.parts for table in several]),
+        )
+
+
+def _rows(page: EndpointSeries) -> Iterator[Row]:
+    """Give the scrapes of an endpoint one by one."""
+    stamps = zip(page.tick_ns.tolist(), page.request_ns.tolist(), page.response_ns.tolist(), strict=True)
+    for place, (tick_ns, request_ns, response_ns) in enumerate(stamps):
+        yield Row(
+            url=page.url,
+            tick_ns=tick_ns,
+            request_ns=request_ns,
+            response_ns=response_ns,
+            series=page.series,
+            values=page.values[place],
+            changed=bool(page.changed[place]),
+        )

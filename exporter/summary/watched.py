@@ -1,0 +1,41 @@
+"""What a watch saw beside its requests: since when, what had no breakdown and why, and all since its start."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from rundir.fields import Count, StampNs, doc
+
+
+class SinceStart(Struct, frozen=True, kw_only=True):
+    """What was counted from the start to the end, deleted logs included."""
+
+    by_trace: Annotated[Count, doc("Requests broken down by the spans of engines.", "requests")]
+    estimated: Annotated[Count, doc("Requests broken down by estimates from scrapes.", "requests")]
+    without_breakdown: Annotated[Count, doc("Requests without a breakdown.", "requests")]
+    missing: Annotated[dict[str, int], doc("Why a TTFT is not broken down, as on the live page.", "requests")]
+    ok: Annotated[Count, doc("Requests whose client's span ended well.", "requests")]
+    failed: Annotated[Count, doc("Requests whose client's span ended in an error.", "requests")]
+    spans: Annotated[Count, doc("Spans received.", "spans")]
+    receiver_restarts: Annotated[Count, doc("Receivers that died and were started again.", "receivers")]
+
+
+class WatchedTraffic(Struct, frozen=True, kw_only=True):
+    """What a watch saw. `window` says which time the results cover: what the logs still hold, or less."""
+
+    begun_ns: Annotated[StampNs, doc("When the watch began.", "ns")]
+    begun: Annotated[str, doc("The same in UTC: ISO 8601 to the millisecond.")]
+    shortened: Annotated[bool, doc("Whether the window begins later, since older logs were deleted or left out.")]
+    missing: Annotated[
+        dict[str, int],
+        doc("Why a TTFT is not broken down, in the window; requests without a client's span too.", "requests"),
+    ]
+    engine_spans: Annotated[Count, doc("Spans of engines' requests in it.", "spans")]
+    repeated_spans: Annotated[Count, doc("Spans that came again, and count once.", "spans")]
+    evicted_spans: Annotated[Count, doc("Spans that had to make room before their request was whole.", "spans")]
+    left_out_requests: Annotated[Count, doc("Oldest requests that were too many to keep in memory.", "requests")]
+    since_start: Annotated[
+        SinceStart | None, doc("All from start to end; null while the watch goes on, or after a crash.")
+    ]

@@ -1,0 +1,148 @@
+"""A run directory as a `Run`: that of a run or a scrape as it was recorded, that of a watch with the requests that its
+spans speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rundir.frames import read_frames
+from scraper.series.log import FailureRecord, LogReader, Row
+from scraper.series.table import SeriesTable
+from sidecar.directory import (
+    CLOCK_SET,
+    RAW,
+    UNREADABLE,
+    Event,
+    Run,
+    RunLogs,
+    decode_event,
+    on_last_clock,
+    read_manifest,
+)
+from sidecar.directory.failures import ErrorCount
+
+if TYPE_CHECKING:
+    from scraper.spans.log import SpanLogRecord
+    from scraper.spans.received import ReceivedSpan
+
+SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
+_WINDOW_NS = 60_000_000_000  # pages so long before a request's end are what it is estimated from
+
+
+def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
+    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none.
+
+    Of a watch only the last `span_bytes` of the logs of spans are evaluated, and the pages since then; None: all.
+    """
+    manifest = read_manifest(path)
+    config = manifest.get("config", {})
+    run_id = str(manifest["run_id"])
+    if config.get("keep_bytes"):
+        with _WatchLogs(path, run_id=run_id, span_bytes=span_bytes) as logs:
+            return logs.run()
+    with RunLogs(path, run_id=run_id, protocol=str(config.get("endpoint") or "chat")) as logs:
+        return logs.run()
+
+
+class _WatchLogs(RunLogs):
+    """Reads the logs of a watch, also while it goes on: spans as requests, and all by the last clock."""
+
+    def __init__(self, path: Path, *, run_id: str, span_bytes: int | None) -> None:
+        super().__init__(path, run_id=run_id, protocol="chat")
+        raw = path / RAW
+        events = [event for log in raw.glob("events.log") for event in _events(log)]
+        self._clock_steps = [event.data for event in events if event.name == CLOCK_SET]
+        self._deaths_ns = [event.at_ns for event in on_last_clock(events) if event.name == "receiver_died"]
+        logs = sorted(raw.glob(SPANS))
+        self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
+        self._is_shortened = self._ahead > 0 or (bool(logs) and _number(logs[0]) > 0)
+        self._since_ns = _first_ns(logs, self._ahead) - _WINDOW_NS if self._ahead else 0
+        self._watched: dict[str, Any] = {}
+
+    def run(self) -> Run:
+        """Return the watch as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
+        return replace(super().run(), **self._watched)
+
+    def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
+        """Make requests of the spans, with the pages that were read before; none are returned."""
+        from correlator.live.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
+        from scraper.spans.log import StateRecord, last_counts  # noqa: PLC0415
+
+        pages = [table.view() for table in self._series.values()]
+        guard = ErrorCount("a request is left out of the report").guard
+        replay = Replay(pages, self._deaths_ns, guard, shortened=self._is_shortened)
+        states: list[StateRecord] = []
+        records: Iterator[SpanLogRecord] = self._read(SPANS, self._take_record, last=last)
+        for record in records:
+            if isinstance(record, StateRecord):
+                states.append(record)
+            with guard():
+                replay.take(record)
+        watched = replay.replayed()
+        counts, deaths = last_counts(states) if states else (None, 0)
+        self._watched = {
+            "requests": watched.requests,
+            "watched": watched,
+            "span_counts": counts,
+            "receiver_deaths": deaths,
+        }
+        return []
+
+    def _take_record(self, path: Path, payload: bytes) -> SpanLogRecord | None:
+        from scraper.spans.log import StateRecord, decode  # noqa: PLC0415  as above
+
+        self._ahead -= len(payload)
+        record, moved_ns = decode(payload), self._moved_ns(path)
+        if isinstance(record, StateRecord):
+            return msgspec.structs.replace(record, at_ns=record.at_ns + moved_ns)
+        if self._ahead >= 0:
+            return None
+        return msgspec.structs.replace(record, received_ns=record.received_ns + moved_ns)
+
+    def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
+        scrape = self._scrapes.setdefault(path, LogReader()).take(payload)
+        if scrape is None or scrape.response_ns < self._since_ns:
+            return None
+        moved_ns = self._moved_ns(path)
+        stamps = {name: getattr(scrape, name) + moved_ns for name in ("tick_ns", "request_ns", "response_ns")}
+        if isinstance(scrape, Row):
+            # The first is new, whatever was left out before it.
+            changed = scrape.changed or scrape.url not in self._series
+            scrape = replace(scrape, **stamps, changed=changed)
+        else:
+            scrape = msgspec.structs.replace(scrape, **stamps)
+        self._series.setdefault(scrape.url, SeriesTable(scrape.url)).append(scrape)
+        return scrape
+
+    def _moved_ns(self, log: Path) -> int:
+        """Return what the stamps of a log lack for the last clock."""
+        return sum(int(step["moved_ns"]) for step in self._clock_steps if _number(log) < step["first_log"])
+
+
+def _events(log: Path) -> Iterator[Event]:
+    for payload in read_frames(log):
+        with suppress(*UNREADABLE):  # which is counted where all logs are read
+            yield decode_event(payload)
+
+
+def _first_ns(logs: Sequence[Path], ahead: int) -> int:
+    """Return when the first export came that is behind so many bytes; 0 where none is."""
+    from scraper.spans.log import ExportRecord, decode  # noqa: PLC0415  as above
+
+    for log in logs:
+        for payload in read_frames(log):
+            ahead -= len(payload)
+            if ahead < 0 and isinstance(record := decode(payload), ExportRecord):
+                return record.received_ns
+    return 0
+
+
+def _number(log: Path) -> int:
+    return int(log.stem.rpartition("-")[2])
