@@ -132,6 +132,8 @@ def read_trace(path: str | Path) -> Trace:
                     line = msgspec.convert(fields, _FORMATS[name], strict=False)
                     at.append(line.at_ns)
                     hashes.append(line.hash_ids if isinstance(line, _Mooncake) else None)
+                except OverflowError as error:
+                    raise TraceError(f"{path}, line {number}: a date that is not of our time") from error
                 except msgspec.ValidationError as error:
                     raise TraceError(f"{path}, line {number}: {_explained(error, fields)}") from error
                 inputs.append(line.inputs)
@@ -193,7 +195,7 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[st
             elif row:
                 columns = list(cells)
                 _recognised(path, dict.fromkeys(columns))
-    except (msgspec.DecodeError, csv.Error) as error:
+    except (msgspec.DecodeError, csv.Error, RecursionError) as error:
         raise TraceError(f"{path}, line {number}: {error} {_shown(line.strip())}") from error
 
 
