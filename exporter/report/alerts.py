@@ -41,5 +41,5 @@ def _what_is_lost(log: LogIntegrity) -> str:
     if not lost and log.lost_bytes:
         lost = [f"{log.lost_bytes:,} bytes cannot be read"]
     lost += [f"{log.unreadable:,} records make no sense"] if log.unreadable else []
-    lost += [log.reason] if log.reason and not log.unreadable else []
-    return f"raw/{log.log}: {', '.join(lost)}"
+    why = f" ({log.reason})" if log.reason else ""
+    return f"raw/{log.log}: {', '.join(lost) or 'it is damaged'}{why}"
