@@ -15,6 +15,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY correlator ./correlator
 COPY exporter ./exporter
 COPY loadgen ./loadgen
+COPY methodology ./methodology
 COPY rundir ./rundir
 COPY scraper ./scraper
 COPY sidecar ./sidecar
