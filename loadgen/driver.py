@@ -5,6 +5,8 @@ gets the moment that was due and stamps for itself when it began.
 
 A session is driven from its first turn to its last: each later turn is due its think time after the previous one's end.
 In an open loop only the first turns are scheduled; in a closed loop a session holds its slot, think time included.
+
+`Command` is what the conductor sends to a worker after its WorkerSpec, one JSON line each.
 """
 
 from __future__ import annotations
@@ -49,6 +51,23 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     barrier: bool = False
     until_ns: int | None = None
     drain_s: float | None = None
+
+
+class Run(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
+    """Drive a plan, with the concurrency of all workers together."""
+
+    plan: str
+
+
+class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop", forbid_unknown_fields=True):
+    """Cancel what is in flight and report drained."""
+
+
+class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
+    """Stop and leave."""
+
+
+Command = Run | StopNow | Exit
 
 
 class Seats:

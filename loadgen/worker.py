@@ -20,7 +20,7 @@ from functools import partial
 import msgspec
 import uvloop
 
-from loadgen.driver import Order, Stop, is_share, run_phase, slots
+from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
 from loadgen.host.limits import raise_limit
 from loadgen.recorder import Recorder
 from loadgen.records import PLAN_END, PlannedRequest, decode_planned
@@ -37,25 +37,11 @@ _SIGTERM = "SIGTERM"
 _TERMINATED_CODE = 128 + signal.SIGTERM
 
 
-class Run(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
-    """Drive a plan, with the concurrency of all workers together."""
-
-    plan: str
-
-
-class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop"):
-    """Cancel what is in flight and report drained."""
-
-
-class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit"):
-    """Stop and leave."""
-
-
 # A session's next turn and when it is due, from the turn that has ended and what came back; None at the session's end.
 Follow = Callable[[PlannedRequest, Exchange], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 _decode_spec = msgspec.json.Decoder(WorkerSpec).decode
-_decode_command = msgspec.json.Decoder(Run | StopNow | Exit).decode
+_decode_command = msgspec.json.Decoder(Command).decode
 
 
 @dataclass(slots=True)
@@ -95,7 +81,7 @@ class _Sender:
         )
         follow = self.follow if planned.turns else None
         if follow is not None:
-            exchange.kept = bytearray()
+            exchange.kept_body = bytearray()
         self.recorder.begin(exchange, self.roots[planned.url] + planned.path)
         try:
             await self.transport.perform(exchange, planned, timeout_s=self.spec.request_timeout_s)

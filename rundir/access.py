@@ -11,18 +11,19 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
+
+import msgspec
 
 MASK = "***"
 # Of a field of a query. Others tell pages of one address apart, as `?target=`.
 _SECRET = re.compile("key|token|secret|passw|pwd|auth|credential|signature|^sig$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a TLS server is verified, and the client's identity; paths of PEM files, "" for none.
 
     ca        authorities to trust instead of the system's
@@ -36,12 +37,15 @@ class Tls:
     insecure: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access(Tls):
+class Access(Tls, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How targets are asked: `headers` go to all of them, `host_headers` (by lower-case host:port) to one host."""
 
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    host_headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = {}
+    host_headers: Mapping[str, Mapping[str, str]] = {}
+
+    def __repr__(self) -> str:
+        """Leave out the headers, which may be secrets."""
+        return f"Access(ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, insecure={self.insecure!r})"
 
 
 class UnusableFile(ValueError):
@@ -94,12 +98,12 @@ def headers_for(access: Access, url: str) -> dict[str, str]:
     """Return the headers for a request to a URL. What stands in the URL itself wins, then what is its host's own."""
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
-    own = access.host_headers.get(host.lower(), {})
+    specific = access.host_headers.get(host.lower(), {})
     if at:
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        own = {**own, "Authorization": basic(f"{user}:{password}")}
-    replaced = {name.lower() for name in own}
-    return {**{name: value for name, value in access.headers.items() if name.lower() not in replaced}, **own}
+        specific = {**specific, "Authorization": basic(f"{user}:{password}")}
+    replaced = {name.lower() for name in specific}
+    return {**{name: value for name, value in access.headers.items() if name.lower() not in replaced}, **specific}
 
 
 def root_url(base_url: str) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -78,7 +78,7 @@ class Child:
             self._process.kill()
             await self._process.wait()
 
-    async def send(self, command: msgspec.Struct | Mapping[str, Any]) -> None:
+    async def send(self, command: msgspec.Struct) -> None:
         """Write one command. That a child has ended is noticed by `expect`, which knows the reason."""
         with suppress(ConnectionResetError, BrokenPipeError):
             self._stdin.write(msgspec.json.encode(command) + b"\n")

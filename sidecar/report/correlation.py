@@ -11,7 +11,7 @@ import numpy as np
 
 from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
-from correlator.estimate.intervals import Observed, observe
+from correlator.estimate.intervals import Observed, observe, pick
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
@@ -31,7 +31,6 @@ from loadgen.requests.metrics import input_tokens, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
 from rundir.stats import Missing
-from scraper.series.table import EndpointSeries
 from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run
 
@@ -143,7 +142,7 @@ def _percentiles(
         best[f"{part}_s"] = getattr(times.parts, f"{part}_s")
         best[f"{part}_sd_s"] = np.where(exact, 0.0, getattr(times.attribution, f"{part}_sd_s"))
     table = take(replace(times.attribution, **best), run.requests.phase == "measure")
-    observed = [observe(_since(endpoint, window.start_ns)) for endpoint in run.endpoints]
+    observed = [_since(engine, window.start_ns) for engine in times.observed if isinstance(engine, Observed)]
     wanted = list(PERCENTILES.values())
     return {
         "queue_ms": server_percentiles(table, observed, "queue", wanted),
@@ -151,11 +150,9 @@ def _percentiles(
     }
 
 
-def _since(endpoint: EndpointSeries, start_ns: int) -> EndpointSeries:
-    """Leave out the scrapes before the last one at or before a moment."""
-    first = max(0, int(np.searchsorted(endpoint.at_ns, start_ns, side="right")) - 1)
-    names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
-    return replace(endpoint, **{name: getattr(endpoint, name)[first:] for name in names})
+def _since(engine: Observed, start_ns: int) -> Observed:
+    """Leave out the intervals that ended at or before a moment."""
+    return replace(engine, ends=pick(engine.ends, np.flatnonzero(engine.ends.end_ns > start_ns)))
 
 
 def _spans(run: Run) -> ReceivedSpans | None:

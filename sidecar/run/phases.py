@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from loadgen.driver import Run, StopNow
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
@@ -77,16 +78,15 @@ async def run_phase(
         return
     name = plan.stem.removeprefix("plan-")
     start_ns = session.clock.now_ns() + int(LEAD_S * 1e9)
-    command = {
-        "cmd": "run",
-        "plan": str(plan),
-        "start_ns": start_ns,
-        "concurrency": concurrency,
-        "cap": cap,
-        "barrier": barrier,
-        "until_ns": None if until_s is None else start_ns + int(until_s * 1e9),
-        "drain_s": session.drain_s,
-    }
+    command = Run(
+        plan=str(plan),
+        start_ns=start_ns,
+        concurrency=concurrency,
+        cap=cap,
+        barrier=barrier,
+        until_ns=None if until_s is None else start_ns + int(until_s * 1e9),
+        drain_s=session.drain_s,
+    )
     session.live.enter(name)
     ticks = read_ticks()
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
@@ -108,7 +108,7 @@ async def _drained(session: Session) -> int:
         if not drained.done():
             session.progress.stage("stopping: requests in flight are cancelled and recorded")
             for worker in session.workers:
-                await worker.send({"cmd": "stop"})
+                await worker.send(StopNow())
         tallies = await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
         return sum(int(tally["started"]) for tally in tallies)
     except TimeoutError:
@@ -166,14 +166,14 @@ def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
     return answered.index[last].tolist(), int(answered.end_ns.min()) if len(last) else -1
 
 
-def _span_notes(counts: Mapping[str, int], listening: str | None, found: Collection[str]) -> Iterator[str]:
+def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Collection[str]) -> Iterator[str]:
     """Say that no span came, and what would bring some; and what was wrong with those that came."""
     if listening and not counts["spans"]:
         from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
 
         switches = [
             f"{known.title}: {timing.enable}"
-            for known in map(catalogue, sorted(found))
+            for known in map(catalogue, sorted(engines))
             for timing in known.timing
             if timing.name.startswith("spans")
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -132,7 +132,7 @@ def pages_access(options: ContactOptions) -> Access:
     if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
         return access
     tls = contact_of(options).tls
-    return replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
+    return msgspec.structs.replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
 
 
 async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
@@ -212,15 +212,15 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
     targets, notes = _scraped(metrics)
     if not targets and options.otlp_listen is None:
-        reasons = "; ".join(found.reason for _, found in metrics if isinstance(found, Missing))
+        reasons = "; ".join(page.reason for _, page in metrics if isinstance(page, Missing))
         raise TargetUnreachable(f"no metrics page found: {reasons}")
     return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
 
 
 async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
     limits, paths = Limits(timeout_s=timeout_s), metrics_paths()
-    found = await asyncio.gather(*(discover(url, paths, access=access, limits=limits) for url in configured))
-    return list(zip(configured, found, strict=True))
+    pages = await asyncio.gather(*(discover(url, paths, access=access, limits=limits) for url in configured))
+    return list(zip(configured, pages, strict=True))
 
 
 async def _tokenizer(
@@ -230,15 +230,15 @@ async def _tokenizer(
 
     The stack closes the server's.
     """
-    found, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
-    if isinstance(found, ServerTokenizer):
-        await stack.enter_async_context(found)
-    if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not found.template:
+    tokenizer, unused = await _chosen_tokenizer(options.tokenizer, served, contact)
+    if isinstance(tokenizer, ServerTokenizer):
+        await stack.enter_async_context(tokenizer)
+    if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not tokenizer.template:
         raise ConfigurationError(
-            f"--exact-tokens: {found.name} does not count a chat template; choose a --tokenizer that does (a server "
-            "with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
+            f"--exact-tokens: {tokenizer.name} does not count a chat template; choose a --tokenizer that does (a "
+            "server with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
         )
-    return found, unused
+    return tokenizer, unused
 
 
 async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
@@ -263,16 +263,16 @@ async def _reference() -> ReferenceTokenizer:
 
 
 def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
-    pages = [(configured, found) for configured, found in metrics if not clock_of(configured)]
+    pages = [(configured, page) for configured, page in metrics if not clock_of(configured)]
     timings = [masked(configured) for configured, _ in metrics if clock_of(configured)]
-    reasons = [found.reason for _, found in pages if isinstance(found, Missing)]
+    reasons = [page.reason for _, page in pages if isinstance(page, Missing)]
     return {
         "metrics_targets": [
             {
                 "configured": masked(configured),
-                **({"reason": found.reason} if isinstance(found, Missing) else {"url": masked(found)}),
+                **({"reason": page.reason} if isinstance(page, Missing) else {"url": masked(page)}),
             }
-            for configured, found in pages
+            for configured, page in pages
         ],
         **({"timing_targets": timings} if timings else {}),
         **({"server_missing": "; ".join(reasons)} if len(reasons) == len(pages) else {}),
@@ -285,15 +285,15 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
     Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
     show it, and scrapes that fail are counted. What speaks something else is left alone.
     """
-    answers = any(isinstance(found, str) and not clock_of(found) for _, found in metrics)
+    answers = any(isinstance(page, str) and not clock_of(page) for _, page in metrics)
     targets, notes = [], []
-    for configured, found in metrics:
-        if isinstance(found, str):
-            targets.append(found)
-        elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in found.reason:
+    for configured, page in metrics:
+        if isinstance(page, str):
+            targets.append(page)
+        elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in page.reason:
             targets.append(configured)
         else:
-            notes.append(f"no server metrics: {found.reason}; {cure_of_page(found.reason)}")
+            notes.append(f"no server metrics: {page.reason}; {cure_of_page(page.reason)}")
     return tuple(targets), tuple(notes)
 
 

@@ -110,6 +110,7 @@ async def test_sigterm_ends_an_idle_worker(start: Start):
         ({"out": "/nowhere/requests-0.log"}, "No such file"),
         ({"run_id": 7}, "run_id"),
         ({"colour": "red"}, "colour"),
+        ({"tls": {"certificate": "a.pem"}}, "unknown field `certificate` - at `$.tls`"),
     ],
 )
 async def test_an_unusable_specification_is_one_error(start: Start, changes: dict[str, object], says: str):
@@ -122,7 +123,7 @@ async def test_an_unusable_specification_is_one_error(start: Start, changes: dic
 
 
 async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: Path):
-    """No JSON, an unknown command, no plan; a stop while idle is answered at once."""
+    """No JSON, an unknown command or option, no plan; a stop while idle is answered at once."""
     worker = await start("http://127.0.0.1:1")
     await worker.send(cmd="jump")
     assert "command" in str((await worker.hear())["message"])
@@ -132,6 +133,10 @@ async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: 
     await worker.send(cmd="run", plan=str(tmp_path / "none"), start_ns=0)
     assert "No such file" in str((await worker.hear())["message"])
     assert (await worker.hear())["started"] == 0
+    await worker.send(cmd="run", plan="p", start_ns=0, until_s=1)
+    assert "until_s" in str((await worker.hear())["message"])
+    await worker.send(cmd="stop", now=True)
+    assert "now" in str((await worker.hear())["message"])
     await worker.send(cmd="stop")
     assert (await worker.hear())["event"] == "drained"
 

@@ -138,10 +138,17 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     assert {"", "HTTP 404"} == {getattr(record, "error", "") for record in records}
 
 
-async def test_an_unknown_field_is_an_unusable_spec(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("misspelt", "says"),
+    [
+        ({"timeout": 3}, "unknown field `timeout`"),
+        ({"access": {"header": {}}}, "unknown field `header` - at `$.access`"),
+    ],
+)
+async def test_an_unknown_field_is_an_unusable_spec(tmp_path: Path, misspelt: dict[str, object], says: str):
     """A misspelt one would have been ignored."""
-    async with started(tmp_path, targets=[], timeout=3) as worker:
-        assert {"message": "unusable spec: Object contains unknown field `timeout`"} == await worker.event("error")
+    async with started(tmp_path, targets=[], **misspelt) as worker:
+        assert {"message": f"unusable spec: Object contains {says}"} == await worker.event("error")
         assert 2 == await worker.process.wait()
 
 
