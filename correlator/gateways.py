@@ -83,13 +83,15 @@ def gateway_columns(
         ttft_s, e2e_s, most_s = float(engine_ttft_s[row]), float(engine_e2e_s[row]), float(outside_s[row])
         if math.isnan(most_s):
             continue
-        found = _of_wholes(gateways[row], e2e_s) if math.isnan(ttft_s) else _of_firsts(gateways[row], ttft_s, e2e_s)
-        taken_s = _sum([part.part_s for part in found])
-        if not found or taken_s > most_s + SLACK_S:
+        candidates = (
+            _of_wholes(gateways[row], e2e_s) if math.isnan(ttft_s) else _of_firsts(gateways[row], ttft_s, e2e_s)
+        )
+        taken_s = _sum([part.part_s for part in candidates])
+        if not candidates or taken_s > most_s + SLACK_S:
             continue
-        parts[row] = tuple(_capped(part, most_s) for part in found)
+        parts[row] = tuple(_capped(part, most_s) for part in candidates)
         outermost = parts[row][0]
-        sums[:, row] = taken_s, _sum([part.request_s for part in found]), outermost.at_most_s
+        sums[:, row] = taken_s, _sum([part.request_s for part in candidates]), outermost.at_most_s
     return GatewayColumns(gateways=parts, gateway_s=sums[0], gateway_request_s=sums[1], gateway_at_most_s=sums[2])
 
 

@@ -86,7 +86,7 @@ class Recorder:
         At once as well where a session's next turn needs what came back.
         """
         record = self._open.pop(exchange.index)
-        if exchange.kept is None and len(self._ended) < _MAX_ENDED:
+        if exchange.kept_body is None and len(self._ended) < _MAX_ENDED:
             self._ended.append(record)
         else:
             self._write(record, last=True)
@@ -178,10 +178,10 @@ class Recorder:
         append_record(self._log, part)
         record.seq += 1
         record.logged = (exchange.connected_ns, exchange.submit_ns)
-        if exchange.kept is not None:
-            before = len(exchange.kept)
+        if exchange.kept_body is not None:
+            before = len(exchange.kept_body)
             exchange.kept_ends.extend(before + end for end in exchange.read_ends)
-            exchange.kept += exchange.body
+            exchange.kept_body += exchange.body
             exchange.kept_head = exchange.kept_head or exchange.head
         exchange.head = b""
         exchange.body_bytes += len(exchange.body)

@@ -32,7 +32,7 @@ async def next_turn(
     """Return the turn after a finished one, and when it is due: its think time after the reply's end, in Unix ns.
 
     planned   the turn that has ended; the first of its `turns` is the next one, which gets the rest of them
-    exchange  what came back, with head, body and read ends kept (`kept_head`, `kept`, `kept_ends`)
+    exchange  what came back, with head, body and read ends kept (`kept_head`, `kept_body`, `kept_ends`)
 
     None at the session's end: after its last turn, and after one that failed (no complete reply, a status other than
     200, an error event under 200). The turns that were not reached are not sent and appear in no log; that they were
@@ -40,7 +40,7 @@ async def next_turn(
     """
     if not planned.turns or exchange.error or exchange.status != 200:
         return None
-    text = await reply_text(protocol, exchange.kept_head, bytes(exchange.kept or b""), exchange.kept_ends)
+    text = await reply_text(protocol, exchange.kept_head, bytes(exchange.kept_body or b""), exchange.kept_ends)
     if text is None:
         return None
     following = planned.turns[0]

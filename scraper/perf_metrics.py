@@ -179,29 +179,29 @@ def timings(records: Iterable[ReplyRecord]) -> Timings:
     - a record of disaggregated serving, or one that was never scheduled or has no token: refused
     """
     replies = list(records)
-    pages = [one for one in replies if clock_of(one.url)]
-    asked = dict.fromkeys(clock_of(one.url) or one.url for one in replies)
-    clocks = {url: _clock([one for one in replies if one.url == url]) for url in asked}
+    pages = [reply for reply in replies if clock_of(reply.url)]
+    asked = dict.fromkeys(clock_of(reply.url) or reply.url for reply in replies)
+    clocks = {url: _clock([reply for reply in replies if reply.url == url]) for url in asked}
     refused: Counter[str] = Counter()
-    failures: Counter[str] = Counter(one.error for one in pages if one.error)
+    failures: Counter[str] = Counter(page.error for page in pages if page.error)
     urls: list[str] = []
     rows: list[tuple[float, ...]] = []
-    for one in pages:
-        if one.error:
+    for page in pages:
+        if page.error:
             continue
         try:
-            items = _items.decode(one.body())
+            items = _items.decode(page.body())
         except _UNREADABLE:
             failures["not a list of records, or cut off"] += 1
             continue
-        clock = clocks[clock_of(one.url)]
+        clock = clocks[clock_of(page.url)]
         for item in items:
             row = clock if isinstance(clock, Missing) else _row(item, clock)
             if isinstance(row, Missing):
                 refused[row.reason] += 1
             else:
                 rows.append(row)
-                urls.append(one.url)
+                urls.append(page.url)
     table = np.array(rows, dtype=np.object_).reshape(len(rows), len(_COLUMNS)).T
     return Timings(
         url=np.array(urls, dtype=np.object_),
@@ -228,7 +228,9 @@ def clock_reading(reply: ReplyRecord) -> SteadyClock | Missing:
         stamps = _exchange.decode(reply.body())
     except _UNREADABLE:
         return Missing(MALFORMED)
-    if not all(math.isfinite(one) and abs(one) < _MOST_S for one in (stamps.receive_ts, stamps.transmit_ts)):
+    if not all(
+        math.isfinite(stamp_s) and abs(stamp_s) < _MOST_S for stamp_s in (stamps.receive_ts, stamps.transmit_ts)
+    ):
         return Missing(MALFORMED)
     receive_ns, transmit_ns = _ns(stamps.receive_ts), _ns(stamps.transmit_ts)
     on_way_ns = reply.response_ns - reply.request_ns - (transmit_ns - receive_ns)
@@ -242,13 +244,13 @@ def _clock(readings: list[ReplyRecord]) -> SteadyClock | Missing:
     """Return the clock by the reading with the shortest round trip; its error is widened until all readings agree:
     between the beginning and the end of a run clocks drift.
     """
-    offsets = [clock_reading(one) for one in readings]
-    clocks = [one for one in offsets if isinstance(one, SteadyClock)]
+    offsets = [clock_reading(reading) for reading in readings]
+    clocks = [clock for clock in offsets if isinstance(clock, SteadyClock)]
     if not clocks:
-        reasons = dict.fromkeys(one.reason for one in offsets if isinstance(one, Missing))
+        reasons = dict.fromkeys(offset.reason for offset in offsets if isinstance(offset, Missing))
         return Missing(f"its clock is not known (/steady_clock_offset): {'; '.join(reasons)}" if reasons else NO_CLOCK)
-    best = min(clocks, key=lambda one: one.error_ns)
-    apart_ns = max(abs(one.offset_ns - best.offset_ns) - one.error_ns for one in clocks)
+    best = min(clocks, key=lambda clock: clock.error_ns)
+    apart_ns = max(abs(clock.offset_ns - best.offset_ns) - clock.error_ns for clock in clocks)
     return SteadyClock(offset_ns=best.offset_ns, error_ns=max(best.error_ns, apart_ns))
 
 

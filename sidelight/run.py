@@ -133,8 +133,8 @@ def _samples(endpoint: EndpointSeries) -> pa.Table:
         {
             "url": pa.array([endpoint.url] * len(at), pa.string()),
             "at_ns": pa.array(endpoint.at_ns[at], pa.int64()),
-            "name": of_series([one.name for one in series], SCRAPE_COLUMNS["name"]),
-            "labels": of_series([list(one.labels) for one in series], SCRAPE_COLUMNS["labels"]),
+            "name": of_series([labelled.name for labelled in series], SCRAPE_COLUMNS["name"]),
+            "labels": of_series([list(labelled.labels) for labelled in series], SCRAPE_COLUMNS["labels"]),
             "value": pa.array(values[at, column], pa.float64()),
         }
     )

@@ -96,12 +96,12 @@ def find_lag(at_s: Floats, totals: IntervalTotals) -> float:
     It minimises the sum over intervals of |count - events|; of a flat minimum the middle is taken.
     """
     ordered = np.sort(at_s)
-    kept = ~totals.lost
+    usable = ~totals.lost
     cost = np.empty(len(LAGS_S))
     for place, lag_s in enumerate(LAGS_S):
         events = np.searchsorted(ordered, totals.end_s + lag_s, side="right")
         events -= np.searchsorted(ordered, totals.start_s + lag_s, side="right")
-        cost[place] = np.abs(totals.count - events)[kept].sum()
+        cost[place] = np.abs(totals.count - events)[usable].sum()
     best = np.flatnonzero(cost == cost.min())
     breaks = np.flatnonzero(np.diff(best) > 1)
     runs = np.split(best, breaks + 1)

@@ -157,10 +157,10 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
     sums = {name: _sum(label_sets) for name, label_sets in rising_of.items()}
     if not (np.abs([counts[0], counts[1], sums["queue"], sums["prefill"]]) < LARGEST).all():
         return Missing("the server's sums are too large to add up")
-    rows = np.flatnonzero(np.all([np.abs(one - counts[0]) < 0.5 for one in counts], axis=0))
+    rows = np.flatnonzero(np.all([np.abs(count - counts[0]) < 0.5 for count in counts], axis=0))
     if len(rows) < 2:
         return Missing("fewer than two scrapes are usable")
-    resets = _resets([one for label_sets in rising_of.values() for one in label_sets])
+    resets = _resets([histogram for label_sets in rising_of.values() for histogram in label_sets])
     buckets = {name: _buckets(groups, rising_of[name], rows) for name, groups in times.items()}
     return Intervals(
         start_ns=endpoint.at_ns[rows[:-1]],

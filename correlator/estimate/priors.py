@@ -66,8 +66,8 @@ def measure_network(waits: Waits, intervals: Intervals, members: Members, rest_s
     middle = float(np.median(np.repeat(means, count[rows])))
     spread = 1.4826 * np.median(np.abs(means - middle) * np.sqrt(count[rows]))
     variance = max(float(spread) ** 2, LEAST_NETWORK_SD_S**2)
-    own = np.divide(total, count, out=np.full(len(intervals), middle), where=count > 0)
-    value_s = np.clip(np.where(inside, own[interval], max(middle, 0.0)), 0.0, waits.wait_s)
+    interval_mean = np.divide(total, count, out=np.full(len(intervals), middle), where=count > 0)
+    value_s = np.clip(np.where(inside, interval_mean[interval], max(middle, 0.0)), 0.0, waits.wait_s)
     left = np.where(inside, 1.0 - 1.0 / np.maximum(count[interval], 1), 1.0)
     return Network(value_s=value_s, variance=variance * left, rest_s=rest_s, measured=True)
 

@@ -63,16 +63,16 @@ def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: 
     is at least least_s^2 + (floor_share mean)^2.
     """
     intervals = len(data.sums)
-    own = np.bincount(data.interval, minlength=intervals).astype(np.float64)
+    matched = np.bincount(data.interval, minlength=intervals).astype(np.float64)
     total = np.zeros((intervals, data.features.shape[1]))
     np.add.at(total, data.interval, data.features)
     total += data.unmatched[:, None] * data.features.mean(axis=0)
-    weight = 1.0 / np.maximum(own + 3.0 * data.unmatched, 1.0)
+    weight = 1.0 / np.maximum(matched + 3.0 * data.unmatched, 1.0)
     theta = _robust(total, data.sums, weight)
     expected = data.features @ theta
     squares = data.unmatched * np.mean(expected**2)
     np.add.at(squares, data.interval, expected**2)
-    a, b = _variance(data.sums - total @ theta, own + data.unmatched, squares)
+    a, b = _variance(data.sums - total @ theta, matched + data.unmatched, squares)
     widened = 1.0 + 2.0 * data.features.shape[1] / max(intervals, 1)
     mean = features @ theta
     variance = np.maximum(widened * (a + b * mean**2), least_s**2 + (floor_share * mean) ** 2)

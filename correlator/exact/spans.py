@@ -98,13 +98,13 @@ def _of_spans(
 def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, list[int]]) -> list[int]:
     if ("{request}" in form and not request_id) or ("{response}" in form and not response_id):
         return []
-    found: list[int] = []
+    rows: list[int] = []
     for prompt in range(len(places)):
         bearing = places.get(form.format(request=request_id, response=response_id, n=prompt), ())
-        found.extend(bearing)
+        rows.extend(bearing)
         if not bearing or "{n}" not in form:
             break
-    return found
+    return rows
 
 
 def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:

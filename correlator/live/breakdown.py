@@ -121,8 +121,8 @@ def _joined(requests: Sequence[TracedRequest]) -> Joined:
         if not spans.is_gateway[place]:
             places.setdefault(owners[key], []).append(place)
     table = unjoined(len(requests))
-    for row, own in places.items():
-        times = span_times(spans, own)
+    for row, request_places in places.items():
+        times = span_times(spans, request_places)
         if times is not None and requests[row].client is not None:
             put(table, row, "trace", times)
     return table

@@ -80,7 +80,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
     span, role = received.span, received.kind.role
     serves = span.kind == Span.SPAN_KIND_SERVER or role == "gateway"
     encloses = serves or span.kind == Span.SPAN_KIND_CLIENT
-    attributes = {one.key: plain(one.value) for one in span.attributes} if encloses else {}
+    attributes = {attribute.key: plain(attribute.value) for attribute in span.attributes} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,

@@ -89,9 +89,9 @@ class EstimateWindow(Generic[Rows]):
         if isinstance(scrape, Row):
             self._scraped_ns[scrape.url] = scrape.response_ns
 
-    def forget_pages(self, kept: Collection[str]) -> None:
+    def forget_pages(self, scraped: Collection[str]) -> None:
         """Forget the pages that are no longer scraped."""
-        for gone in set(self._pages) - set(kept):
+        for gone in set(self._pages) - set(scraped):
             del self._pages[gone]
             self._scraped_ns.pop(gone, None)
 

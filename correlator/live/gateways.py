@@ -88,16 +88,16 @@ def _beside(
 
 
 def _gateway(
-    own: Sequence[ClientSpan], bodies: Mapping[bytes, int], leading: Mapping[bytes, int]
+    spans: Sequence[ClientSpan], bodies: Mapping[bytes, int], leading: Mapping[bytes, int]
 ) -> GatewaySpan | None:
     """Return what the spans of one service say, None where they say nothing of its part.
 
     Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
     is nearest to the engine, else the last.
     """
-    serving = [span for span in own if span.serves]
+    serving = [span for span in spans if span.serves]
     calls = sorted(
-        (span for span in own if not span.serves),
+        (span for span in spans if not span.serves),
         key=lambda span: (span.span_id not in leading, leading.get(span.span_id, 0), -span.start_ns),
     )
     timed = next((call for call in calls if call.first_s >= 0), None)

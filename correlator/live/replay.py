@@ -150,10 +150,10 @@ class Replay:
         if self._fresh:
             self._tables.append(_Table.concat(self._fresh))
             self._fresh = []
-        kept = sum(len(table.requests) for table in self._tables)
-        while kept - len(self._tables[0].requests) >= self._most_requests:
+        held = sum(len(table.requests) for table in self._tables)
+        while held - len(self._tables[0].requests) >= self._most_requests:
             oldest = len(self._tables.popleft().requests)
-            kept, self._dropped = kept - oldest, self._dropped + oldest
+            held, self._dropped = held - oldest, self._dropped + oldest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

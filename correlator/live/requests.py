@@ -53,7 +53,7 @@ class SpanRequests:
         for take in (self.estimates.estimates, self.estimates.leaving):
             with self._guard():
                 estimates = take(now_ns, all_of_it=all_of_it)
-                ended += [estimated(one.requests, one.attribution, one.parts) for one in estimates]
+                ended += [estimated(estimate.requests, estimate.attribution, estimate.parts) for estimate in estimates]
         return finished, ended
 
     def each(self, step: Step, requests: Sequence[TracedRequest]) -> None:

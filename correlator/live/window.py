@@ -52,7 +52,7 @@ class TraceWindow:
         self._most_spans, self._most_bytes = most_spans, most_bytes
         self._traces: dict[bytes, Trace] = {}  # in the order of their last spans
         self._open: dict[bytes, None] = {}
-        self._kept, self._bytes = 0, 0
+        self._span_count, self._bytes = 0, 0
         self._back_ns = 0
         self._beside_ns = -(2**62)  # when a gateway's span was last seen beside an engine's
         self._overflow: list[TracedRequest] = []
@@ -60,7 +60,7 @@ class TraceWindow:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Return how much is in the window: spans, traces, and those of them that wait for more spans (`pending`)."""
-        return {"spans": self._kept, "traces": len(self._traces), "pending": len(self._open)}
+        return {"spans": self._span_count, "traces": len(self._traces), "pending": len(self._open)}
 
     def take(self, export: ExportRecord) -> int:
         """Take in one export; return how many spans it has, those too that have a `fault` and are passed over.
@@ -72,7 +72,7 @@ class TraceWindow:
             taken += 1
             if not received.fault:
                 self._take(received)
-        while self._kept > self._most_spans or self._bytes > self._most_bytes:
+        while self._span_count > self._most_spans or self._bytes > self._most_bytes:
             self._evict()
         return taken
 
@@ -135,7 +135,7 @@ class TraceWindow:
             (trace.engine if role == "request" else trace.stages)[span.span_id] = copy
         trace.newest_ns, trace.look_ns = received_ns, 0
         self._open[span.trace_id] = None
-        self._kept += 1
+        self._span_count += 1
 
     def _finish(self, trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
         """Give out what can be, and note when to look again."""
@@ -213,7 +213,7 @@ class TraceWindow:
             trace.done.discard(key)
             received = trace.engine.pop(key, None) or trace.stages.pop(key, None)
             self._bytes -= received.span.ByteSize() if received else 0
-        self._kept -= len(keys)
+        self._span_count -= len(keys)
 
 
 def _gateways(trace: Trace, request: TracedRequest) -> tuple[GatewaySpan, ...]:

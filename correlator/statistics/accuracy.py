@@ -34,16 +34,16 @@ class PartError(Struct, frozen=True, kw_only=True):
 def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | Missing:
     """Compare queue and prefill of the requests that have both an exact source and an estimate; rows of both are n."""
     exact = np.isin(parts.source, ("trace", "response"))
-    found = {}
+    accuracy = {}
     for name in ("queue", "prefill"):
         truth_s = np.where(exact, getattr(parts, f"{name}_s"), np.nan)
         estimate_s, sd_s = getattr(attribution, f"{name}_s"), getattr(attribution, f"{name}_sd_s")
         error_s = np.abs(estimate_s - truth_s)
         known = np.isfinite(error_s)
         if known.any():
-            found[name] = _error(error_s[known], truth_s[known], sd_s[known], attribution.quality[known] == "exact")
-    if found:
-        return found
+            accuracy[name] = _error(error_s[known], truth_s[known], sd_s[known], attribution.quality[known] == "exact")
+    if accuracy:
+        return accuracy
     if not exact.any():
         return Missing("no request has exact times to measure the estimates by")
     return Missing("; ".join(dict.fromkeys(attribution.reason[exact & (attribution.quality == "none")].tolist())))

@@ -70,8 +70,8 @@ def degrees_of_freedom(influence: Floats, block: int) -> Floats:
     blocks = block_count(len(influence), block)
     most = np.full(influence.shape[1], max(blocks - 1.0, 1.0))
     spread = squares.var(axis=0)
-    found: Floats = np.divide(2 * blocks * squares.mean(axis=0) ** 2, spread, out=most.copy(), where=spread > 0)
-    return np.clip(found, 1.0, most)
+    freedom: Floats = np.divide(2 * blocks * squares.mean(axis=0) ** 2, spread, out=most.copy(), where=spread > 0)
+    return np.clip(freedom, 1.0, most)
 
 
 def _block_sums(columns: Floats, block: int) -> Floats:

@@ -222,4 +222,4 @@ def _any(value: Value) -> AnyValue:
         return AnyValue(double_value=value)
     if isinstance(value, str):
         return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_any(one) for one in value or ()]))
+    return AnyValue(array_value=ArrayValue(values=[_any(element) for element in value or ()]))

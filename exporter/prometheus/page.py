@@ -157,8 +157,8 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
         info.add_metric([engine.endpoint], {"engine": engine.engine, "version": engine.version})
     yield info
     for quantity, what in ENGINE_HISTOGRAMS.items():
-        found = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
-        yield _histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), found)
+        histograms = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
+        yield _histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), histograms)
     for quantity, (name, what) in ENGINE_GAUGES.items():
         gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
         yield _series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
@@ -180,11 +180,11 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
     """Yield the breakdown as metric families; none of a breakdown that is not made."""
     if counts is None:
         return
-    for name, what, found in (
+    for name, what, histograms in (
         ("ttft", f"TTFT of each request by part; of one source, all parts add up to it. {NETWORK_HELP}", counts.ttft),
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
-        yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), found.items())
+        yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
     what = "What parts of each request's time consist of, where it is known: engine_frontend of other, gateway_request "
     what += "of gateway, before it called the next server."
     yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
@@ -234,12 +234,12 @@ def _series(
 
 
 def _histograms(
-    name: str, what: str, labels: Sequence[str], found: Iterable[tuple[Sequence[str], Cumulative | None]]
+    name: str, what: str, labels: Sequence[str], histograms: Iterable[tuple[Sequence[str], Cumulative | None]]
 ) -> HistogramMetricFamily:
     """Return a family with a histogram for each that is known and finite, by its labels."""
     family = HistogramMetricFamily(name, what, labels=labels)
-    for values, one in found:
-        if one is not None and math.isfinite(one.sum_s + sum(one.counts)):
-            upper = (*(str(bound) for bound in one.bounds_s), "+Inf")
-            family.add_metric(values, list(zip(upper, accumulate(one.counts), strict=True)), one.sum_s)
+    for values, histogram in histograms:
+        if histogram is not None and math.isfinite(histogram.sum_s + sum(histogram.counts)):
+            upper = (*(str(bound) for bound in histogram.bounds_s), "+Inf")
+            family.add_metric(values, list(zip(upper, accumulate(histogram.counts), strict=True)), histogram.sum_s)
     return family

@@ -35,8 +35,8 @@ class Prose:
     style: str = ""
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        kept = re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
-        for line in textwrap.wrap(kept, options.max_width, break_on_hyphens=False) or [""]:
+        text = re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
+        for line in textwrap.wrap(text, options.max_width, break_on_hyphens=False) or [""]:
             yield Text(line.replace("\N{NO-BREAK SPACE}", " "), style=self.style)
 
 

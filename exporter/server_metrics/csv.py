@@ -68,21 +68,21 @@ def _short_endpoints(urls: Sequence[str]) -> dict[str, str]:
 def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[list[Any]]:
     """Give the header and the rows of one type; nothing where there is no such series."""
     chosen = {name: metric for name, metric in metrics.items() if metric["type"] == kind}
-    rows = [(name, metric, one) for name, metric in chosen.items() for one in metric["series"]]
+    rows = [(name, metric, series) for name, metric in chosen.items() for series in metric["series"]]
     if not rows:
         return
     statistics = _STATISTICS[kind]
-    labels = sorted({label for _, _, one in rows for label in one.get("labels", ())})
+    labels = sorted({label for _, _, series in rows for label in series.get("labels", ())})
     last = ("Description", "buckets") if kind == "histogram" else ("Description",)
     fixed = {*_FIRST, *statistics, *last}
     yield [*_FIRST, *statistics, *(f"label_{label}" if label in fixed else label for label in labels), *last]
-    for name, metric, one in rows:
-        given = one.get("labels", {})
-        texts = (endpoints[one["endpoint_url"]], kind, name, metric.get("unit", ""))
-        packed = ";".join(f"{le}={count}" for le, count in (one.get("buckets") or {}).items())
+    for name, metric, series in rows:
+        given = series.get("labels", {})
+        texts = (endpoints[series["endpoint_url"]], kind, name, metric.get("unit", ""))
+        packed = ";".join(f"{le}={count}" for le, count in (series.get("buckets") or {}).items())
         yield [
             *map(_defused, texts),
-            *(one["stats"].get(statistic, "") for statistic in statistics),
+            *(series["stats"].get(statistic, "") for statistic in statistics),
             *(_defused(given.get(label, "")) for label in labels),
             _defused(metric["description"]),
             *((packed,) if kind == "histogram" else ()),

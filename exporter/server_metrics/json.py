@@ -122,16 +122,16 @@ def _about(metric: Metric) -> Json:
 
 def _entries(endpoint: EndpointSeries, selection: ScrapeSelection) -> Iterator[_Entry]:
     steps = selection if selection.complete.sum() > 1 else _by_interval(endpoint, selection)
-    for column, one in enumerate(endpoint.series):
+    for column, series in enumerate(endpoint.series):
         body: Json | Missing = Missing("no such type in the format")
-        if one.name.endswith("_created"):
+        if series.name.endswith("_created"):
             continue
-        if one.type == "counter":
+        if series.type == "counter":
             body = _counter(endpoint, column, selection, steps)
-        elif one.type in ("gauge", "unknown"):
+        elif series.type in ("gauge", "unknown"):
             body = _gauge(gauge(endpoint, column, selection), selection)
         if not isinstance(body, Missing):
-            yield key(one), _common(endpoint, one.labels) | body
+            yield key(series), _common(endpoint, series.labels) | body
     for columns in histograms(endpoint.series):
         increase = histogram(endpoint, columns, selection)
         if isinstance(increase, HistogramIncrease) and math.isfinite(increase.count):

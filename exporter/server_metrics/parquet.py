@@ -96,9 +96,9 @@ def _label_column(label: str) -> str:
 def _pieces(
     endpoint: EndpointSeries, selection: ScrapeSelection, metrics: Mapping[tuple[str, str], Metric]
 ) -> Iterator[_Piece]:
-    for column, one in enumerate(endpoint.series):
-        if one.type != "histogram":
-            yield _Piece(metric=metrics[key(one)], endpoint=endpoint, selection=selection, of=one, column=column)
+    for column, series in enumerate(endpoint.series):
+        if series.type != "histogram":
+            yield _Piece(metric=metrics[key(series)], endpoint=endpoint, selection=selection, of=series, column=column)
     for group in histograms(endpoint.series):
         yield _Piece(metric=metrics[group.family, "histogram"], endpoint=endpoint, selection=selection, of=group)
 
@@ -107,14 +107,14 @@ def _runs(piece: _Piece) -> Iterator[_Run]:
     return _of_histogram(piece, piece.of) if isinstance(piece.of, HistogramColumns) else _of_one(piece, piece.of)
 
 
-def _of_one(piece: _Piece, one: Series) -> Iterator[_Run]:
+def _of_one(piece: _Piece, series: Series) -> Iterator[_Run]:
     span = slice(piece.selection.reference, piece.selection.last + 1)
     values = piece.endpoint.values[span, piece.column]
     shown = ~np.isnan(values)
     part = "value"
-    if one.type == "summary":
-        part = next((name for name in ("sum", "count") if one.name == f"{one.family}_{name}"), "value")
-    if one.type == "counter" or part != "value":
+    if series.type == "summary":
+        part = next((name for name in ("sum", "count") if series.name == f"{series.family}_{name}"), "value")
+    if series.type == "counter" or part != "value":
         cumulative = rising(piece.endpoint, piece.column, piece.selection.restarts).values[span]
         values = cumulative - cumulative[0]
     yield _Run(texts=_texts(piece), at_ns=piece.endpoint.response_ns[span][shown], numbers={part: values[shown]})

@@ -54,14 +54,14 @@ def gateway_summaries(parts: Parts, rows: Bools) -> list[GatewaySummary]:
     ]
 
 
-def _summary(service: str, found: Sequence[GatewayPart]) -> GatewaySummary:
-    counts = Counter[str](part.first_by or "unknown" for part in found)
+def _summary(service: str, parts: Sequence[GatewayPart]) -> GatewaySummary:
+    counts = Counter[str](part.first_by or "unknown" for part in parts)
     return GatewaySummary(
         service=service,
-        requests=len(found),
-        part_ms=_mean_ms([part.part_s for part in found]),
-        request_ms=_mean_ms([part.request_s for part in found]),
-        at_most_ms=_mean_ms([part.at_most_s for part in found]),
+        requests=len(parts),
+        part_ms=_mean_ms([part.part_s for part in parts]),
+        request_ms=_mean_ms([part.request_s for part in parts]),
+        at_most_ms=_mean_ms([part.at_most_s for part in parts]),
         first_output={name: counts[name] for name in FIRST_OUTPUT if counts[name]},
     )
 

@@ -72,8 +72,8 @@ async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missin
     failure = f"no connection to {host}:{port} within {timeout_s:g} s"
     try:
         async with asyncio.timeout(timeout_s):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, address = await _first_that_answers([(entry[0], entry[4]) for entry in found])
+            entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, address = await _first_that_answers([(entry[0], entry[4]) for entry in entries])
             for _ in range(HANDSHAKES):
                 took_ms, kernel = await _handshake(family, address)
                 times_ms.append(took_ms)

@@ -155,12 +155,14 @@ class Fitter:
             wanted = parts.tokens + await count_text(self._tokenizer, request.text)
         input_tokens, max_tokens = clip(wanted, request.max_tokens, self._order.max_model_len)
         parts = _within(parts, input_tokens)
-        own = await self._own(request, max(1, input_tokens - parts.tokens), whole=input_tokens == wanted)
+        request_prompt = await self._fit_content(
+            request, max(1, input_tokens - parts.tokens), whole=input_tokens == wanted
+        )
         if self._order.exact:
-            own, declared = await self._exactly(own, parts, input_tokens)
+            request_prompt, declared = await self._exactly(request_prompt, parts, input_tokens)
         else:
-            declared = await self._declared(request, own, parts, input_tokens)
-        prompt = Prompt(text=parts.prefix.text + own.text + parts.suffix.text, system=parts.system.text)
+            declared = await self._declared(request, request_prompt, parts, input_tokens)
+        prompt = Prompt(text=parts.prefix.text + request_prompt.text + parts.suffix.text, system=parts.system.text)
         turns = await self._turns(request, declared + max_tokens)
         return Planned(
             request=msgspec.structs.replace(self._encoded(request, prompt, declared, max_tokens), turns=turns),
@@ -196,57 +198,59 @@ class Fitter:
             return FittedPrompt(drawn, tokens)
         return await fit(self._tokenizer, drawn, tokens)
 
-    async def _own(self, request: WorkloadRequest, tokens: int, *, whole: bool) -> FittedPrompt:
+    async def _fit_content(self, request: WorkloadRequest, tokens: int, *, whole: bool) -> FittedPrompt:
         if request.text is None:
             ids = request.token_ids[:tokens] if self._tokenizer is self._reference else request.token_ids
             return await self._fitted("", ids, tokens)
         # A text that is sent whole was counted already; its count is what is left of the input.
         return FittedPrompt(request.text, tokens) if whole else await fit(self._tokenizer, request.text, tokens)
 
-    async def _declared(self, request: WorkloadRequest, own: FittedPrompt, parts: _Parts, input_tokens: int) -> int:
+    async def _declared(
+        self, request: WorkloadRequest, request_prompt: FittedPrompt, parts: _Parts, input_tokens: int
+    ) -> int:
         """Return what is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
         if request.text is None and self._tokenizer is self._reference:
             return input_tokens
         if not parts.prefix.text and not parts.suffix.text:
-            return parts.system.tokens + own.tokens
+            return parts.system.tokens + request_prompt.tokens
         # Tokens may merge where two pieces meet.
-        user = parts.prefix.text + own.text + parts.suffix.text
+        user = parts.prefix.text + request_prompt.text + parts.suffix.text
         return parts.system.tokens + await count_text(self._tokenizer, user)
 
-    async def _exactly(self, own: FittedPrompt, parts: _Parts, tokens: int) -> tuple[FittedPrompt, int]:
+    async def _exactly(self, request_prompt: FittedPrompt, parts: _Parts, tokens: int) -> tuple[FittedPrompt, int]:
         async def count(piece: str) -> int:
             prompt = Prompt(text=parts.prefix.text + piece + parts.suffix.text, system=parts.system.text)
             if self._protocol.templated:
                 return await self._tokenizer.count_chat(prompt.system, prompt.text)
             return await count_text(self._tokenizer, joined(prompt))
 
-        if not own.text:
-            return own, await count("")
-        repeats = _ROOM * max(1, -(-tokens // max(1, own.tokens)))
-        found = await fit_counted(own.text * repeats, tokens, count, guess=len(own.text))
-        return found, found.tokens
+        if not request_prompt.text:
+            return request_prompt, await count("")
+        repeats = _ROOM * max(1, -(-tokens // max(1, request_prompt.tokens)))
+        fitted = await fit_counted(request_prompt.text * repeats, tokens, count, guess=len(request_prompt.text))
+        return fitted, fitted.tokens
 
     async def _turns(self, request: WorkloadRequest, context_tokens: int) -> tuple[PlannedRequest, ...]:
         if not self._order.sessions:
             return ()
-        made = []
+        later_turns = []
         for turn in request.turns:
             if turn.messages:
-                own = FittedPrompt("", await self._count(turn.messages))
-                context_tokens = own.tokens + turn.max_tokens
+                turn_prompt = FittedPrompt("", await self._count(turn.messages))
+                context_tokens = turn_prompt.tokens + turn.max_tokens
             else:
-                own = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
-                context_tokens += TEMPLATE_TOKENS + own.tokens + turn.max_tokens
+                turn_prompt = await self._fitted(turn.text or "", turn.token_ids, turn.input_tokens)
+                context_tokens += TEMPLATE_TOKENS + turn_prompt.tokens + turn.max_tokens
             if self._order.max_model_len is not None and context_tokens + TEMPLATE_TOKENS > self._order.max_model_len:
                 break
-            prompt = Prompt(text=own.text, messages=turn.messages)
-            encoded = self._encoded(request, prompt, own.tokens, turn.max_tokens)
-            made.append(
+            prompt = Prompt(text=turn_prompt.text, messages=turn.messages)
+            encoded = self._encoded(request, prompt, turn_prompt.tokens, turn.max_tokens)
+            later_turns.append(
                 msgspec.structs.replace(
                     encoded, think_ns=round(turn.think_s * 1e9), headers=turn.headers, whole=bool(turn.messages)
                 )
             )
-        return tuple(made)
+        return tuple(later_turns)
 
     def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
         path, body = self._protocol.encode(
@@ -298,9 +302,9 @@ async def plan(
             offset_ns, task = pending[0]
             fitted = await task
             pending.popleft()
-            one = numbered(fitted.request, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
-            index += 1 + len(one.turns)
-            yield replace(fitted, request=one)
+            numbered_request = numbered(fitted.request, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
+            index += 1 + len(numbered_request.turns)
+            yield replace(fitted, request=numbered_request)
     finally:
         for _, task in pending:
             task.cancel()

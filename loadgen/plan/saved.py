@@ -180,10 +180,10 @@ async def replay(
         if ordinal == order.count or (offsets is not None and ordinal == len(offsets)):
             return
         offset_ns = saved.offset_ns if offsets is None else offsets[ordinal]
-        kept = saved if order.sessions else msgspec.structs.replace(saved, turns=())
-        one = numbered(kept, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
-        index += 1 + len(one.turns)
-        yield Planned(request=one)
+        replayed = saved if order.sessions else msgspec.structs.replace(saved, turns=())
+        request = numbered(replayed, order, index=index, offset_ns=offset_ns, ordinal=ordinal)
+        index += 1 + len(request.turns)
+        yield Planned(request=request)
 
 
 def _head(path: Path, raw: bytes) -> _Head:
@@ -228,8 +228,8 @@ def with_model(body: bytes, model: str, without: Collection[str] = ()) -> bytes:
         return body
     if "model" not in fields:
         return body
-    kept = {name: value for name, value in fields.items() if name not in without}
-    return msgspec.json.encode({**kept, "model": model})
+    remaining = {name: value for name, value in fields.items() if name not in without}
+    return msgspec.json.encode({**remaining, "model": model})
 
 
 def _unreadable(path: Path, error: OSError) -> SavedRequestsError:

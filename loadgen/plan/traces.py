@@ -145,7 +145,7 @@ def read_trace(path: str | Path) -> Trace:
     if not len(sendable):
         raise TraceError(f"{path}: no request with input and output tokens in {len(at)} lines")
     order = sendable[np.argsort(at_ns[sendable], kind="stable")]
-    hashed = any(one is not None for one in hashes)
+    hashed = any(ids is not None for ids in hashes)
     return Trace(
         name=name,
         offsets_ns=at_ns[order] - at_ns[order[0]],
@@ -204,7 +204,7 @@ def _cell(text: str) -> Any:
 
 
 def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
-    known = {name: [one.encode_name for one in msgspec.structs.fields(form)[:3]] for name, form in _FORMATS.items()}
+    known = {name: [field.encode_name for field in msgspec.structs.fields(form)[:3]] for name, form in _FORMATS.items()}
     for name, (at, inputs, _) in known.items():
         if at in fields and inputs in fields:
             return name

@@ -72,7 +72,7 @@ def owner_of(body: bytes) -> str:
         owners = msgspec.json.decode(body, type=_Owners).data
     except UNREADABLE:
         return ""
-    return next((one.owned_by for one in owners if one.owned_by), "")
+    return next((owner.owned_by for owner in owners if owner.owned_by), "")
 
 
 OPENAI = Listing(path="/v1/models", read=_openai)

@@ -38,9 +38,9 @@ def body(asked: Asked) -> bytes:
 def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
     """Return the next turn: messages in `input`; the instructions beside them go on unless the turn has its own."""
     previous = msgspec.json.decode(previous_body)
-    kept = {"instructions": previous["instructions"]} if "instructions" in previous else {}
+    instructions = {"instructions": previous["instructions"]} if "instructions" in previous else {}
     return carry_messages(
-        "input", previous_body, reply_text, msgspec.json.encode(kept | msgspec.json.decode(added_body))
+        "input", previous_body, reply_text, msgspec.json.encode(instructions | msgspec.json.decode(added_body))
     )
 
 

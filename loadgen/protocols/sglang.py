@@ -41,14 +41,14 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
     """Give the events, each with only the text that is new."""
-    found = list(events(data, at))
-    chunks = [_chunk(event.data) for event in found]
+    streamed = list(events(data, at))
+    chunks = [_chunk(event.data) for event in streamed]
     texts = [chunk.text for chunk in chunks if chunk is not None and chunk.text]
     if not all(later.startswith(earlier) for earlier, later in pairwise(texts)):
-        yield from found
+        yield from streamed
         return
     said = 0
-    for event, chunk in zip(found, chunks, strict=True):
+    for event, chunk in zip(streamed, chunks, strict=True):
         if chunk is None or not chunk.text:
             yield event
             continue

@@ -100,7 +100,7 @@ class Connection:
 
     # Called by the wire
 
-    def made(self, wire: Wire) -> None:
+    def take_wire(self, wire: Wire) -> None:
         """Take the wire over."""
         self._wire = wire
         self.idle_ns = self._clock.now_ns()
@@ -161,8 +161,8 @@ class Connection:
                 begin = self._take_head(exchange, data)
             if self._end is not None:
                 stop = self._end.feed(data, begin)
-        except ProtocolError as found:
-            error, stop = f"protocol: {found}", max(found.at, begin)
+        except ProtocolError as violation:
+            error, stop = f"protocol: {violation}", max(violation.at, begin)
         ended = stop >= 0
         exchange.body += data[begin : stop if ended else len(data)]
         ends = list(islice(accumulate(map(len, pieces), initial=before - begin), 1, None))

@@ -75,8 +75,8 @@ class GrpcTransport:
 
     async def __aexit__(self, *_: object) -> None:
         for channels in self._channels.values():
-            for one in channels:
-                await one.channel.close()
+            for channel in channels:
+                await channel.channel.close()
 
     async def perform(self, exchange: Exchange, planned: PlannedRequest, *, timeout_s: float) -> None:
         """Send a request and wait for the end of its stream; whatever happens stands in `exchange`; see Transport."""
@@ -109,10 +109,10 @@ class GrpcTransport:
         Were the message written to a stream, and refused before it was read, then grpcio might keep its own "Internal
         error from Core" in the place of the server's status, which had come first.
         """
-        own, parent = request_id(self._spec.run_id, planned.index), traceparent(self._spec.run_id, planned.index)
+        own_id, parent = request_id(self._spec.run_id, planned.index), traceparent(self._spec.run_id, planned.index)
         begin: Any = taken.channel.unary_stream(planned.path)
-        metadata = (*self._headers, ("x-request-id", own), ("traceparent", parent))
-        return begin(_with_id(planned.body, own), metadata=metadata)
+        metadata = (*self._headers, ("x-request-id", own_id), ("traceparent", parent))
+        return begin(_with_id(planned.body, own_id), metadata=metadata)
 
     async def _talk(self, call: Any, exchange: Exchange) -> None:
         """Read the call to its end. Raises AioRpcError unless it ends well."""
@@ -157,7 +157,7 @@ class GrpcTransport:
     def _take(self, url: str) -> _Channel:
         channels = self._channels.setdefault(url, [])
         most = _STREAMS_PER_CONNECTION if self._spec.reuse else 1
-        free = next((one for one in channels if one.streams < most), None)
+        free = next((channel for channel in channels if channel.streams < most), None)
         if free is None:
             free = _Channel(self._open(url))
             channels.append(free)
@@ -181,8 +181,8 @@ async def _connected(channel: aio.Channel) -> bool:
 
 def _reason(details: str) -> str:
     """Return why a connection could not be made, without grpcio's own words and the addresses around it."""
-    if found := _TLS_REASON.search(details):
-        return f"tls: {found[1]}"
+    if tls_reason := _TLS_REASON.search(details):
+        return f"tls: {tls_reason[1]}"
     unresolved = "lookup failed" in details or "DNS" in details
     reason = " ".join(details.rpartition(": ")[2].split()).strip(" ].")
     return f"{'name not resolved: ' if unresolved else ''}{reason}"[:_MESSAGE_CHARS]

@@ -109,8 +109,8 @@ class Pool:
         Raises OSError when the name does not resolve.
         """
         host, port = self._origin.host, self._origin.port
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        self._addresses = tuple(dict.fromkeys((entry[0], entry[4]) for entry in found))
+        entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self._addresses = tuple(dict.fromkeys((entry[0], entry[4]) for entry in entries))
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
@@ -173,8 +173,8 @@ class HttpTransport:
                 pools[origin],
                 urlsplit(root).path,
                 [
-                    _fixed_head(origin.authority, _merged(spec.headers, own), reuse=spec.reuse)
-                    for own in (*spec.header_sets, {})
+                    _fixed_head(origin.authority, _merged(spec.headers, header_set), reuse=spec.reuse)
+                    for header_set in (*spec.header_sets, {})
                 ],
             )
             for root, origin in zip(spec.roots, origins, strict=True)
@@ -206,10 +206,10 @@ class HttpTransport:
         await pool.perform(exchange, head.encode() + planned.body, timeout_s=timeout_s)
 
 
-def _merged(headers: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+def _merged(headers: dict[str, str], header_set: dict[str, str]) -> dict[str, str]:
     """Return headers where a request's own replace those of the same name, whatever its case."""
-    replaced = {name.lower() for name in own}
-    return {name: value for name, value in headers.items() if name.lower() not in replaced} | own
+    replaced = {name.lower() for name in header_set}
+    return {name: value for name, value in headers.items() if name.lower() not in replaced} | header_set
 
 
 def _fixed_head(authority: str, given: dict[str, str], *, reuse: bool) -> str:

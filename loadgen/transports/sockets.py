@@ -154,7 +154,7 @@ async def connect(address: Address, clock: Clock, stamps: ReceiveStamps) -> Conn
         sock.close()
         raise
     connection = Connection(clock, stamps)
-    connection.made(SocketWire(connection, sock, clock))
+    connection.take_wire(SocketWire(connection, sock, clock))
     return connection
 
 
@@ -167,7 +167,7 @@ async def connect_tls(
     _, wire = await asyncio.get_running_loop().create_connection(
         lambda: StreamWire(connection, clock), str(where[0]), int(where[1]), ssl=tls, server_hostname=host
     )
-    connection.made(wire)
+    connection.take_wire(wire)
     return connection
 
 

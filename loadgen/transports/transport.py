@@ -62,7 +62,7 @@ class Exchange:
     hold what has not been logged yet; `head` likewise, which only HTTP has. Over WebSocket and gRPC a read is
     a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
-    A session's next turn needs them: where `kept` is there, the log leaves body, read ends and head in `kept`,
+    A session's next turn needs them: where `kept_body` is there, the log leaves body, read ends and head in it,
     `kept_ends` and `kept_head`.
     """
 
@@ -81,7 +81,7 @@ class Exchange:
     body: bytearray = field(default_factory=bytearray)
     body_bytes: int = 0
     error: str = ""
-    kept: bytearray | None = None
+    kept_body: bytearray | None = None
     kept_ends: array[int] = field(default_factory=lambda: array("q"))
     kept_head: bytes = b""
     catch_up: Callable[[], None] = _nothing_to_catch_up

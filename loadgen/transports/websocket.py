@@ -149,5 +149,5 @@ def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:
     if sock is None or sock.fileno() < 0:
         return
     # A duplicate, because the socket that an event loop shows may not be shut.
-    with socket.socket(fileno=os.dup(sock.fileno())) as own, contextlib.suppress(OSError):
-        own.shutdown(socket.SHUT_RDWR)
+    with socket.socket(fileno=os.dup(sock.fileno())) as duplicate, contextlib.suppress(OSError):
+        duplicate.shutdown(socket.SHUT_RDWR)

@@ -75,13 +75,13 @@ def detect(series: Iterable[Series]) -> Engine | None:
     - The version is what a metric named `build_info` or `version_info` states, of which no engine has one yet.
     """
     shown = list(series)
-    names = dict.fromkeys(name for one in shown for name in (one.family, one.name))
+    names = dict.fromkeys(name for labelled in shown for name in (labelled.family, labelled.name))
     for engine in engine_names():
-        known, own = catalogue(engine), own_names(engine)
-        found = next((name for name in names if known.normalised(name) in own), None)
-        if found is not None:
-            page = own[known.normalised(found)]
-            by = f"metric {found} ({page})" if page else f"metric {found}"
+        known, identifying = catalogue(engine), own_names(engine)
+        metric = next((name for name in names if known.normalised(name) in identifying), None)
+        if metric is not None:
+            page = identifying[known.normalised(metric)]
+            by = f"metric {metric} ({page})" if page else f"metric {metric}"
             return Engine(name=engine, version=_version(shown, known), detected_by=by)
     return None
 
@@ -109,9 +109,9 @@ def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSour
 
 def _source(quantity: Quantity, page: PageNames) -> CanonicalSource | Missing:
     for entry in quantity.metrics:
-        found = page.find(entry, quantity)
-        if found is not None:
-            return found
+        source = page.find(entry, quantity)
+        if source is not None:
+            return source
     if not quantity.metrics:
         return Missing(quantity.absent)
     tried = " or ".join(
@@ -128,9 +128,9 @@ def _version(series: list[Series], known: Catalogue) -> str | None:
     return next(
         (
             value
-            for one in stating
-            if known.normalised(one.name).startswith(known.prefix)
-            for label, value in one.labels
+            for info in stating
+            if known.normalised(info.name).startswith(known.prefix)
+            for label, value in info.labels
             if label == "version" and value
         ),
         None,

@@ -43,11 +43,11 @@ class PageNames:
         self.columns: dict[str, list[int]] = {}
         self.groups: dict[str, list[HistogramColumns]] = {}
         normalised: dict[str, str] = {}
-        for column, one in enumerate(self.series):
-            if one.name not in normalised:
-                normalised[one.name] = known.normalised(one.name)
-                self.exposed.setdefault(normalised[one.name], one.name)
-            self.columns.setdefault(normalised[one.name], []).append(column)
+        for column, labelled in enumerate(self.series):
+            if labelled.name not in normalised:
+                normalised[labelled.name] = known.normalised(labelled.name)
+                self.exposed.setdefault(normalised[labelled.name], labelled.name)
+            self.columns.setdefault(normalised[labelled.name], []).append(column)
         for group in histograms(self.series):
             family = known.normalised(group.family)
             self.exposed.setdefault(family, group.family)
@@ -57,12 +57,12 @@ class PageNames:
         """Return where this page has a quantity by an entry, None where the page does not show all of it."""
         if entry.beside and entry.beside not in self.exposed:
             return None
-        own: dict[str, Any] = dict(entry.replaces)
-        found = CanonicalSource(quantity=replace(quantity, **own), metric=entry.text(self.exposed))
+        replaced: dict[str, Any] = dict(entry.replaces)
+        source = CanonicalSource(quantity=replace(quantity, **replaced), metric=entry.text(self.exposed))
         kind = quantity.kind
         if entry.form == "over":
             columns, over = (self._columns(entry, index, kind) for index in (0, 1))
-            return replace(found, columns=columns, over=over) if columns and over else None
+            return replace(source, columns=columns, over=over) if columns and over else None
         if entry.form == "mean":
             groups = self._means(entry)
         elif entry.form == "less":
@@ -72,21 +72,21 @@ class PageNames:
         else:
             each = [self._columns(entry, index, kind) for index in range(len(entry.names))]
             shown = all(each) or entry.none_beside in self.exposed
-            return replace(found, columns=tuple(c for part in each for c in part)) if shown else None
-        return replace(found, histograms=groups) if groups else None
+            return replace(source, columns=tuple(c for part in each for c in part)) if shown else None
+        return replace(source, histograms=groups) if groups else None
 
     def _columns(self, entry: Entry, index: int, kind: Kind) -> tuple[int, ...]:
         """Return the columns of a name, one a label set; a histogram's sum and count are counters too."""
         name = entry.names[index]
         types = (*_NUMBERS[kind], "histogram", "summary") if name.endswith(("_sum", "_count")) else _NUMBERS[kind]
         shown = [column for column in self.columns.get(name, ()) if self.series[column].type in types]
-        kept = [c for c in shown if _keeps(self.series[c].labels, entry.where[index], entry.where_not)]
-        return tuple(_counted_once(kept, lambda column: self.series[column].labels, self.known))
+        columns = [c for c in shown if _keeps(self.series[c].labels, entry.where[index], entry.where_not)]
+        return tuple(_counted_once(columns, lambda column: self.series[column].labels, self.known))
 
     def _histograms(self, entry: Entry, index: int) -> tuple[HistogramColumns, ...]:
         shown = self.groups.get(entry.names[index], ())
-        kept = [group for group in shown if _keeps(group.labels, entry.where[index], entry.where_not)]
-        return tuple(_counted_once(kept, lambda group: group.labels, self.known))
+        groups = [group for group in shown if _keeps(group.labels, entry.where[index], entry.where_not)]
+        return tuple(_counted_once(groups, lambda group: group.labels, self.known))
 
     def _differences(self, entry: Entry) -> tuple[HistogramColumns, ...]:
         """Return the first histogram without buckets, for label sets of which the second has a sum as well."""
@@ -121,27 +121,35 @@ def _typed(series: tuple[Series, ...]) -> tuple[Series, ...]:
     vLLM's `/metrics/` says `vllm:x` in the one and `vllm_x` in the other.
     """
     families = {
-        one.name.removesuffix("_bucket")
-        for one in series
-        if one.type == "unknown" and one.name.endswith("_bucket") and any(label == "le" for label, _ in one.labels)
+        labelled.name.removesuffix("_bucket")
+        for labelled in series
+        if labelled.type == "unknown"
+        and labelled.name.endswith("_bucket")
+        and any(label == "le" for label, _ in labelled.labels)
     }
     if not families:
         return series
     parts = {family + part: family for family in families for part in ("_bucket", "_sum", "_count")}
     return tuple(
-        Series(name=one.name, labels=one.labels, family=parts[one.name], type="histogram", help=one.help)
-        if one.type == "unknown" and one.name in parts
-        else one
-        for one in series
+        Series(
+            name=labelled.name,
+            labels=labelled.labels,
+            family=parts[labelled.name],
+            type="histogram",
+            help=labelled.help,
+        )
+        if labelled.type == "unknown" and labelled.name in parts
+        else labelled
+        for labelled in series
     )
 
 
 def _keeps(labels: LabelSet, where: Labels, where_not: Labels) -> bool:
     if not where and not where_not:
         return True
-    own = dict(labels)
-    return all(own.get(label, "") in values for label, values in where) and not any(
-        own.get(label, "") in values for label, values in where_not
+    value_of = dict(labels)
+    return all(value_of.get(label, "") in values for label, values in where) and not any(
+        value_of.get(label, "") in values for label, values in where_not
     )
 
 
@@ -149,19 +157,19 @@ def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], 
     """Leave out label sets of which another one already holds the observations: see `Catalogue`."""
     if len(items) < 2 or not (known.ranks or known.totals):
         return list(items)
-    kept = list(items)
+    counted = list(items)
     for total in known.totals:
-        whole = {_without(labels_of(one), (total,)) for one in kept if not dict(labels_of(one)).get(total)}
-        kept = [
-            one
-            for one in kept
-            if not dict(labels_of(one)).get(total) or _without(labels_of(one), (total,)) not in whole
+        whole = {_without(labels_of(item), (total,)) for item in counted if not dict(labels_of(item)).get(total)}
+        counted = [
+            item
+            for item in counted
+            if not dict(labels_of(item)).get(total) or _without(labels_of(item), (total,)) not in whole
         ]
     lowest: dict[LabelSet, Ranks] = {}
-    ranked = [(one, _without(labels_of(one), known.ranks), _ranks(labels_of(one), known)) for one in kept]
+    ranked = [(item, _without(labels_of(item), known.ranks), _ranks(labels_of(item), known)) for item in counted]
     for _, group, ranks in ranked:
         lowest[group] = min(lowest.get(group, ranks), ranks)
-    return [one for one, group, ranks in ranked if ranks == lowest[group]]
+    return [item for item, group, ranks in ranked if ranks == lowest[group]]
 
 
 def _without(labels: LabelSet, names: Sequence[str]) -> LabelSet:

@@ -211,8 +211,8 @@ def _read(engine: str) -> Catalogue:
     # libyaml's loader takes a millisecond a file, the one in Python ten.
     table: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
     table["quantities"] = {
-        name: Quantity(name=name, **{**one, "metrics": tuple(map(_entry, one.get("metrics", ())))})
-        for name, one in table["quantities"].items()
+        name: Quantity(name=name, **{**fields, "metrics": tuple(map(_entry, fields.get("metrics", ())))})
+        for name, fields in table["quantities"].items()
     }
     return msgspec.convert(table, Catalogue)
 

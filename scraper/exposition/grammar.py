@@ -81,16 +81,16 @@ def family_of(name: str, declared: Declarations) -> tuple[str, str, str]:
     Where neither is declared, a declared name that differs only in its punctuation counts (`aliases`); the family is
     named as the sample is.
     """
-    found = _declared_as(name, declared)
-    if found is None and declared.aliases:
+    declaration = _declared_as(name, declared)
+    if declaration is None and declared.aliases:
         stem, _, suffix = name.rpartition("_")
         for part, ending in ((name, ""), (stem, f"_{suffix}")):
             other = declared.aliases.get(part)
-            found = None if other is None else _declared_as(other + ending, declared)
-            if other is not None and found is not None:
-                family, kind, text = found
+            declaration = None if other is None else _declared_as(other + ending, declared)
+            if other is not None and declaration is not None:
+                family, kind, text = declaration
                 return (part if family == other else name), kind, text
-    return found or (name, "unknown", "")
+    return declaration or (name, "unknown", "")
 
 
 def _declared_as(name: str, declared: Declarations) -> tuple[str, str, str] | None:

@@ -186,11 +186,11 @@ def plain_numbers(texts: list[str]) -> Floats:
     joined = ",".join(texts)
     if "-0," not in joined and not joined.endswith("-0"):  # JSON's integers have no negative zero
         try:
-            found = _JSON_NUMBERS.decode(f"[{joined}]")
+            numbers = _JSON_NUMBERS.decode(f"[{joined}]")
         except msgspec.DecodeError:
-            found = []
-        if len(found) == len(texts):
-            return np.array(found, dtype=np.float64)
+            numbers = []
+        if len(numbers) == len(texts):
+            return np.array(numbers, dtype=np.float64)
     if "_" in joined or not joined.isascii():
         raise ValueError(grammar.UNREADABLE)
     return np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
@@ -225,9 +225,9 @@ def _cut_histogram(series: tuple[Series, ...]) -> str:
         return ""
     last = series[-1]
     key = without_le(last.labels)
-    group = [one for one in series if one.family == last.family and without_le(one.labels) == key]
-    bounds = [bound(one.labels) for one in group if one.name.endswith("_bucket")]
-    names = {one.name for one in group}
+    group = [member for member in series if member.family == last.family and without_le(member.labels) == key]
+    bounds = [bound(member.labels) for member in group if member.name.endswith("_bucket")]
+    names = {member.name for member in group}
     lacks = []
     if math.inf not in bounds:
         lacks.append("a +Inf bucket")

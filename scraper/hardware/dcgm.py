@@ -35,16 +35,16 @@ def device_samples(series: Sequence[Series], at_ns: Ints, values: Floats) -> tup
     """
     columns: dict[str, dict[str, list[int]]] = {}
     names: dict[str, str] = {}
-    for column, one in enumerate(series):
-        if one.name in SCALES:
-            labels = dict(one.labels)
+    for column, labelled in enumerate(series):
+        if labelled.name in SCALES:
+            labels = dict(labelled.labels)
             device = labels.get("UUID") or f"{labels.get('Hostname', '')} gpu {labels.get('gpu', '')}".strip()
             names.setdefault(device, f"GPU {labels.get('gpu', '')} {labels.get('modelName', '')}".strip())
-            columns.setdefault(device, {}).setdefault(one.name, []).append(column)
+            columns.setdefault(device, {}).setdefault(labelled.name, []).append(column)
     return tuple(
-        _gpu(device, names[device], found, at_ns, values)
-        for device, found in columns.items()
-        if len(at_ns) and (POWER in found or ENERGY in found)
+        _gpu(device, names[device], device_columns, at_ns, values)
+        for device, device_columns in columns.items()
+        if len(at_ns) and (POWER in device_columns or ENERGY in device_columns)
     )
 
 

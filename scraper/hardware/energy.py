@@ -93,10 +93,10 @@ def counter_energy(
     used_j = np.where(used_j < 0, used_j + range_j, used_j)  # NaN without a range
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_w = used_j / pieces.length_s
-    found = pieces.energy(mean_w, _highest(mean_w[pieces.covered_s > 0]), "counter")
-    if isinstance(found, Energy) and found.energy_j == 0:
+    energy = pieces.energy(mean_w, _highest(mean_w[pieces.covered_s > 0]), "counter")
+    if isinstance(energy, Energy) and energy.energy_j == 0:
         return Missing("its energy counter did not move")
-    return found
+    return energy
 
 
 def inside(samples: DeviceSamples, column: Floats, window: Window) -> Floats:

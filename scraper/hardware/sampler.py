@@ -54,8 +54,8 @@ def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
         "rapl": open_rapl(),
         "powermetrics": open_powermetrics(),
     }
-    sources = tuple(found for found in opened.values() if not isinstance(found, Missing))
-    return sources, {name: found for name, found in opened.items() if isinstance(found, Missing)}
+    sources = tuple(source for source in opened.values() if not isinstance(source, Missing))
+    return sources, {name: source for name, source in opened.items() if isinstance(source, Missing)}
 
 
 async def record(path: str | os.PathLike[str], *, clock_offset_ns: int, stopping: asyncio.Event) -> None:

@@ -82,9 +82,9 @@ def read(fits: Sequence[Fit], qs: ArrayLike) -> Estimates:
     result = np.full((5, *wanted.shape), np.nan)
     with np.errstate(all="ignore"):
         valid = (wanted >= 0) & (wanted <= 1)
-        held = [one for one in fits if len(one.counts)]
+        held = [fitted for fitted in fits if len(fitted.counts)]
         if held and valid.any():
-            points = union([representative_points(one) for one in held])
+            points = union([representative_points(fitted) for fitted in held])
             result[:, valid] = _with_bars(held, points, wanted[valid])
     values, low, high, lowest, highest = result
     return Estimates(values=values, low=low, high=high, lowest=lowest, highest=highest)
@@ -99,18 +99,18 @@ def read_rows(fits: Sequence[Fit], rows: Sequence[slice | NDArray[np.integer]], 
     result = np.full(wanted.shape, np.nan)
     with np.errstate(all="ignore"):
         valid = (wanted >= 0) & (wanted <= 1)
-        chosen = [(one, _rows_in(one, part)) for one, part in zip(fits, rows, strict=True)]
-        chosen = [(one, part) for one, part in chosen if len(part)]
+        chosen = [(fitted, _rows_in(fitted, part)) for fitted, part in zip(fits, rows, strict=True)]
+        chosen = [(fitted, part) for fitted, part in chosen if len(part)]
         if not chosen or not valid.any():
             return result
-        points = union([representative_points(one, part) for one, part in chosen])
-        held = np.concatenate([one.counts[part].sum(axis=0) for one, part in chosen])
-        lower = np.concatenate([one.lower * one.unit for one, _ in chosen])
-        upper = np.concatenate([one.upper * one.unit for one, _ in chosen])
+        points = union([representative_points(fitted, part) for fitted, part in chosen])
+        held = np.concatenate([fitted.counts[part].sum(axis=0) for fitted, part in chosen])
+        lower = np.concatenate([fitted.lower * fitted.unit for fitted, _ in chosen])
+        upper = np.concatenate([fitted.upper * fitted.unit for fitted, _ in chosen])
         position = _position(float(held.sum()), wanted[valid])
-        found, _ = bucket_edges(lower, upper, held, np.floor(position))
+        least, _ = bucket_edges(lower, upper, held, np.floor(position))
         _, limit = bucket_edges(lower, upper, held, np.ceil(position))
-        result[valid] = np.clip(read_ranks(points, position + 0.5), found, limit)
+        result[valid] = np.clip(read_ranks(points, position + 0.5), least, limit)
     return result
 
 
@@ -149,7 +149,7 @@ def _position(total: float, qs: Floats) -> Floats:
     return qs * max(total - 1.0, 0.0)
 
 
-def _rows_in(one: Fit, rows: slice | NDArray[np.integer]) -> Indices:
-    chosen = np.zeros(one.intervals, dtype=np.bool_)
+def _rows_in(fitted: Fit, rows: slice | NDArray[np.integer]) -> Indices:
+    chosen = np.zeros(fitted.intervals, dtype=np.bool_)
     chosen[rows] = True
-    return np.flatnonzero(chosen[one.last])
+    return np.flatnonzero(chosen[fitted.last])

@@ -98,8 +98,8 @@ def _greatest(sides: Sequence[_Side], needed: Floats) -> Floats:
 def _reached(edges: Floats, held: Floats, needed: Floats) -> Floats:
     """Return the highest edge that as many observations as needed have: [J], [J], [K] -> [K]."""
     order = np.argsort(-edges, kind="stable")
-    found = np.searchsorted(np.cumsum(held[order]), needed * (1 - 1e-12))
-    return np.asarray(edges[order[np.minimum(found, len(order) - 1)]], dtype=np.float64)
+    rank = np.searchsorted(np.cumsum(held[order]), needed * (1 - 1e-12))
+    return np.asarray(edges[order[np.minimum(rank, len(order) - 1)]], dtype=np.float64)
 
 
 def _opening(side: _Side) -> tuple[float, float]:

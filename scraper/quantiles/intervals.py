@@ -53,15 +53,15 @@ def sound(counts: ArrayLike, buckets: int) -> tuple[Floats, Indices, float]:
     rows = rows.reshape(-1, buckets) if buckets else np.zeros((0, 0))
     if not rows.size:
         return np.zeros((0, buckets)), np.zeros(0, dtype=np.intp), 1.0
-    kept = np.arange(len(rows))
+    valid = np.arange(len(rows))
     if not (rows.min() >= 0 and rows.max() < np.inf):
-        kept = np.flatnonzero(((rows >= 0) & (rows < np.inf)).all(axis=1))
-        rows = rows[kept]
+        valid = np.flatnonzero(((rows >= 0) & (rows < np.inf)).all(axis=1))
+        rows = rows[valid]
     largest = float(rows.max(initial=0.0))
     scale = _power_of_two(MOST_OBSERVATIONS / largest) if largest > MOST_OBSERVATIONS else 1.0
     rows = rows if scale == 1 else rows * scale
     negligible = (rows > 0) & (rows < LEAST_OBSERVATION)
-    return np.where(negligible, 0.0, rows) if negligible.any() else rows, kept, scale
+    return np.where(negligible, 0.0, rows) if negligible.any() else rows, valid, scale
 
 
 def clean(bounds: ArrayLike, counts: ArrayLike, sums: ArrayLike, cumulative_sum: float | None = None) -> Rows:
@@ -170,8 +170,8 @@ def _lower(upper: Floats, sums: Floats) -> Floats:
 def _tolerance(lower: Floats, upper: Floats, counts: Floats, sums: Floats, cumulative_sum: float) -> float:
     # Only sums that are possible to nine digits of their own have a say: an absurd one would excuse all others.
     least, greatest = extremes(lower, upper, counts)
-    own = 1e-9 * np.abs(sums)
-    sizes = np.abs(sums[(least - own <= sums) & (sums <= greatest + own)])
+    slack = 1e-9 * np.abs(sums)
+    sizes = np.abs(sums[(least - slack <= sums) & (sums <= greatest + slack)])
     return 1e-9 * float(sizes.max(initial=0.0)) + 4e-16 * max(cumulative_sum, float(sizes.sum()))
 
 

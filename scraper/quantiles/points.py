@@ -110,17 +110,17 @@ def _pinned(
 ) -> tuple[Indices, Indices, Floats, Floats]:
     """Find single observations that make up most of their row's variance: row, bucket, value, deviation: [K] each."""
     row, bucket = np.nonzero((counts == 1) & known[:, None])
-    own = fit.variance[segment[row], bucket]
+    variance = fit.variance[segment[row], bucket]
     whole = np.einsum("ij,ij->i", counts, fit.variance[segment])[row]
-    share = np.minimum(own / whole, 1.0)
+    share = np.minimum(variance / whole, 1.0)
     alone = counts.sum(axis=1)[row] == 1
     share[alone] = 1.0
-    kept = share >= PINNED_SHARE
-    row, bucket, share, own = row[kept], bucket[kept], share[kept], own[kept]
+    pinned = share >= PINNED_SHARE
+    row, bucket, share, variance = row[pinned], bucket[pinned], share[pinned], variance[pinned]
     mean, expected = fit.mean[segment[row], bucket], shares[row, bucket]
     # Expected values lie closer together than values do: the root gives their spread back (Louis).
     value = np.where(share == 1, expected, mean + (expected - mean) / np.sqrt(share))
-    return row, bucket, np.clip(value, fit.lower[bucket], fit.upper[bucket]), np.sqrt(own * (1 - share))
+    return row, bucket, np.clip(value, fit.lower[bucket], fit.upper[bucket]), np.sqrt(variance * (1 - share))
 
 
 def _rest(
@@ -162,8 +162,8 @@ def _rest(
 
 def _seen(pinned: Floats, chance: Floats) -> Floats:
     """Return the quantiles of a bucket's pinned values, shifted and scaled to mean 0 and variance 1."""
-    found = np.interp(chance * len(pinned), np.arange(len(pinned)) + 0.5, np.sort(pinned))
-    return np.asarray((found - pinned.mean()) / max(float(pinned.std()), 1e-300), dtype=np.float64)
+    values = np.interp(chance * len(pinned), np.arange(len(pinned)) + 0.5, np.sort(pinned))
+    return np.asarray((values - pinned.mean()) / max(float(pinned.std()), 1e-300), dtype=np.float64)
 
 
 def _shape(chance: Floats, lower: Floats, upper: Floats, mean: Floats, variance: Floats) -> Floats:
@@ -186,8 +186,8 @@ def _beta(mean: Floats, mass: Floats, chance: Floats) -> Floats:
     value = mean + ndtri(chance) * np.sqrt(mean * (1 - mean) / (mass + 1))
     skewed = np.minimum(mean, 1 - mean) * mass < NORMAL_FROM
     mean, mass = mean[skewed], mass[skewed]
-    found = betaincinv(mean * mass, (1 - mean) * mass, chance[skewed])
-    value[skewed] = np.where(found < CLOSE, 0.0, found)
+    quantile = betaincinv(mean * mass, (1 - mean) * mass, chance[skewed])
+    value[skewed] = np.where(quantile < CLOSE, 0.0, quantile)
     return np.asarray(value, dtype=np.float64)
 
 

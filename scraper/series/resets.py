@@ -60,9 +60,9 @@ class RisingHistogram:
 def restarts_of(endpoint: EndpointSeries) -> Restarts:
     """Return the restarts that an endpoint's pages state or show; each series' own resets are left to `rising`."""
     created = {
-        (one.name.removesuffix("_created"), one.labels): column
-        for column, one in enumerate(endpoint.series)
-        if one.name.endswith("_created")
+        (series.name.removesuffix("_created"), series.labels): column
+        for column, series in enumerate(endpoint.series)
+        if series.name.endswith("_created")
     }
     return Restarts(process=_process_restarts(endpoint), created=created)
 
@@ -151,7 +151,7 @@ def _process_restarts(endpoint: EndpointSeries) -> Bools:
     moments = _start_times(endpoint)
     if moments is not None:
         return _advanced(moments)
-    stated = any(one.name == START_TIME for one in endpoint.series)
+    stated = any(series.name == START_TIME for series in endpoint.series)
     return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _common_resets(endpoint)
 
 
@@ -179,14 +179,14 @@ def _common_resets(endpoint: EndpointSeries) -> Bools:
 def _counting_columns(series: Sequence[Series]) -> list[int]:
     return [
         column
-        for column, one in enumerate(series)
-        if (one.type == "counter" and not one.name.endswith("_created"))
-        or (one.type == "histogram" and one.name == f"{one.family}_count")
+        for column, labelled in enumerate(series)
+        if (labelled.type == "counter" and not labelled.name.endswith("_created"))
+        or (labelled.type == "histogram" and labelled.name == f"{labelled.family}_count")
     ]
 
 
 def _start_times(endpoint: EndpointSeries) -> Floats | None:
-    columns = [column for column, one in enumerate(endpoint.series) if one.name == START_TIME]
+    columns = [column for column, series in enumerate(endpoint.series) if series.name == START_TIME]
     return np.asarray(endpoint.values[:, columns[0]]) if len(columns) == 1 else None
 
 

@@ -166,9 +166,9 @@ def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
 def histograms(series: tuple[Series, ...]) -> tuple[HistogramColumns, ...]:
     """Group the columns of every histogram, in the order in which they first appear."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
-    for column, one in enumerate(series):
-        if one.type == "histogram":
-            groups.setdefault((one.family, without_le(one.labels)), []).append(column)
+    for column, labelled in enumerate(series):
+        if labelled.type == "histogram":
+            groups.setdefault((labelled.family, without_le(labelled.labels)), []).append(column)
     return tuple(_histogram(series, columns) for columns in groups.values())
 
 

@@ -97,7 +97,7 @@ def received(span: Span, scope: str, received_ns: int, resource: Resource, servi
 
 def service_of(resource: Resource) -> str:
     """Return the name of the service that sent spans, "" where it states none, or what SDKs write for none."""
-    names = (one.value.string_value for one in resource.attributes if one.key == "service.name")
+    names = (attribute.value.string_value for attribute in resource.attributes if attribute.key == "service.name")
     name = next(names, "")[:_LONGEST_NAME]
     return "" if name.startswith("unknown_service") else name
 
@@ -105,7 +105,8 @@ def service_of(resource: Resource) -> str:
 def sends_body(span: Span) -> bool:
     """Tell whether a span is that of a server's sending of a part of a reply, as ASGI's instrumentation makes them."""
     return span.name.endswith("http send") and any(
-        one.key == _EVENT and one.value.string_value == "http.response.body" for one in span.attributes
+        attribute.key == _EVENT and attribute.value.string_value == "http.response.body"
+        for attribute in span.attributes
     )
 
 
@@ -114,7 +115,7 @@ def classify(span: Span, scope: str) -> SpanKind:
     attributes say of it.
     """
     for matches, kind in _requests():
-        if any(_matches(span, scope, one) for one in matches):
+        if any(_matches(span, scope, match) for match in matches):
             return kind
     if span.name in _stages():
         return _stages()[span.name]
@@ -179,7 +180,7 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
         return False
     if not match.attributes and not match.values:
         return True
-    shown = {one.key: one.value.string_value for one in span.attributes}
+    shown = {attribute.key: attribute.value.string_value for attribute in span.attributes}
     return all(name in shown for name in match.attributes) and all(
         shown.get(name) == value for name, value in match.values.items()
     )
@@ -189,7 +190,11 @@ def _is_call(span: Span) -> bool:
     """Tell a call of a model from the workflow around it, which may hold several: by its operation, else its path."""
     if span.kind not in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER):
         return False
-    shown = {one.key: str(plain(one.value)) for one in span.attributes if one.key in (_OPERATION, *_PATH_ATTRIBUTES)}
+    shown = {
+        attribute.key: str(plain(attribute.value))
+        for attribute in span.attributes
+        if attribute.key in (_OPERATION, *_PATH_ATTRIBUTES)
+    }
     if _OPERATION in shown:
         return shown[_OPERATION] in OPERATIONS
     # Not urlsplit, which raises for some of what a sender may write.

@@ -114,7 +114,7 @@ class Receiver:
         send spans, those too; without any the whole time is waited. Of many requests those that ended last will do: an
         exporter keeps the order.
         """
-        wanted = {bytes.fromhex(one) for one in trace_ids}
+        wanted = {bytes.fromhex(trace_id) for trace_id in trace_ids}
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not wanted or wanted - self._traces.keys() or not self._have_gateways(wanted):
@@ -242,9 +242,9 @@ class Receiver:
             if span.fault:
                 reply.partial_success.rejected_spans += 1
                 reply.partial_success.error_message = span.fault
-        for kept in (self._traces, self._halves, self._serving):
-            while len(kept) > _TRACES_KEPT:
-                del kept[next(iter(kept))]
+        for traces in (self._traces, self._halves, self._serving):
+            while len(traces) > _TRACES_KEPT:
+                del traces[next(iter(traces))]
         if self._deliver:
             self._deliver(received_ns, request)
         if self._forwarder:
@@ -257,7 +257,11 @@ class Receiver:
         self._totals["spans"] += 1
         if received.fault == OFF_CLOCK:
             self._totals["off_clock"] += 1
-            names = [one.value.string_value[:60] for one in received.resource.attributes if one.key == "service.name"]
+            names = [
+                attribute.value.string_value[:60]
+                for attribute in received.resource.attributes
+                if attribute.key == "service.name"
+            ]
             whose = f"spans{f' of {names[0]!r}' if names else ''} that came over {via}"
             self._say_once(OFF_CLOCK, f"{whose} are not used: {self._whose_clock(received.off_clock_s)}")
         elif received.fault:

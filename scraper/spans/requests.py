@@ -121,7 +121,9 @@ class RequestSpans:
                 end_ns=span.end_time_unix_nano,
                 engine=kind.engine,
                 spans=kind.spans,
-                attributes={one.key: plain(one.value) for one in span.attributes if one.key in wanted},
+                attributes={
+                    attribute.key: plain(attribute.value) for attribute in span.attributes if attribute.key in wanted
+                },
                 clock=_clock(received.resource),
                 off_clock_s=received.off_clock_s if reason else math.nan,
             )
@@ -140,7 +142,7 @@ class RequestSpans:
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
     """Read the spans of requests out of a span log's records."""
-    return request_spans(span for one in records if isinstance(one, ExportRecord) for span in one.spans())
+    return request_spans(span for record in records if isinstance(record, ExportRecord) for span in record.spans())
 
 
 def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
@@ -153,7 +155,11 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
 
 def _clock(resource: Resource) -> str:
     """Return what identifies a process, or at least its machine: its clock may differ from that of others."""
-    stated = {one.key: _text(plain(one.value)) for one in resource.attributes if one.key in (_INSTANCE, *_PLACE)}
+    stated = {
+        attribute.key: _text(plain(attribute.value))
+        for attribute in resource.attributes
+        if attribute.key in (_INSTANCE, *_PLACE)
+    }
     place = "/".join(stated[key] for key in _PLACE if stated.get(key))
     return (stated.get(_INSTANCE) or place)[:_LONGEST_NAME]
 
@@ -167,7 +173,7 @@ def _under(
     in_trace: dict[bytes, list[Key]] = {}
     for key in requests:
         in_trace.setdefault(key[0], []).append(key)
-    found: dict[Key, list[_Stage]] = {}
+    stages_of: dict[Key, list[_Stage]] = {}
     for key, stage in stages.items():
         above = key
         for _ in range(_DEPTH):
@@ -178,8 +184,8 @@ def _under(
         if above not in requests and len(alone) == 1:
             above = alone[0]
         if above in requests:
-            found.setdefault(above, []).append(stage)
-    return found
+            stages_of.setdefault(above, []).append(stage)
+    return stages_of
 
 
 def _times(request: _Request, stages: Sequence[_Stage]) -> dict[str, float] | None:

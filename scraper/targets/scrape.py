@@ -32,7 +32,7 @@ def clock_of(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return ""
-    prefix, found, rest = parts.path.rpartition(_TIMINGS)
-    if not found or rest.strip("/"):
+    prefix, separator, rest = parts.path.rpartition(_TIMINGS)
+    if not separator or rest.strip("/"):
         return ""
     return urlunsplit(parts._replace(path=prefix + _CLOCK, query="", fragment=""))

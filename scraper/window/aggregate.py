@@ -42,36 +42,38 @@ def share_slices(parts: Sequence[Part]) -> bool:
 
 def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
-    found = [
+    by_endpoint = [
         [counter(p.endpoint, column, p.selection) for column in p.source.columns]
         or [nothing_counted(p.endpoint, p.selection)]
         for p in parts
     ]
-    increases = [one for own in found for one in own if isinstance(one, CounterIncrease)]
+    increases = [
+        increase for label_sets in by_endpoint for increase in label_sets if isinstance(increase, CounterIncrease)
+    ]
     if not increases:
-        return _first_reason(found)
+        return _first_reason(by_endpoint)
     return CounterIncrease(
-        total=sum(one.total for one in increases),
-        resets=_resets(found),
-        slices=_sum_slices([one.slices for one in increases], share=share_slices(parts)),
+        total=sum(increase.total for increase in increases),
+        resets=_resets(by_endpoint),
+        slices=_sum_slices([increase.slices for increase in increases], share=share_slices(parts)),
     )
 
 
-def counter_rates(parts: Sequence[Part], found: CounterIncrease) -> tuple[float, Floats]:
+def counter_rates(parts: Sequence[Part], total: CounterIncrease) -> tuple[float, Floats]:
     """Return the rate per second of what `counters` found, over the window and over each slice (float64[S]).
 
     Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
     """
     if not any(part.selection.early_s for part in parts):
         selection = parts[0].selection
-        return found.total / selection.rate_s, found.slices / selection.slice_s[: len(found.slices)]
+        return total.total / selection.rate_s, total.slices / selection.slice_s[: len(total.slices)]
     rate = 0.0
     slices: list[Floats] = []
     for part in parts:
-        own = counters([part])
-        if isinstance(own, CounterIncrease):
-            rate += own.total / part.selection.rate_s
-            slices.append(own.slices / part.selection.slice_s)
+        increase = counters([part])
+        if isinstance(increase, CounterIncrease):
+            rate += increase.total / part.selection.rate_s
+            slices.append(increase.slices / part.selection.slice_s)
     return rate, _sum_slices(slices, share=share_slices(parts))
 
 
@@ -80,20 +82,22 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 
     The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
     """
-    found = [[histogram(p.endpoint, columns, p.selection) for columns in p.source.histograms] for p in parts]
-    increases = [one for own in found for one in own if isinstance(one, HistogramIncrease)]
+    by_endpoint = [[histogram(p.endpoint, columns, p.selection) for columns in p.source.histograms] for p in parts]
+    increases = [
+        increase for label_sets in by_endpoint for increase in label_sets if isinstance(increase, HistogramIncrease)
+    ]
     if not increases:
-        return _first_reason(found)
+        return _first_reason(by_endpoint)
     share = share_slices(parts)
     return HistogramIncrease(
-        count=sum(one.count for one in increases),
-        sum=sum(one.sum for one in increases),
-        resets=_resets(found),
-        sums=np.concatenate([one.sums for one in increases]),
-        slice_counts=_sum_slices([one.slice_counts for one in increases], share=share),
-        slice_sums=_sum_slices([one.slice_sums for one in increases], share=share),
-        buckets=_sum_buckets([one.buckets for one in increases], share=share),
-        intervals=tuple(part for one in increases for part in one.intervals),
+        count=sum(increase.count for increase in increases),
+        sum=sum(increase.sum for increase in increases),
+        resets=_resets(by_endpoint),
+        sums=np.concatenate([increase.sums for increase in increases]),
+        slice_counts=_sum_slices([increase.slice_counts for increase in increases], share=share),
+        slice_sums=_sum_slices([increase.slice_sums for increase in increases], share=share),
+        buckets=_sum_buckets([increase.buckets for increase in increases], share=share),
+        intervals=tuple(part for increase in increases for part in increase.intervals),
     )
 
 
@@ -127,11 +131,13 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
 
 def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
     """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not finite; one column for a ratio of two."""
-    found = values[:, list(source.columns)]
+    samples = values[:, list(source.columns)]
     if source.over:
         whole = values[:, list(source.over)].sum(axis=1, keepdims=True)
-        found = np.divide(found.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0)
-    return np.where(np.isfinite(found), found, np.nan)
+        samples = np.divide(
+            samples.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0
+        )
+    return np.where(np.isfinite(samples), samples, np.nan)
 
 
 def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:
@@ -141,25 +147,28 @@ def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:
 
 def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | Missing:
     known: list[Buckets] = []
-    for one in buckets:
-        if isinstance(one, Missing):
-            return one
-        known.append(one)
-    if any(not np.array_equal(one.bounds, known[0].bounds) for one in known[1:]):
+    for histogram_buckets in buckets:
+        if isinstance(histogram_buckets, Missing):
+            return histogram_buckets
+        known.append(histogram_buckets)
+    if any(not np.array_equal(other.bounds, known[0].bounds) for other in known[1:]):
         return Missing("the bucket bounds differ between label sets or endpoints")
     return Buckets(
         bounds=known[0].bounds,
         le=known[0].le,
-        totals=np.asarray(np.sum([one.totals for one in known], axis=0)),
-        slices=_sum_slices([one.slices for one in known], share=share),
+        totals=np.asarray(np.sum([summand.totals for summand in known], axis=0)),
+        slices=_sum_slices([summand.slices for summand in known], share=share),
     )
 
 
-def _resets(found: Sequence[Sequence[CounterIncrease | HistogramIncrease | Missing]]) -> int:
+def _resets(by_endpoint: Sequence[Sequence[CounterIncrease | HistogramIncrease | Missing]]) -> int:
     """Count the restarts of all endpoints: label sets of one page restart together."""
-    return sum(max((one.resets for one in own if not isinstance(one, Missing)), default=0) for own in found)
+    return sum(
+        max((increase.resets for increase in label_sets if not isinstance(increase, Missing)), default=0)
+        for label_sets in by_endpoint
+    )
 
 
-def _first_reason(found: Sequence[Sequence[object]]) -> Missing:
-    reasons = (one for own in found for one in own if isinstance(one, Missing))
+def _first_reason(by_endpoint: Sequence[Sequence[object]]) -> Missing:
+    reasons = (increase for label_sets in by_endpoint for increase in label_sets if isinstance(increase, Missing))
     return next(reasons, Missing("the page shows no such series"))

@@ -96,7 +96,9 @@ def server_summary(
         canonical(endpoint.series, engine.name) if engine else {}
         for endpoint, engine in zip(endpoints, engines, strict=True)
     ]
-    engine = leading_engine((one, sources) for one, sources in zip(engines, shown, strict=True) if one is not None)
+    engine = leading_engine(
+        (detected, sources) for detected, sources in zip(engines, shown, strict=True) if detected is not None
+    )
     parts: dict[str, list[_Described]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []

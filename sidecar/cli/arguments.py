@@ -89,11 +89,11 @@ class Translation:
             self.words += values["=" in option.typed :]
         else:
             ours = RENAMED.get(name, option.typed.partition("=")[0])
-            own = _own_values(values) if ours in _SEVERAL else 1
-            for value in values[:own]:
+            value_count = _own_values(values) if ours in _SEVERAL else 1
+            for value in values[:value_count]:
                 self.arguments += [ours, value]
             self.arguments += [] if values else [ours]
-            self.words += values[own:]
+            self.words += values[value_count:]
 
     def _add_value(self, option: _Option) -> None:
         ours, known, hint = VALUES[option.name]
@@ -112,8 +112,8 @@ class Translation:
 
     def _add_to_body(self, option: _Option) -> None:
         """Add a field of every request's body, or several as NAME:VALUE or as one JSON object."""
-        own = _own_values(option.values) if option.name == EXTRA_INPUTS and option.values else 1
-        for value in option.values[:own]:
+        value_count = _own_values(option.values) if option.name == EXTRA_INPUTS and option.values else 1
+        for value in option.values[:value_count]:
             name, separator, text = value.partition(":")
             given = _json(value if value.startswith("{") else text)
             if option.name in BODY_FIELDS:
@@ -124,7 +124,7 @@ class Translation:
                 self.body[name] = given
             else:
                 self.problems.append(f"{EXTRA_INPUTS}: must be NAME:VALUE, or a JSON object as in --extra-body")
-        self.words += option.values[own:]
+        self.words += option.values[value_count:]
 
     def finish(self) -> None:
         """Add what several options make together: the body's fields, and distributions."""

@@ -73,18 +73,18 @@ class LiveParts:
 
     def _has_come(self, log: RequestLog) -> bool:
         """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
-        return not self._has_gateways and all(bytes.fromhex(one) in self._spans for one in log.trace_id)
+        return not self._has_gateways and all(bytes.fromhex(trace_id) in self._spans for trace_id in log.trace_id)
 
     def _join(self, log: RequestLog, now_ns: int) -> None:
         """Count the requests whose times are known; the others wait for an estimate."""
-        traces = [self._spans.pop(bytes.fromhex(one), ()) for one in log.trace_id]
+        traces = [self._spans.pop(bytes.fromhex(trace_id), ()) for trace_id in log.trace_id]
         may = (log.timings_source != "") | np.array([bool(spans) for spans in traces], dtype=np.bool_)
         known = np.zeros(len(log), dtype=np.bool_)
         if may.any():
             timed = take(log, may)
             joined = join(timed, request_spans(chain.from_iterable(traces)))
             known[may] = joined.source != "none"
-            gateways = [self._gateways.of(bytes.fromhex(one)) for one in timed.trace_id]
+            gateways = [self._gateways.of(bytes.fromhex(trace_id)) for trace_id in timed.trace_id]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
             self.counts = counted(self.counts, take(exact, known[may]))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)

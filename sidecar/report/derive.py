@@ -293,7 +293,7 @@ def _shares_prefixes(run: Run) -> bool | None:
     if not len(run.requests):
         return None
     classes = (run.manifest.get("workload") or {}).get("classes", ())
-    shared = any(one.get("system_prompt") or one.get("shared_prefix") for one in classes)
+    shared = any(traffic_class.get("system_prompt") or traffic_class.get("shared_prefix") for traffic_class in classes)
     return bool(shared or (run.requests.session >= 0).any())
 
 

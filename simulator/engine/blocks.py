@@ -45,13 +45,13 @@ class BlockPool:
 
     def match(self, chain: Sequence[int]) -> list[int]:
         """Return the blocks that hold the longest known prefix of a chain; they are not taken."""
-        found: list[int] = []
+        blocks: list[int] = []
         for block_hash in chain:
             block = self._block_of.get(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def take(self, shared: Sequence[int], tokens: int) -> list[int] | None:
         """Take the `shared` blocks of a match and as many new ones as `tokens` tokens need in all.

@@ -18,8 +18,8 @@ class PerfMetrics:
     `clock` is that of the records, int64 ns Unix; the page's stamps are seconds of a clock with another zero.
     """
 
-    def __init__(self, kept: int, clock: Callable[[], int]) -> None:
-        self._records: deque[dict[str, object]] = deque(maxlen=kept)
+    def __init__(self, capacity: int, clock: Callable[[], int]) -> None:
+        self._records: deque[dict[str, object]] = deque(maxlen=capacity)
         self._clock = clock
         self._zero_ns = clock() - _UPTIME_NS
         self._numbers = count(1)

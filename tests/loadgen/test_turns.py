@@ -48,7 +48,7 @@ def exchange(head: bytes, body: bytes, *, status: int = 200, error: str = "") ->
     """A finished turn whose reply was logged and kept."""
     return Exchange(
         index=0, scheduled_ns=0, dispatch_ns=0, end_ns=5 * SECOND, status=status, error=error, reads_ns=array("q"),
-        kept=bytearray(body), kept_head=head,
+        kept_body=bytearray(body), kept_head=head,
     )  # fmt: skip
 
 

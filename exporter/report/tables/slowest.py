@@ -24,12 +24,12 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
         return
 
     def known(name: str) -> bool:
-        return any(getattr(one, name) is not None for one in requests)
+        return any(getattr(request, name) is not None for request in requests)
 
     parts = [part for part in TTFT_PARTS if known(json_name(part))]
     by_engine = [(name, label) for name, label in BY_ENGINE if known(name)]
     beside = (*(by_engine or BY_CLIENT), *(PROMPT if known("input_tokens") else ()))
-    classes = len({one.workload_class for one in requests}) > 1
+    classes = len({request.workload_class for request in requests}) > 1
     shown = table(
         "Slowest requests, ms, and what ran beside them",
         "TTFT",
@@ -38,14 +38,14 @@ def slowest_section(requests: Sequence[SlowRequest], breakdown: Breakdown) -> It
         *(["class"] if classes else []),
         label_width=2,
     )
-    for number, one in enumerate(requests, start=1):
-        times = (getattr(one, json_name(part)) for part in parts)
-        around = (cell(getattr(one, name)) for name, _ in beside)
-        ending = [Text(one.workload_class)] if classes else []
-        shown.add_row(str(number), ms(one.ttft_ms), *map(ms, times), *around, *ending)
+    for number, request in enumerate(requests, start=1):
+        times = (getattr(request, json_name(part)) for part in parts)
+        around = (cell(getattr(request, name)) for name, _ in beside)
+        ending = [Text(request.workload_class)] if classes else []
+        shown.add_row(str(number), ms(request.ttft_ms), *map(ms, times), *around, *ending)
     yield shown
-    for number, one in enumerate(requests, start=1):
-        status = "" if one.status == "ok" else f" {one.status}"
-        request = f" request {one.request_id}" if one.request_id else ""
-        yield Text(f" {number} trace {one.trace_id}{request}{status}", style="dim")
+    for number, request in enumerate(requests, start=1):
+        status = "" if request.status == "ok" else f" {request.status}"
+        identified = f" request {request.request_id}" if request.request_id else ""
+        yield Text(f" {number} trace {request.trace_id}{identified}{status}", style="dim")
     yield Text("")

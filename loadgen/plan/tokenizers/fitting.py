@@ -112,19 +112,19 @@ async def fit_counted(
     low, high = 0, len(text)
     at = high // 2 if guess is None else min(max(guess, 0), high)
     for step in range(_MOST_GUESSES if guess is not None else 0):
-        found = await counted(at)
-        if found == tokens:
-            return FittedPrompt(text[:at], found)
-        low, high = (max(low, at), high) if found < tokens else (low, min(high, at))
+        fitted_tokens = await counted(at)
+        if fitted_tokens == tokens:
+            return FittedPrompt(text[:at], fitted_tokens)
+        low, high = (max(low, at), high) if fitted_tokens < tokens else (low, min(high, at))
         # As many characters on as the difference should take, and a little more each time, so that both sides close in.
-        stride = (tokens - found) * max(1, at) // max(1, found)
+        stride = (tokens - fitted_tokens) * max(1, at) // max(1, fitted_tokens)
         at = min(max(at + stride + (step if stride > 0 else -step), low), high)
     while high - low > 1:
         middle = (low + high) // 2
-        found = await counted(middle)
-        if found == tokens:
-            return FittedPrompt(text[:middle], found)
-        low, high = (middle, high) if found < tokens else (low, middle)
+        fitted_tokens = await counted(middle)
+        if fitted_tokens == tokens:
+            return FittedPrompt(text[:middle], fitted_tokens)
+        low, high = (middle, high) if fitted_tokens < tokens else (low, middle)
     for length in range(max(0, low - _NEIGHBOURS), min(len(text), high + _NEIGHBOURS) + 1):
         if await counted(length) == tokens:
             break

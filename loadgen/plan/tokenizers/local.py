@@ -95,7 +95,7 @@ def chat_template(directory: Path) -> Render | str:
     except UnicodeDecodeError as error:
         return f"{directory / _TEMPLATE}: {error}"
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if not isinstance(template, str):
         return f"neither {_TEMPLATE} nor a chat_template in {_CONFIG}"

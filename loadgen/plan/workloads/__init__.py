@@ -132,7 +132,7 @@ def build(
         return _trace(trace, seed)
     if dataset is not None:
         return _from_file(name, dataset, seed, think_s=think_s if sessions else None)
-    return _made(name, seed, lengths)
+    return _generated(name, seed, lengths)
 
 
 def _is_own(name: str) -> bool:
@@ -152,13 +152,13 @@ def _read_own(name: str) -> CustomWorkload:
 def _custom(name: str, seed: int, lengths: Lengths) -> Workload:
     from loadgen.plan.workloads import mix  # noqa: PLC0415  # as above
 
-    own = _read_own(name)
-    classes = _with_lengths(own.classes, lengths)
+    custom = _read_own(name)
+    classes = _with_lengths(custom.classes, lengths)
     about = {**({} if _is_inline(name) else {"file": name}), **mix.about(classes)}
     return Workload(
-        label=f"{_named(own.name, lengths)} (custom)",
+        label=f"{_named(custom.name, lengths)} (custom)",
         requests=mix.requests(classes, seed=seed),
-        about=_about(own.name, seed, about, source="custom"),
+        about=_about(custom.name, seed, about, source="custom"),
     )
 
 
@@ -173,7 +173,7 @@ def _with_lengths(classes: Sequence[RequestClass], lengths: Lengths) -> list[Req
             given |= {} if text is None else {name: parse_lengths(text)}
         except WorkloadError as error:
             raise WorkloadError(f"--{name.replace('_', '-')} {text}: {error}") from error
-    return [replace(one, **given) for one in classes]
+    return [replace(traffic_class, **given) for traffic_class in classes]
 
 
 def _named(name: str, lengths: Lengths) -> str:
@@ -185,7 +185,7 @@ def _named(name: str, lengths: Lengths) -> str:
     return ", ".join([*names, *given])
 
 
-def _made(name: str, seed: int, lengths: Lengths) -> Workload:
+def _generated(name: str, seed: int, lengths: Lengths) -> Workload:
     from loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
 
     if lengths:
@@ -221,7 +221,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
     about: dict[str, Any] = {"assumptions": [ASSUMPTIONS[name]], "stand_in": False, "temperature": 0.0}
     if name == conversation.NAME:
         conversations, data = conversation.read(path)
-        made = conversation.requests(
+        requests = conversation.requests(
             conversations, seed=seed, think_s=None if think_s is None else distributions.Fixed(think_s)
         )
         about |= {
@@ -232,10 +232,10 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
         }
     else:
         corpus, data = code_completion.read(path)
-        made = code_completion.requests(corpus, seed=seed)
+        requests = code_completion.requests(corpus, seed=seed)
         output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
         about |= {"data": data, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
-    return Workload(label=name, requests=made, about=_about(name, seed, about))
+    return Workload(label=name, requests=requests, about=_about(name, seed, about))
 
 
 def _trace(path: Path, seed: int) -> Workload:
@@ -282,16 +282,16 @@ def given(
             about=_about(label, seed, about, source=_OWN),
             held=len(conversations),
         )
-    own = prompts.read(path)
-    prompts.require(own, protocol)
+    saved_prompts = prompts.read(path)
+    prompts.require(saved_prompts, protocol)
     length = prompts.OUTPUT_TOKENS if output_tokens is None else output_tokens
     return Workload(
         label=label,
-        requests=prompts.requests(own, output_tokens=length, think_s=think_s),
-        about=_about(label, seed, prompts.about(own, output_tokens=length), source=_OWN),
-        notes=prompts.notes(own, output_tokens=length),
-        headers=tuple(own.file.headers),
-        held=len(own.requests),
+        requests=prompts.requests(saved_prompts, output_tokens=length, think_s=think_s),
+        about=_about(label, seed, prompts.about(saved_prompts, output_tokens=length), source=_OWN),
+        notes=prompts.notes(saved_prompts, output_tokens=length),
+        headers=tuple(saved_prompts.file.headers),
+        held=len(saved_prompts.requests),
     )
 
 

@@ -109,7 +109,7 @@ def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
     lengths = whole(REPOSITORIES.tokens, rng, REPOSITORIES.count).tolist()
     names = sorted(corpus.repositories)
     chosen = rng.permutation(len(names)).tolist()
-    made = []
+    contexts = []
     for at, tokens in enumerate(lengths):
         texts = corpus.repositories[names[chosen[at % len(names)]]]
         # A repository that serves again begins with another of its texts, so that no two contexts are alike.
@@ -118,8 +118,8 @@ def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
         ids = reference().ids(text)
         repeats = -(-tokens // len(ids))
         piece = reference().text((ids * repeats)[:tokens]).rstrip("\ufffd")
-        made.append(Shared(name=f"repository-{at}", text=piece, tokens=tokens))
-    return tuple(made)
+        contexts.append(Shared(name=f"repository-{at}", text=piece, tokens=tokens))
+    return tuple(contexts)
 
 
 def _take(corpus: Corpus, row: Mapping[str, Any]) -> None:
@@ -143,11 +143,11 @@ def python_functions(text: str) -> Iterator[str]:
     """Return the functions of Python code: a def and the lines below it that are indented more, or blank."""
     lines = text.splitlines(keepends=True)
     for start, first in enumerate(lines):
-        found = _PYTHON.match(first)
-        if found is None:
+        match = _PYTHON.match(first)
+        if match is None:
             continue
         end = start + 1
-        while end < len(lines) and end - start <= _MOST_LINES and _within(lines[end], len(found[1])):
+        while end < len(lines) and end - start <= _MOST_LINES and _within(lines[end], len(match[1])):
             end += 1
         while not lines[end - 1].strip():
             end -= 1
@@ -167,15 +167,15 @@ def braced_functions(text: str) -> Iterator[str]:
 
     Braces in texts and comments count too, so a function that has them unpaired is cut wrongly or left out.
     """
-    for found in _BRACED.finditer(text):
+    for match in _BRACED.finditer(text):
         depth, lines = 0, 1
-        for mark in _MARKS.finditer(text, found.start()):
+        for mark in _MARKS.finditer(text, match.start()):
             lines += mark[0] == "\n"
             depth += (mark[0] == "{") - (mark[0] == "}")
             closed = mark[0] == "}" and depth == 0
             if closed or lines > _MOST_LINES:
                 if closed and lines >= _LEAST_LINES:
-                    yield text[found.start() : mark.end()]
+                    yield text[match.start() : mark.end()]
                 break
 
 

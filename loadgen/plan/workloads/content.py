@@ -91,10 +91,10 @@ def _random_tokens(tokens: int, rng: np.random.Generator) -> Ints:
 
 def _words(tokens: int, rng: np.random.Generator) -> Ints:
     words, stop = _word_ids()
-    made = words[rng.integers(0, len(words), tokens)]
+    drawn = words[rng.integers(0, len(words), tokens)]
     # A piece ends in a word, so that the next one, which begins with a blank, joins without merging.
-    made[_WORDS_A_SENTENCE : tokens - 1 : _WORDS_A_SENTENCE + 1] = stop
-    return made
+    drawn[_WORDS_A_SENTENCE : tokens - 1 : _WORDS_A_SENTENCE + 1] = stop
+    return drawn
 
 
 def _code(tokens: int, rng: np.random.Generator) -> Ints:
@@ -115,19 +115,19 @@ _MAKERS = {"random-tokens": _random_tokens, "words": _words, "code": _code, "rep
 def _word_ids() -> tuple[Ints, int]:
     """Return ids of the words, each with the blank before it, and of the full stop."""
     ids = [reference().ids(f" {word}") for word in sorted(set(_WORDS))]
-    return np.array([one for one, *more in ids if not more], np.int64), reference().ids(".")[0]
+    return np.array([word_id for word_id, *more in ids if not more], np.int64), reference().ids(".")[0]
 
 
 @cache
 def _function_ids(language: str) -> tuple[Ints, ...]:
     """Return ids of functions of a language, always the same ones."""
     rng = np.random.default_rng(LANGUAGES.index(language))
-    made = []
+    functions = []
     for _ in range(_FUNCTIONS_A_LANGUAGE):
         name, other, third = (_NAMES[at] for at in rng.permutation(len(_NAMES))[:3])
         verb = _VERBS[rng.integers(len(_VERBS))]
         text = _TEMPLATES[language].format(
             verb=verb, Verb=verb.title(), name=name, Name=name.title(), other=other, Other=other.title(), third=third
         )
-        made.append(np.array(reference().ids(text), np.int64))
-    return tuple(made)
+        functions.append(np.array(reference().ids(text), np.int64))
+    return tuple(functions)

@@ -74,14 +74,14 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...
             f"{path}: no ShareGPT JSON: {error}; it must be a list of "
             '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}'
         ) from error
-    found = [exchanges for one in data if (exchanges := _exchanges(one.conversations))]
-    if not found:
+    conversations = [exchanges for entry in data if (exchanges := _exchanges(entry.conversations))]
+    if not conversations:
         raise WorkloadError(f"{path}: none of {len(data)} conversations has a human message with a gpt reply after it")
-    return found, {
+    return conversations, {
         **about,
         "dataset": "ShareGPT",
         "conversations_in_file": len(data),
-        "subset": f"the {len(found)} conversations with at least one reply to a user's message",
+        "subset": f"the {len(conversations)} conversations with at least one reply to a user's message",
         "order": "a seeded permutation; a new one when all were sent",
         "preprocessing": "blank messages dropped; of a user's messages without a reply between them the last counts; "
         "halves of surrogate pairs become U+FFFD; "
@@ -117,14 +117,14 @@ def request_of(exchanges: Sequence[Exchange], pauses_s: Iterable[float]) -> Work
         text=first.user,
         max_tokens=_reply_tokens(first),
         turns=tuple(
-            Turn(text=one.user, max_tokens=_reply_tokens(one), think_s=max(0.0, pause_s))
-            for one, pause_s in zip(later, pauses_s, strict=False)
+            Turn(text=exchange.user, max_tokens=_reply_tokens(exchange), think_s=max(0.0, pause_s))
+            for exchange, pause_s in zip(later, pauses_s, strict=False)
         ),
     )
 
 
-def _reply_tokens(one: Exchange) -> int:
-    return max(1, reference().count(one.assistant))
+def _reply_tokens(exchange: Exchange) -> int:
+    return max(1, reference().count(exchange.assistant))
 
 
 def _decoded(raw: bytes) -> list[_Conversation]:
@@ -137,19 +137,19 @@ def _decoded(raw: bytes) -> list[_Conversation]:
     return msgspec.json.decode(_SURROGATES.sub(_paired, raw), type=list[_Conversation])
 
 
-def _paired(found: re.Match[bytes]) -> bytes:
+def _paired(match: re.Match[bytes]) -> bytes:
     """Return an escaped backslash or a whole pair as it is; half a pair as U+FFFD."""
-    return found[0] if len(found[0]) != _ESCAPE_BYTES else rb"\ufffd"
+    return match[0] if len(match[0]) != _ESCAPE_BYTES else rb"\ufffd"
 
 
 def _exchanges(messages: list[_Message]) -> tuple[Exchange, ...]:
-    found: list[Exchange] = []
+    exchanges: list[Exchange] = []
     asked: str | None = None
     for message in messages:
         text = message.value or ""
         if message.speaker in _USERS and text.strip():
             asked = text
         elif message.speaker in _ASSISTANTS and text.strip() and asked is not None:
-            found.append(Exchange(asked, text))
+            exchanges.append(Exchange(asked, text))
             asked = None
-    return tuple(found)
+    return tuple(exchanges)

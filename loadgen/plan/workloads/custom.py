@@ -142,11 +142,13 @@ def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
         return CustomWorkload(name=named, classes=(_class({**above, "name": named}, ""),))
     refuse_others(above, _Class, "")
     # What a class leaves out stands at the top of the file, or has a default.
-    given = [above | {key: value for key, value in one.items() if value is not None} for one in file.classes]
-    classes = tuple(_class(one, f"classes[{at}]") for at, one in enumerate(given))
-    for at, one in enumerate(classes):
-        if any(one.name == other.name for other in classes[:at]):
-            raise WorkloadError(f"classes[{at}].name: {one.name!r} is another class's already; name them apart")
+    given = [above | {key: value for key, value in fields.items() if value is not None} for fields in file.classes]
+    classes = tuple(_class(fields, f"classes[{at}]") for at, fields in enumerate(given))
+    for at, traffic_class in enumerate(classes):
+        if any(traffic_class.name == other.name for other in classes[:at]):
+            raise WorkloadError(
+                f"classes[{at}].name: {traffic_class.name!r} is another class's already; name them apart"
+            )
     return CustomWorkload(name=named, classes=classes)
 
 
@@ -240,7 +242,7 @@ def _parameters(kind: str, items: list[str]) -> object:
         return {"values": [_number(value) for value in (plain or [name for name, _ in pairs])], **weights}
     if kind == "histogram":
         ranges = [[_number(edge) for edge in name.split("-")] for name, _ in pairs]
-        edges = [*(one[0] for one in ranges), *(one[-1] for one in ranges[-1:])]
+        edges = [*(edge_pair[0] for edge_pair in ranges), *(edge_pair[-1] for edge_pair in ranges[-1:])]
         return {"edges": edges, "counts": [count for _, count in pairs]}
     if kind == "percentiles":
         return {name if name in ("min", "max") else _number(name): value for name, value in pairs}

@@ -74,7 +74,7 @@ def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
 
 def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: str) -> None:
     """Raise WorkloadError for the first key that is not a field of a struct."""
-    known = [one.encode_name for one in msgspec.structs.fields(kind)]
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in given:
         if key not in known:
             raise WorkloadError(f"{place(where, key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}")

@@ -74,56 +74,56 @@ class RequestClass:
 
 def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[WorkloadRequest]:
     """Give requests without end, each of a class drawn by weight."""
-    made = [class_requests(one, seed=seed, stream=at) for at, one in enumerate(classes)]
-    if len(made) == 1:
-        yield from made[0]
+    streams = [class_requests(traffic_class, seed=seed, stream=at) for at, traffic_class in enumerate(classes)]
+    if len(streams) == 1:
+        yield from streams[0]
     rng = stream_rng(seed, len(classes))
-    weights = tuple(one.weight for one in classes)
+    weights = tuple(traffic_class.weight for traffic_class in classes)
     while True:
         for at in pick(rng, weights, _BLOCK).tolist():
-            yield next(made[at])
+            yield next(streams[at])
 
 
-def class_requests(one: RequestClass, *, seed: int, stream: int = 0) -> Iterator[WorkloadRequest]:
+def class_requests(traffic_class: RequestClass, *, seed: int, stream: int = 0) -> Iterator[WorkloadRequest]:
     """Give requests of one class without end; `stream` tells classes of one workload apart."""
     lengths, content, shared, session = (stream_rng(seed, stream, part) for part in range(4))
-    systems = share(one.system, f"system-{stream}", one.content, stream_rng(seed, stream, 4))
-    prefixes = share(one.prefixes, f"prefix-{stream}", one.content, stream_rng(seed, stream, 5))
-    suffix_tokens = reference().count(one.question) if one.question else 0
+    systems = share(traffic_class.system, f"system-{stream}", traffic_class.content, stream_rng(seed, stream, 4))
+    prefixes = share(traffic_class.prefixes, f"prefix-{stream}", traffic_class.content, stream_rng(seed, stream, 5))
+    suffix_tokens = reference().count(traffic_class.question) if traffic_class.question else 0
     while True:
-        inputs = whole(one.input_tokens, lengths, _BLOCK).tolist()
-        outputs = whole(one.output_tokens, lengths, _BLOCK).tolist()
-        turns = whole(one.turns, session, _BLOCK).tolist()
-        with_system = choose(one.system, systems, shared)
-        with_prefix = choose(one.prefixes, prefixes, shared)
+        inputs = whole(traffic_class.input_tokens, lengths, _BLOCK).tolist()
+        outputs = whole(traffic_class.output_tokens, lengths, _BLOCK).tolist()
+        turns = whole(traffic_class.turns, session, _BLOCK).tolist()
+        with_system = choose(traffic_class.system, systems, shared)
+        with_prefix = choose(traffic_class.prefixes, prefixes, shared)
         for input_tokens, max_tokens, turn_count, system, prefix in zip(
             inputs, outputs, turns, with_system, with_prefix, strict=True
         ):
-            own = max(1, input_tokens - suffix_tokens)
+            content_tokens = max(1, input_tokens - suffix_tokens)
             on_top = (system.tokens if system else 0) + (prefix.tokens if prefix else 0)
             yield WorkloadRequest(
-                workload_class=one.name,
-                token_ids=token_ids(one.content, own, content),
-                input_tokens=on_top + own + suffix_tokens,
+                workload_class=traffic_class.name,
+                token_ids=token_ids(traffic_class.content, content_tokens, content),
+                input_tokens=on_top + content_tokens + suffix_tokens,
                 max_tokens=max(1, max_tokens),
-                temperature=one.temperature,
+                temperature=traffic_class.temperature,
                 system=system,
                 prefix=prefix,
-                suffix=one.question,
-                turns=later_turns(one, turn_count, content, session) if turn_count > 1 else (),
+                suffix=traffic_class.question,
+                turns=later_turns(traffic_class, turn_count, content, session) if turn_count > 1 else (),
             )
 
 
 def later_turns(
-    one: RequestClass, turn_count: int, content: np.random.Generator, session: np.random.Generator
+    traffic_class: RequestClass, turn_count: int, content: np.random.Generator, session: np.random.Generator
 ) -> tuple[Turn, ...]:
     """Return the turns of a session behind its first, with lengths from the class's own distributions."""
     later = turn_count - 1
-    inputs = np.maximum(whole(one.input_tokens, session, later), 1).tolist()
-    outputs = np.maximum(whole(one.output_tokens, session, later), 1).tolist()
-    thinks = np.maximum(one.think_s.draw(session, later), 0.0).tolist()
+    inputs = np.maximum(whole(traffic_class.input_tokens, session, later), 1).tolist()
+    outputs = np.maximum(whole(traffic_class.output_tokens, session, later), 1).tolist()
+    thinks = np.maximum(traffic_class.think_s.draw(session, later), 0.0).tolist()
     return tuple(
-        Turn(token_ids=token_ids(one.content, n, content), input_tokens=n, max_tokens=m, think_s=think)
+        Turn(token_ids=token_ids(traffic_class.content, n, content), input_tokens=n, max_tokens=m, think_s=think)
         for n, m, think in zip(inputs, outputs, thinks, strict=True)
     )
 
@@ -154,26 +154,31 @@ def stream_rng(seed: int, *key: int) -> np.random.Generator:
 
 def about(classes: Sequence[RequestClass]) -> dict[str, Any]:
     """Return what a report states of the classes: lengths, content, sharing and sessions."""
-    total = sum(one.weight for one in classes)
-    return {"classes": [_about(replace(one, weight=one.weight / total)) for one in classes]}
+    total = sum(traffic_class.weight for traffic_class in classes)
+    return {
+        "classes": [_about(replace(traffic_class, weight=traffic_class.weight / total)) for traffic_class in classes]
+    }
 
 
-def _about(one: RequestClass) -> dict[str, Any]:
+def _about(traffic_class: RequestClass) -> dict[str, Any]:
     sessions = (
         {}
-        if one.turns == ONE_TURN
-        else {"turns": distributions.about(one.turns), "think_time_s": distributions.about(one.think_s)}
+        if traffic_class.turns == ONE_TURN
+        else {
+            "turns": distributions.about(traffic_class.turns),
+            "think_time_s": distributions.about(traffic_class.think_s),
+        }
     )
     return {
-        "name": one.name,
-        "fraction": one.weight,
-        "input_tokens": distributions.about(one.input_tokens),
-        "output_tokens": {**distributions.about(one.output_tokens), "control": "max_tokens"},
-        "content": one.content,
-        "temperature": one.temperature,
-        "system_prompt": None if one.system is None else one.system.about(),
-        "shared_prefix": None if one.prefixes is None else one.prefixes.about(),
-        **({"question_tokens": reference().count(one.question)} if one.question else {}),
+        "name": traffic_class.name,
+        "fraction": traffic_class.weight,
+        "input_tokens": distributions.about(traffic_class.input_tokens),
+        "output_tokens": {**distributions.about(traffic_class.output_tokens), "control": "max_tokens"},
+        "content": traffic_class.content,
+        "temperature": traffic_class.temperature,
+        "system_prompt": None if traffic_class.system is None else traffic_class.system.about(),
+        "shared_prefix": None if traffic_class.prefixes is None else traffic_class.prefixes.about(),
+        **({"question_tokens": reference().count(traffic_class.question)} if traffic_class.question else {}),
         **sessions,
     }
 

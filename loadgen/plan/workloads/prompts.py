@@ -70,10 +70,10 @@ def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
         headers=first.headers,
         turns=tuple(
             Turn(
-                text=one.text, messages=one.messages, max_tokens=one.max_tokens, think_s=one.delay_s,
-                headers=one.headers,
+                text=turn.text, messages=turn.messages, max_tokens=turn.max_tokens, think_s=turn.delay_s,
+                headers=turn.headers,
             )
-            for one in later
+            for turn in later
         ),
     )  # fmt: skip
 

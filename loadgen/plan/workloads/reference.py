@@ -56,7 +56,7 @@ _CLASSES = (
     # siclait's client: normal lengths, ids drawn from the whole vocabulary; it names no numbers.
     RequestClass(name="siclait", input_tokens=Normal(100, 20), output_tokens=Fixed(300)),
 )
-CLASSES = {one.name: one for one in _CLASSES}
+CLASSES = {traffic_class.name: traffic_class for traffic_class in _CLASSES}
 
 ASSUMPTIONS = {
     "synthetic-uniform": "drawn by random.Random(seed), to the letter of the draft's pseudocode",

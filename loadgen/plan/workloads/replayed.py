@@ -30,11 +30,11 @@ def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
     lengths = zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
     for at, (input_tokens, max_tokens) in enumerate(lengths):
         numbers = trace.hash_ids[at] if trace.hash_ids is not None else ()
-        shared = [one for number in numbers for one in block(number)][:input_tokens]
-        own = token_ids("words", input_tokens - len(shared), rng)
+        shared = [token_id for number in numbers for token_id in block(number)][:input_tokens]
+        unshared = token_ids("words", input_tokens - len(shared), rng)
         yield WorkloadRequest(
             workload_class=f"trace {trace.name}",
-            token_ids=(*shared, *own),
+            token_ids=(*shared, *unshared),
             input_tokens=input_tokens,
             max_tokens=max_tokens,
         )

@@ -43,5 +43,5 @@ def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
     while missing := count - len(ids):
         words = rng.getrandbits(_WORD_BITS * missing).to_bytes(4 * missing, "little")
         drawn = struct.unpack(f"<{missing}I", words)
-        ids += [one for word in drawn if (one := word >> (_WORD_BITS - _ID_BITS)) < _IDS]
+        ids += [token_id for word in drawn if (token_id := word >> (_WORD_BITS - _ID_BITS)) < _IDS]
     return tuple(ids)

@@ -145,8 +145,8 @@ class VllmPage:
         self._gauges["num_requests_waiting"].set(outcome.waiting)
         self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
         self._waiting_for_capacity.set(outcome.waiting)
-        self._counters["prefix_cache_queries"].inc(sum(one.prompt_tokens for one in outcome.admissions))
-        self._counters["prefix_cache_hits"].inc(sum(one.cached_tokens for one in outcome.admissions))
+        self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
+        self._counters["prefix_cache_hits"].inc(sum(admitted.cached_tokens for admitted in outcome.admissions))
         self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
         if outcome.tokens:

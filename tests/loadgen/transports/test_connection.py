@@ -37,7 +37,7 @@ def _read(reply: bytes, cuts: list[int], asked: set[int]) -> tuple[Exchange, Sil
     async def feed() -> tuple[Exchange, Silent, int]:
         clock = Clock(offset_ns=0)
         connection, wire = Connection(clock, ReceiveStamps(clock)), Silent()
-        connection.made(wire)
+        connection.take_wire(wire)
         exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
         done = connection.begin(exchange, REQUEST)
         edges = sorted({0, len(reply), *(cut % len(reply) for cut in cuts)})
@@ -96,7 +96,7 @@ def test_the_end_of_a_chunked_body_is_seen_at_once(end: bytes, cut: int):
     async def feed() -> bool:
         clock = Clock(offset_ns=0)
         connection = Connection(clock, ReceiveStamps(clock))
-        connection.made(Silent())
+        connection.take_wire(Silent())
         done = connection.begin(Exchange(index=0, scheduled_ns=0, dispatch_ns=0), REQUEST)
         for piece in (CHUNKED, framed[: len(framed) - cut], framed[len(framed) - cut :]):
             if piece:
