@@ -52,7 +52,8 @@ def test_a_run_is_joined_by_time(tmp_path: Path):
     records = correlation["perf_metrics"]
     assert len(errors) == records["matched"] > len(ended) / 2
     assert len(ended) == records["matched"] + records["ambiguous_requests"] + records["unmatched_requests"]
-    assert correlation["coverage"]["response"] == len(errors) / len(ended)
+    measured = [row["breakdown_source"] == "response" for row in ended if row["phase"] == "measure"]
+    assert correlation["coverage"]["response"] == sum(measured) / len(measured)
     assert correlation["clock"]["error_ms"] is not None
     assert correlation["breakdown"]["request_network_ms"]["mean"] >= 0
     assert [f"{url}/perf_metrics"] == done.manifest["timing_targets"]
