@@ -16,6 +16,7 @@ COPY correlator ./correlator
 COPY exporter ./exporter
 COPY loadgen ./loadgen
 COPY methodology ./methodology
+COPY methodology ./methodology
 COPY rundir ./rundir
 COPY scraper ./scraper
 COPY sidecar ./sidecar
