@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from loadgen.records import RequestPart, WorkerStat, append_record
+from loadgen.records import UUID, RequestPart, WorkerStat, append_record
 from loadgen.timer import Alarm, wait_until
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
 from loadgen.transports.packing import pack
@@ -166,6 +166,8 @@ class Recorder:
             connected_ns=exchange.connected_ns,
             submit_ns=exchange.submit_ns,
             reused=exchange.reused,
+            retried=exchange.retried,
+            id_form=UUID,
             status=exchange.status,
             head=exchange.head,
             reads_ns=packed.reads_ns,

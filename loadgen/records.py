@@ -16,6 +16,8 @@ import msgspec
 from rundir.frames import FrameLog, read_frames
 
 PLAN_END = -1
+# Forms of an X-Request-Id: of logs of old, and of those that are written today.
+SHORT_ID, UUID = 0, 1
 
 
 class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -61,6 +63,9 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
                 table.unpack. A message of no bytes is the end of a gRPC call with status OK
     end_ns      -1 unless last
     held_ns     for how long the cap on requests in flight held it back, which is part of dispatch_ns - scheduled_ns
+    retried     it was sent twice: the kept connection of the first time ended before any byte of a reply; connected_ns
+                and submit_ns are of the second time
+    id_form     of the X-Request-Id: one of SHORT_ID and UUID
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, server (gRPC)
     """
 
@@ -83,6 +88,8 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     error: str = ""
     packing: int = 0
     held_ns: int = 0
+    retried: bool = False
+    id_form: int = SHORT_ID
 
 
 class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):
@@ -143,9 +150,16 @@ def plan_end(phase: str) -> PlannedRequest:
     return PlannedRequest(index=PLAN_END, phase=phase)
 
 
-def request_id(run_id: str, index: int) -> str:
-    """Return the X-Request-Id of a request: eight hex digits of the run, then its index, readable in a server's log."""
-    return f"sl-{_short(run_id)}-{index:06d}"
+def request_id(run_id: str, index: int, form: int = UUID) -> str:
+    """Return the X-Request-Id of a request: a UUID that ends in the decimal digits of its index, so that people can
+    read it in a server's log.
+
+    Envoy samples traces by a UUID's first eight digits, and writes its decision into the thirteenth.
+    """
+    if form == SHORT_ID:
+        return f"sl-{_short(run_id)}-{index:06d}"
+    digest = blake2b(f"{run_id}/{index}".encode(), digest_size=9, person=b"request").hexdigest()
+    return f"{digest[:8]}-{digest[8:12]}-4{digest[12:15]}-8{digest[15:]}-{index:012d}"
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,7 @@ from sidecar.options.load import DoctorOptions
 from sidecar.progress import Terminal
 from sidecar.run.preflight import preflight, refusal
 from sidecar.run.prepare import contact_of, cure_of_page, pages_access, pages_of, with_pages
-from sidecar.run.target import Contact, engine_version, probe, proxy_note
+from sidecar.run.target import MOST_NAMED, Contact, engine_version, probe, proxy_note, unlisted_note
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
@@ -40,7 +40,6 @@ OK, WARN, FAIL, SKIP = ("ok  ", "green"), ("warn", "yellow"), ("fail", "red"), (
 HINT = ("    ", "dim")
 # Engines by the owner that their lists of models state.
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}
-MOST_NAMED = 8
 
 Line = tuple[tuple[str, str], str]
 
@@ -92,7 +91,8 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
     protocol = PROTOCOLS[contact.endpoint]
     served = await probe(url, model=options.model, contact=contact, any_model=True)
     limit = "" if served.max_model_len is None else f" (up to {served.max_model_len} tokens)"
-    _print(console, OK, f"{served.url} serves {served.model}{limit}")
+    if served.unlisted is None:
+        _print(console, OK, f"{served.url} serves {served.model}{limit}")
     if options.model is None and len(served.listed) > 1:
         names = ", ".join(served.listed[:MOST_NAMED]) + (", ..." if len(served.listed) > MOST_NAMED else "")
         text = f"{len(served.listed)} models are served ({names}), and {served.model} is examined; a run needs --model"
@@ -101,6 +101,8 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
         _print(console, OK, f"server version {version}")
     for field, said in (await preflight(served, contact=contact, ignore_eos=True)).items():
         _print(console, WARN, refusal(served.url, field, said))
+    if note := unlisted_note(served):
+        _print(console, WARN, note)
     _print(console, OK, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
     return OWNERS.get(served.owner)
 

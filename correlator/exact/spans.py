@@ -5,6 +5,7 @@ Which forms an engine gives its ids is in `scraper/engines/*.yaml`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
 from scraper import engines
 from scraper.spans.requests import EngineSpans
+
+# Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.
+_UUID = re.compile(r"([0-9a-f]{8}-[0-9a-f]{4}-)[0-9a-f]([0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})")
+_ANY_TRACE = r"\g<1>4\2"
 
 
 def by_trace(
@@ -37,14 +42,17 @@ def by_trace(
 def by_request_id(
     requests: RequestLog, spans: EngineSpans, taken: set[int], rows: Sequence[int], why: Sequence[list[str]]
 ) -> Iterator[tuple[int, ExactTimes]]:
-    """Give the times of requests by the spans that bear their id, in the form that the engine gives it."""
+    """Give the times of requests by the spans that bear their id, in the form that the engine gives it.
+
+    UUIDs that differ in the thirteenth digit alone are the same: a gateway changes it.
+    """
     claims: dict[int, list[int]] = {}
     for engine in sorted(set(spans.engine)):
         known = engines.catalogue(engine).spans
         if known is None or known.is_gateway:
             continue
         others = np.flatnonzero(spans.engine != engine).tolist()
-        places = _places(spans.request_id, {*taken, *others})
+        places = _places(_alike(spans.request_id), {*taken, *others})
         for row in rows:
             for form in known.ids:
                 bearing = _of_form(form, requests.request_id[row], requests.response_id[row], places)
@@ -100,11 +108,16 @@ def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, 
         return []
     rows: list[int] = []
     for prompt in range(len(places)):
-        bearing = places.get(form.format(request=request_id, response=response_id, n=prompt), ())
+        bearing_id = form.format(request=request_id, response=response_id, n=prompt)
+        bearing = places.get(_UUID.sub(_ANY_TRACE, bearing_id), ())
         rows.extend(bearing)
         if not bearing or "{n}" not in form:
             break
     return rows
+
+
+def _alike(ids: Texts) -> Texts:
+    return np.array([_UUID.sub(_ANY_TRACE, text) for text in ids.tolist()], dtype=np.object_)
 
 
 def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:

@@ -143,6 +143,14 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
             source="draft `output-recording`",
         ),
     ]
+    retried: Annotated[
+        Count,
+        doc(
+            "of `sent`, those sent once more on a new connection, since the server closed the kept one before any byte "
+            "of a reply; stamps are of the second sending",
+            "requests",
+        ),
+    ]
     errors: Annotated[
         dict[str, Count], doc("requests that did not succeed, by the kind of error, most frequent first", "requests")
     ]
@@ -252,16 +260,16 @@ def client_summary(
     stopped                whether the user stopped the run, and so ended what was in flight
     """
     ok = take(log, log.status == "ok")
-    metrics = request_metrics(ok)
+    metrics, why = request_metrics(ok), _why_none(ok)
     start_ns, end_ns = _window(log, start_ns, end_ns)
-    why = _why_none(ok)
     gaps = describe(metrics.itl_ms, why)
     single = itl_option(ok) == "direct"
     throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
     return ClientSummary(
         window=RateWindow(start_ns=start_ns, end_ns=end_ns),
         requests=_counts(log),
-        errors=_errors_by_kind(log),
+        retried=int(log.retried.sum()),
+        errors=errors_by_kind(log),
         ttft_ms=describe(metrics.ttft_ms, why),
         tpot_ms=describe(metrics.tpot_ms, why),
         itl_ms=gaps if single else UNSET,
@@ -413,7 +421,7 @@ def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | Non
     return int((within & good.met).sum())
 
 
-def _errors_by_kind(log: RequestLog) -> dict[str, int]:
+def errors_by_kind(log: RequestLog) -> dict[str, int]:
     """Return the number of requests that did not succeed by the kind of error, most frequent first."""
     texts = log.error[(log.status != "ok") & (log.error != "")]
     kinds, numbers = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)

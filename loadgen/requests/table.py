@@ -52,6 +52,8 @@ class RequestLog:
     output_tokens_source   usage; timings: without usage, what the server's own timings count (llama.cpp's predicted_n);
                            estimate: with neither, a quarter of the characters of a whole reply (asiai, M4); "" for none
     cached_tokens          prompt tokens that the server found in its prefix cache
+    retried                it was sent twice: the kept connection of the first time ended before any byte of a reply;
+                           stamps are of the second time
     session, turn          -1 and 0 of a request that belongs to no session
     first_kind             what the first token was: content, reasoning or tool; "" when there was none
     response_id            the id that the server gave its reply
@@ -90,6 +92,7 @@ class RequestLog:
     finish_reason: Texts
     worker: Ints
     reused: Bools
+    retried: Bools
     role_only_first: Bools
     blank_before_first: Ints
     received_bytes: Ints
@@ -317,7 +320,9 @@ def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
 
 
 # The columns that are a field of a request's last part, its plan, its reply or its server's timings, by that name.
-_OF_PART = ("index", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "worker", "reused")
+_OF_PART = (
+    "index", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "worker", "reused", "retried",
+)  # fmt: skip
 _OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
 _OF_REPLY = (
     "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",
@@ -340,7 +345,7 @@ def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
         **{name: map(attrgetter(name), replies) for name in _OF_REPLY},
         **{f"server_{name}": map(attrgetter(name), timings) for name in _OF_TIMINGS},
         "endpoint_url": (part.url for part in last),
-        "request_id": (request_id(run_id, part.index) for part in last),
+        "request_id": (request_id(run_id, part.index, part.id_form) for part in last),
         "trace_id": (trace_id(run_id, part.index) for part in last),
         "first_read_ns": (row.first_read_ns for row in rows),
         "end_ns": (_end_ns(row) for row in rows),

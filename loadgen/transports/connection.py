@@ -3,7 +3,7 @@
 A read in the middle of a chunked body costs three appends and a look at its last bytes. All else waits until these may
 be the last, or until somebody asks (`Exchange.catch_up`): walking and stamping many reads in one go costs a fraction.
 Nothing is decoded here. What goes wrong on the way is data (`Exchange.error`), never an exception, and nothing is tried
-twice. Where bytes come from is left to a wire: sockets.py.
+twice here. Where bytes come from is left to a wire: sockets.py.
 
 T_submit is the moment the request's last byte left for the kernel. Under TLS it is the moment the last record was
 handed to the inner transport, whose own buffer (64 KiB at most) may still hold it.
@@ -52,7 +52,7 @@ class Connection:
 
     __slots__ = (
         "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
-        "_raw_head", "_read_ns", "_stamps", "_wire", "idle_ns",
+        "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
@@ -66,6 +66,7 @@ class Connection:
         self._raw_head = bytearray()
         self._floor_ns = -1
         self.idle_ns = 0
+        self.answered = False  # whether any byte came since the last request was sent
         # Reads that are still to be looked at: their bytes, when they returned, and the kernel's stamps.
         self._pieces: list[bytes] = []
         self._read_ns = array("q")
@@ -85,6 +86,7 @@ class Connection:
         exchange.catch_up = self._catch_up
         self._head = self._end = None
         self._raw_head.clear()
+        self.answered = False
         self._floor_ns = -1
         self._done = done = asyncio.get_running_loop().create_future()
         self._wire.send(request)
@@ -181,6 +183,7 @@ class Connection:
 
     def _take_head(self, exchange: Exchange, data: bytes) -> int:
         """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
+        self.answered = True
         before = len(self._raw_head)
         self._raw_head += data
         while (stop := head_end(self._raw_head)) >= 0:

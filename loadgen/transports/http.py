@@ -81,16 +81,25 @@ class Pool:
         await asyncio.sleep(0)
 
     async def perform(self, exchange: Exchange, request: bytes, *, timeout_s: float) -> None:
-        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`; see Transport."""
+        """Send a request and wait for the end of its reply; whatever happens stands in `exchange`; see Transport.
+
+        A kept connection that ends before any byte of a reply was closed by the peer while it was idle, or as the
+        request came. The request is then sent once more on a new connection, and its stamps are of that.
+        """
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 connection = self._take_idle()
                 exchange.reused = connection is not None
+                if connection is not None:
+                    await self._send(connection, exchange, request)
+                    if exchange.error and not connection.answered:
+                        exchange.send_again()
+                        self._drop(connection)
+                        connection = None
                 if connection is None:
                     connection = await self._connect()
-                exchange.connected_ns = self._clock.now_ns()
-                await connection.begin(exchange, request)
+                    await self._send(connection, exchange, request)
         except TimeoutError:
             exchange.error = f"timeout: {waiting_for(exchange)} within {timeout_s:g} s"
         except OSError as error:
@@ -102,6 +111,10 @@ class Pool:
                 exchange.end_ns = self._clock.now_ns()
             if connection is not None:
                 self._put_back(connection)
+
+    async def _send(self, connection: Connection, exchange: Exchange, request: bytes) -> None:
+        exchange.connected_ns = self._clock.now_ns()
+        await connection.begin(exchange, request)
 
     async def resolve(self) -> None:
         """Look the host up, once: for each connection it would go through a thread pool and show as lateness.
@@ -162,7 +175,7 @@ class HttpTransport:
     """One pool of connections an origin; owns them. Raises ValueError or OSError on an unusable specification."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock, *, stamps: ReceiveStamps) -> None:
-        self._run_id = spec.run_id
+        self._run_id, self._names_requests = spec.run_id, spec.request_id
         origins = [origin_of(root) for root in spec.roots]
         tls = tls_context(spec.tls) if any(origin.tls for origin in origins) else None
         pools = {origin: Pool(origin, clock, tls=tls, reuse=spec.reuse, stamps=stamps) for origin in origins}
@@ -199,8 +212,9 @@ class HttpTransport:
         pool, prefix, heads = self._targets[planned.url]
         fixed = heads[planned.headers]
         run_id, index = self._run_id, planned.index
+        named = f"X-Request-Id: {request_id(run_id, index)}\r\n" if self._names_requests else ""
         head = (
-            f"POST {prefix}{planned.path} HTTP/1.1\r\n{fixed}X-Request-Id: {request_id(run_id, index)}\r\n"
+            f"POST {prefix}{planned.path} HTTP/1.1\r\n{fixed}{named}"
             f"traceparent: {traceparent(run_id, index)}\r\nContent-Length: {len(planned.body)}\r\n\r\n"
         )
         await pool.perform(exchange, head.encode() + planned.body, timeout_s=timeout_s)

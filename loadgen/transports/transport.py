@@ -26,6 +26,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     protocol   the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
+    request_id send each request's id as X-Request-Id, where the protocol has headers
     sessions   send the later turns of sessions too; without it, only the first ones
     """
 
@@ -42,6 +43,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     protocol: str = "chat"
     tls: Tls = Tls()
     reuse: bool = True
+    request_id: bool = True
     sessions: bool = False
 
     @property
@@ -58,9 +60,9 @@ def _nothing_to_catch_up() -> None:
 class Exchange:
     """One request and what came back so far; filled in place, since the hot path can afford no copy.
 
-    Stamps are -1 until known. `held_ns` is for how long a cap held the request back. `reads_ns`, `read_ends` and `body`
-    hold what has not been logged yet; `head` likewise, which only HTTP has. Over WebSocket and gRPC a read is
-    a message, and `status` what HTTP would have said.
+    Stamps are -1 until known. `retried` says that it was sent once more on a new connection. `held_ns` is for how long
+    a cap held the request back. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
+    which only HTTP has. Over WebSocket and gRPC a read is a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
     A session's next turn needs them: where `kept_body` is there, the log leaves body, read ends and head in it,
     `kept_ends` and `kept_head`.
@@ -74,6 +76,7 @@ class Exchange:
     submit_ns: int = -1
     end_ns: int = -1
     reused: bool = False
+    retried: bool = False
     status: int = 0
     head: bytes = b""
     reads_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -85,6 +88,11 @@ class Exchange:
     kept_ends: array[int] = field(default_factory=lambda: array("q"))
     kept_head: bytes = b""
     catch_up: Callable[[], None] = _nothing_to_catch_up
+
+    def send_again(self) -> None:
+        """Forget what became of the first sending, of which no byte came back."""
+        self.connected_ns = self.submit_ns = self.end_ns = -1
+        self.error, self.reused, self.retried = "", False, True
 
 
 class Transport(Protocol):

@@ -92,6 +92,14 @@ class ContactOptions(AccessOptions):
     header: Annotated[
         tuple[str, ...], repeatable(TARGET, "Additional header of every request, 'Name: value' (repeatable)."), HEADERS
     ] = ()
+    request_id: Annotated[
+        bool,
+        option(
+            TARGET,
+            "Send an X-Request-Id with each request, a UUID, as gateways expect it. Without it a span is joined by "
+            "trace alone.",
+        ),
+    ] = True
     extra_body: Annotated[
         str | None,
         option(TARGET, "JSON object merged into every request body, e.g. '{\"top_k\": 1}'; null removes a field."),

@@ -14,7 +14,8 @@ from exporter.report.alerts import damage_lines, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
-from loadgen.requests.summary import ClientSummary
+from loadgen.requests.summary import ClientSummary, errors_by_kind
+from rundir.columns import take
 from scraper.engines import QUANTITIES
 from scraper.series.resets import alternates
 from scraper.window.summary import Server
@@ -37,6 +38,8 @@ def warnings(
     yield from _ending(run)
     yield from torn_lines(run.integrity)
     yield from _failures(client)
+    yield from _warm_up_failures(run)
+    yield from _retries(client)
     yield from _notes(run)
     yield from _scrapes(server)
     yield from _records(correlation.perf_metrics)
@@ -82,6 +85,25 @@ def _failures(client: ClientSummary) -> Iterator[str]:
     if unended:
         others = f": latencies are those of the {requests.ok} that did, which waited least" if requests.ok else ""
         yield f"{unended} of {requests.sent} requests did not end{others}"
+
+
+def _warm_up_failures(run: Run) -> Iterator[str]:
+    """Yield how many requests of the warm-up did not succeed; but for those that the end of the run cancelled."""
+    warm_up = take(run.requests, run.requests.phase == "warmup")
+    failed = take(warm_up, np.isin(warm_up.status, ("failed", "refused")))
+    if len(failed):
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in errors_by_kind(failed).items())
+        yield f"{len(failed)} of {len(warm_up)} warm-up requests did not succeed: {kinds}"
+
+
+def _retries(client: ClientSummary) -> Iterator[str]:
+    """Yield how often the server closed connections that it had said it would keep."""
+    if client.retried:
+        yield (
+            f"{client.retried} of {client.requests.sent} requests were sent a second time, on a new connection: the "
+            "server closed the one it had kept before a reply began. Their times are those of the second sending; with "
+            "--no-reuse each request has a connection of its own"
+        )
 
 
 def _notes(run: Run) -> Iterator[str]:

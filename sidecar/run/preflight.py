@@ -33,7 +33,8 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
     """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
 
     A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it. Returns these fields, each with
-    what the server said of it. Raises TargetUnreachable, or TargetIncompatible with what came instead.
+    what the server said of it. Raises TargetUnreachable, or TargetIncompatible with what came instead; for a model that
+    is not listed, first why it is not.
     """
     refused: dict[str, str] = {}
     while True:
@@ -42,7 +43,12 @@ async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = Fals
         exchange, reply = await _answered(served.url, path, body, asked)
         field = _refused_field(exchange, reply, body, contact)
         if field is None:
-            _require_answer(f"{served.url}{path}", exchange, reply, asked, ignore_eos=ignore_eos)
+            try:
+                _require_answer(f"{served.url}{path}", exchange, reply, asked, ignore_eos=ignore_eos)
+            except TargetIncompatible as error:
+                if served.unlisted is None:
+                    raise
+                raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
             return refused
         refused[field] = _said(exchange, reply)
 
@@ -142,6 +148,7 @@ async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exch
         transport=PROTOCOLS[contact.endpoint].transport,
         protocol=contact.endpoint,
         tls=contact.tls,
+        request_id=contact.request_id,
     )
     clock = Clock(offset_ns=0)
     exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())

@@ -39,7 +39,7 @@ from sidecar.options.scrape import ScrapeOptions
 from sidecar.progress import Progress
 from sidecar.run.planning import Load, read_load
 from sidecar.run.preflight import preflight, refusal, without_fields
-from sidecar.run.target import Contact, Served, engine_version, probe, proxy_note
+from sidecar.run.target import Contact, Served, engine_version, probe, proxy_note, unlisted_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,12 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
             tokenizer=tokenizer,
             load=load,
             targets=targets,
-            notes=(*filter(None, (proxy_note(options.url), shortfall)), *refused.values(), *load.notes, *notes),
+            notes=(
+                *filter(None, (proxy_note(options.url), *map(unlisted_note, served), shortfall)),
+                *refused.values(),
+                *load.notes,
+                *notes,
+            ),
             about={
                 "target": {
                     "url": first.url,
@@ -122,6 +127,7 @@ def contact_of(options: ContactOptions) -> Contact:
         headers={**authorization, **require_headers("--header", options.header)},
         extra=extra_of(options),
         tls=Tls(**paths, insecure=options.insecure),
+        request_id=options.request_id,
     )
 
 

@@ -181,6 +181,7 @@ def worker_spec(
         transport=PROTOCOLS[options.endpoint].transport,
         protocol=options.endpoint,
         reuse=options.reuse,
+        request_id=options.request_id,
         sessions=True,
         out=str(path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,

@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass
@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.models import OPENAI, owner_of
+from loadgen.protocols.models import OPENAI, Listing, owner_of
 from loadgen.protocols.reading.failures import UNREADABLE
 from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
 from scraper.engines import version_paths
@@ -24,18 +24,20 @@ from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatibl
 
 PROBE_TIMEOUT_S = 10.0
 BODY_EXCERPT = 120
+MOST_NAMED = 8
 UNAUTHORIZED = {401, 403}
 NO_KEY = "set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """How a target is spoken to: which API, and what goes with every request."""
+    """How a target is spoken to: which API, and what goes with every request; `request_id`: an X-Request-Id too."""
 
     endpoint: str = "chat"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
     tls: Tls = field(default_factory=Tls)
+    request_id: bool = True
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
         """Open what questions are asked with; the caller's to close. Raises UnusableFile for a certificate."""
@@ -48,8 +50,9 @@ class Contact:
 class Served:
     """What a target said of itself: the chosen model, its length limit in tokens (None: not said).
 
-    listed  all models that it serves; none where it lists none
-    owner   who owns them, as vllm or sglang; "" where it is not said
+    listed    all models that it serves; none where it lists none
+    owner     who owns them, as vllm or sglang; "" where it is not said
+    unlisted  why the model, which was named, is not in that list: the list has other ones, or there is none
     """
 
     url: str
@@ -57,13 +60,15 @@ class Served:
     max_model_len: int | None
     listed: tuple[str, ...] = ()
     owner: str = ""
+    unlisted: SidelightError | None = None
 
 
 async def probe(url: str, *, model: str | None, contact: Contact, any_model: bool = False) -> Served:
     """Ask which models there are, where the protocol says they are listed, and choose one; with `any_model` the first.
 
-    Raises TargetUnreachable (nothing listens, no answer), TargetIncompatible (a web page, no model list) and
-    ConfigurationError (the model is not served, or none was named and there are several).
+    A model that was named is chosen whatever the list says: behind a gateway it may be empty, fail, or have other
+    names. Raises TargetUnreachable (nothing listens, no answer); and unless one was named TargetIncompatible (a web
+    page, no model list) and ConfigurationError (there are several, or none).
     """
     listing = PROTOCOLS[contact.endpoint].models
     if listing is None:
@@ -73,22 +78,45 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     address = f"{root_url(url)}{listing.path}"
     try:
         body = await _get(address, contact)
-        limits = listing.read(body)
+        limits = _limits(body, listing, address, contact)
+    except TargetIncompatible as error:
+        if model is None:
+            raise
+        return Served(url=root_url(url), model=model, max_model_len=None, unlisted=error)
+    served = Served(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
+    chosen = model or _only(served.listed, address, any_model=any_model)
+    if chosen not in limits:
+        missing = ConfigurationError(f"--model {chosen}: not served; {address} serves: {_names(served.listed)}")
+        return replace(served, model=chosen, unlisted=missing)
+    return replace(served, model=chosen, max_model_len=limits[chosen])
+
+
+def unlisted_note(served: Served) -> str | None:
+    """Say that a model is used although its server does not list it; None where it does."""
+    if served.unlisted is None:
+        return None
+    why = str(served.unlisted).replace(f"--model {served.model}: not served; ", "").partition("; ")[0]
+    return (
+        f"--model {served.model} is not in the server's list of models ({why}); the server answered a request for it, "
+        "so it is used. Its context length is not known"
+    )
+
+
+def _limits(body: bytes, listing: Listing, address: str, contact: Contact) -> dict[str, int | None]:
+    try:
+        return listing.read(body)
     except UNREADABLE:
         raise TargetIncompatible(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
-    listed = tuple(limits)
-    chosen = _choose(model, listed, address, any_model=any_model)
-    limit = limits.get(chosen)
-    return Served(url=root_url(url), model=chosen, max_model_len=limit, listed=listed, owner=owner_of(body))
 
 
-def _choose(model: str | None, served: tuple[str, ...], listing: str, *, any_model: bool) -> str:
-    if model is None and served and (any_model or len(served) == 1):
+def _only(served: tuple[str, ...], listing: str, *, any_model: bool) -> str:
+    if served and (any_model or len(served) == 1):
         return served[0]
-    if model in served:
-        return model
-    what = "--model is missing" if model is None else f"--model {model}: not served"
-    raise ConfigurationError(f"{what}; {listing} serves: {', '.join(served) or 'none'}")
+    raise ConfigurationError(f"--model is missing; {listing} serves: {_names(served)}")
+
+
+def _names(served: tuple[str, ...]) -> str:
+    return ", ".join(served[:MOST_NAMED]) + (", ..." if len(served) > MOST_NAMED else "") or "none"
 
 
 async def _get(url: str, contact: Contact) -> bytes:

@@ -15,11 +15,13 @@ from recordings import Recording
 
 from correlator.exact.join import join
 from correlator.exact.table import SOURCES
+from loadgen.records import request_id
 from loadgen.requests.table import RequestLog
 from scraper.spans.requests import EngineSpans
 
 REPOSITORY = Path(__file__).parents[3]
 MS = 10**6
+UUID = request_id("run", 7)  # Envoy changes its thirteenth digit
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
@@ -155,6 +157,8 @@ def test_of_several_choices_the_first_token_counts():
         ({"response_id": "cmpl-1"}, "cmpl-1-0"),
         ({"request_id": "sl-1"}, "chatcmpl-sl-1"),
         ({"request_id": "sl-1", "response_id": "other"}, "cmpl-sl-1-0"),
+        ({"request_id": UUID}, f"chatcmpl-{UUID[:14]}9{UUID[15:]}"),
+        ({"request_id": UUID, "response_id": "other"}, f"cmpl-{UUID[:14]}b{UUID[15:]}-0"),
     ],
 )
 def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: str):

@@ -6,8 +6,10 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from waiting import BOUND_S
@@ -20,7 +22,7 @@ from rundir.access import Tls, UnusableFile, root_url, tls_context
 from rundir.clock import Clock
 
 if TYPE_CHECKING:
-    from conftest import Peer, Serve, Wire
+    from conftest import Peer, Script, Serve, Wire
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -218,22 +220,60 @@ async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: 
     assert server.connections == 2
 
 
-async def test_a_reused_connection_that_dies_is_a_failure_and_no_retry(serve: Serve, anchored: Clock):
-    """The server sees the request once, closes, and sees nothing more."""
+def _closing(at: set[int], before_closing: bytes = b"") -> Script:
+    """Answer every request but those at some places, counted from 1: say the bytes and close."""
+    seen = count(1)
 
     async def script(peer: Peer) -> None:
-        if len(server.peers) == 2:
+        if next(seen) in at:
+            await peer.say(before_closing)
             peer.writer.close()
         else:
             await peer.say(OK)
 
+    return script
+
+
+async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(serve: Serve, anchored: Clock):
+    """The second request is sent twice; its stamps are those of the second time, on a new connection."""
+    seen_ns: list[int] = []
+
+    async def script(peer: Peer) -> None:
+        seen_ns.append(anchored.now_ns())
+        await closing(peer)
+
+    closing = _closing({2})
     server = await serve(script)
+    async with Pool(origin_of(server.url), anchored) as pool:
+        got = [await _exchange(pool, anchored) for _ in range(3)]
+    assert [("", b"ok", False, False), ("", b"ok", False, True), ("", b"ok", True, False)] == [
+        (one.error, bytes(one.body), one.reused, one.retried) for one in got
+    ]
+    assert [0, 0, 1, 1] == [peer.connection for peer in server.peers]
+    assert server.peers[1].head == server.peers[2].head
+    retried = got[1]
+    assert retried.dispatch_ns < seen_ns[1] < retried.connected_ns <= retried.submit_ns <= retried.reads_ns[0]
+
+
+async def test_a_request_is_never_sent_a_third_time(serve: Serve, anchored: Clock):
+    """A new connection that dies before any byte is a failure: of the first request, and of a second sending."""
+    for at, sent in (({1}, 1), ({2, 3}, 3)):
+        server = await serve(_closing(at))
+        async with Pool(origin_of(server.url), anchored) as pool:
+            got = [await _exchange(pool, anchored) for _ in range(len(at))]
+        assert "reset: closed by the peer before any response" == got[-1].error
+        assert (sent > 1, sent) == (got[-1].retried, len(server.peers))
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200", b"HTTP/1.1 103 Hints\r\n\r\n", OK[:-1]])
+async def test_a_request_of_which_a_byte_came_back_is_not_sent_again(serve: Serve, anchored: Clock, begun: bytes):
+    """The server sees it once; what had come is kept."""
+    server = await serve(_closing({2}, begun))
     async with Pool(origin_of(server.url), anchored) as pool:
         await _exchange(pool, anchored)
         second = await _exchange(pool, anchored)
-    assert second.reused
     assert second.error.startswith("reset: ")
-    assert len(server.peers) == 2
+    assert (True, False, 2) == (second.reused, second.retried, len(server.peers))
 
 
 async def test_submit_is_when_the_last_byte_left(anchored: Clock):
@@ -323,6 +363,29 @@ async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: Clo
             await transport.perform(exchange, planned, timeout_s=BOUND_S)
     heads = [[peer.header(name) for name in ("X-Team", "X-Key", "X-Other")] for peer in server.peers]
     assert [["one", "k", None], ["all", "k", "2"], ["all", "k", None]] == heads
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: Clock, wanted: bool):
+    """The id is a UUID, as Envoy requires, that ends in the request's number; the trace is to be recorded."""
+    server = await serve(OK)
+    spec = WorkerSpec(
+        worker=0, workers=1, run_id="r", clock_offset_ns=0, headers={}, out="", request_timeout_s=1.0,
+        urls=[server.url], request_id=wanted,
+    )  # fmt: skip
+    async with HttpTransport(spec, anchored, stamps=ReceiveStamps(anchored)) as transport:
+        for index in (7, 8):
+            exchange = Exchange(index=index, scheduled_ns=0, dispatch_ns=0)
+            await transport.perform(exchange, PlannedRequest(index=index, path="/", body=b"{}"), timeout_s=BOUND_S)
+    ids = [peer.header("X-Request-Id") for peer in server.peers]
+    if wanted:
+        assert ids == [str(UUID(str(one))) for one in ids]
+        assert ["000000000007", "000000000008"] == [str(one)[-12:] for one in ids]
+        # Envoy samples by these eight digits.
+        assert 2 == len({str(one)[:8] for one in ids})
+    else:
+        assert [None, None] == ids
+    assert {"-01"} == {str(peer.header("traceparent"))[-3:] for peer in server.peers}
 
 
 @pytest.mark.parametrize("spec", [Tls(ca="/nowhere"), Tls(cert="/nowhere")])

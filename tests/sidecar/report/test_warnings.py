@@ -144,6 +144,14 @@ def test_what_changes_the_reading_is_said(change: dict[str, Any], expected: str)
     assert [expected] == said(change)
 
 
+def test_warm_up_requests_that_fail_are_said():
+    """By the kinds of their errors; those that the end of the run cancelled are no failures."""
+    warm_up = {**REPLY, "phase": "warmup"}
+    reset, cancelled = {"status": "failed", "error": "reset: gone"}, {"status": "cancelled", "error": "cancelled: x"}
+    sent = [warm_up, {**warm_up, **reset}, {**warm_up, **reset}, {**warm_up, **cancelled}]
+    assert ["2 of 4 warm-up requests did not succeed: reset (2)"] == said({}, sent=sent)
+
+
 def test_how_a_run_ended_comes_first():
     first, *_ = said({"client.requests.failed": 1}, status=None, reason="a load worker died")
     assert "this run was cut short (a load worker died); numbers cover what was recorded up to then" == first

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from waiting import BOUND_S
 
-from sidecar.errors import TargetIncompatible, TargetUnreachable
+from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.run import preflight as module
 from sidecar.run.preflight import preflight
-from sidecar.run.target import Contact, Served, probe, proxy_note
+from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
@@ -104,6 +105,70 @@ async def test_the_cure_of_a_status(status: int, cure: str):
     async with refusing("model", status=status) as (served, _):
         with pytest.raises(TargetIncompatible, match=f"HTTP {status} to a request for one token: .*{cure}"):
             await preflight(served, contact=Contact(endpoint="completions"))
+
+
+def _listing(*names: str) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": name, "max_model_len": 64} for name in names]})
+
+
+@asynccontextmanager
+async def listing(models: web.Response, known: str = "wanted"):
+    """Serve a list of models, and completions of one model, listed or not; yield the URL."""
+
+    async def complete(request: web.Request) -> web.Response:
+        if (await request.json())["model"] != known:
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
+        return web.Response(body=EVENTS, content_type="text/event-stream")
+
+    async def answer(_: web.Request) -> web.Response:
+        return models
+
+    app = web.Application()
+    app.router.add_get("/v1/models", answer)
+    app.router.add_post("/v1/chat/completions", complete)
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize(
+    ("models", "why"),
+    [
+        (partial(_listing, "unknown"), "serves: unknown"),
+        (_listing, "serves: none"),
+        (partial(web.Response, status=500), "HTTP 500"),
+        (partial(web.Response, status=401), "HTTP 401"),
+        (partial(web.Response, text="<!doctype html>", content_type="text/html"), "not JSON but text/html"),
+        (partial(web.json_response, {"hello": "world"}), "not a list of models"),
+    ],
+)
+async def test_a_model_that_is_named_need_not_be_listed(models: Callable[[], web.Response], why: str):
+    """As behind gateways: it is used where a request for it is answered, and the reader is told."""
+    async with listing(models()) as url:
+        served = await probe(url, model="wanted", contact=Contact())
+        assert {} == await preflight(served, contact=Contact())
+        note = unlisted_note(served)
+    assert ("wanted", None) == (served.model, served.max_model_len)
+    assert note is not None
+    assert note.startswith(f"--model wanted is not in the server's list of models ({url}/v1/models")
+    assert why in note
+
+
+async def test_a_model_that_is_neither_listed_nor_answered_is_the_users_mistake():
+    """The line says what is served, and what became of the request; where no list was read, both failures."""
+    async with listing(_listing("llama", "qwen")) as url:
+        served = await probe(url, model="gpt-9", contact=Contact())
+        with pytest.raises(ConfigurationError, match=r"gpt-9: not served; .* serves: llama, qwen; .* no such model"):
+            await preflight(served, contact=Contact())
+    async with listing(web.Response(status=500)) as url:
+        served = await probe(url, model="gpt-9", contact=Contact())
+        with pytest.raises(TargetIncompatible, match=r"/v1/models: HTTP 500; .* no such model"):
+            await preflight(served, contact=Contact())
+
+
+async def test_a_model_that_is_listed_is_used_without_a_word():
+    async with listing(_listing("wanted", "other")) as url:
+        served = await probe(url, model="wanted", contact=Contact())
+    assert (64, None) == (served.max_model_len, unlisted_note(served))
 
 
 @pytest.mark.parametrize("newline", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
