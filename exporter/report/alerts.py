@@ -9,11 +9,13 @@ from rundir.integrity import Integrity, LogIntegrity
 
 
 def alerts(summary: Summary) -> Iterator[str]:
-    """Yield them as sentences, worst first."""
-    first_line = summary.self_check.first_line
+    """Yield them as sentences, worst first: what became of requests before by how much their times may be off."""
+    first_line, counts = summary.self_check.first_line, summary.client.requests
     damage = set(damage_lines(summary.integrity))  # stands above the heading
     warnings = [warning for warning in summary.warnings if warning not in damage]
-    for text in ([first_line] if first_line else []) + warnings:
+    distrust = [first_line] if first_line else []
+    failures_first = summary.status != "complete" or counts.ok < counts.sent
+    for text in warnings + distrust if failures_first else distrust + warnings:
         yield f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 

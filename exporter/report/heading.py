@@ -115,7 +115,8 @@ def _loop(config: Mapping[str, Any]) -> str:
     if not config["rate"]:
         return f"arrivals of {config.get('replay_requests')}"
     to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
-    return f"{config['rate']:g}{to} requests/s ({config['arrival']}){limit}"
+    unit = "request/s" if config["rate"] == 1 and not to else "requests/s"
+    return f"{config['rate']:g}{to} {unit} ({config['arrival']}){limit}"
 
 
 def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:

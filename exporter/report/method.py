@@ -19,7 +19,7 @@ MOST_CLOCKS = 3  # engines named whose clocks are not known
 def method(summary: Summary) -> Iterator[str]:
     """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
     if not summary.correlation.missing:
-        yield from basis(summary.correlation)
+        yield from basis(summary.correlation, summary.client.requests.sent)
     if summary.watch:
         yield from _unexplained(summary.watch)
         return
@@ -33,8 +33,11 @@ def method(summary: Summary) -> Iterator[str]:
         yield f"{summary.methodology.draft}: {summary.methodology.missing}. {warm_up.sentence}"
 
 
-def basis(correlation: Correlation) -> Iterator[str]:
-    """Yield in lines what the breakdown rests on: where each request's is from, what is not separated, clocks."""
+def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
+    """Yield in lines what the breakdown rests on: where each request's is from, what is not separated, clocks.
+
+    sent  how many requests there were, with a first token or without
+    """
     breakdown = correlation.breakdown
     if breakdown.means_only:
         yield (
@@ -42,13 +45,15 @@ def basis(correlation: Correlation) -> Iterator[str]:
             f"{correlation.server_requests} by the engine's ({breakdown.means_only})."
         )
         return
-    yield _covered(correlation)
+    yield _covered(correlation, sent)
     yield from _not_joined(correlation)
     for merged, count in breakdown.merged.items():
         whose = "" if count == correlation.requests else f" of {count} requests"
         yield f"The part `other`{whose} includes {in_words(merged)}: no source separates them."
     if correlation.coverage.trace and correlation.clock.reason != NOT_COMPARED:
         yield from _clocks(correlation.clock)
+        if breakdown.network_ms.count and not breakdown.request_network_ms.count:
+            yield "No time above depends on the clocks: the time outside the engine is not divided into there and back."
 
 
 def _unexplained(watch: WatchedTraffic) -> Iterator[str]:
@@ -57,7 +62,7 @@ def _unexplained(watch: WatchedTraffic) -> Iterator[str]:
         yield f"Without a breakdown of the TTFT: {count:,} ({EXPLANATIONS.get(reason, reason)})."
 
 
-def _covered(correlation: Correlation) -> str:
+def _covered(correlation: Correlation, sent: int) -> str:
     """Return from which source the breakdown of how many requests is."""
     requests, coverage, quality = correlation.requests, correlation.coverage, correlation.quality
     ways = (
@@ -67,11 +72,12 @@ def _covered(correlation: Correlation) -> str:
         (coverage.none, f"without a breakdown ({next(iter(correlation.none_reasons), 'no reason is known')})"),
     )
     known = [(round(requests * ratio), how) for ratio, how in ways if ratio]
-    failed = f" ({correlation.not_ok} of which did not succeed)" if correlation.not_ok else ""
+    which = " with a first token" if sent > requests else ""
+    which += f" ({correlation.not_ok} of which did not succeed)" if correlation.not_ok else ""
     if len(known) == 1:
-        whole = f"All {requests} requests{failed} were {known[0][1]}"
+        whole = f"All {requests} requests{which} were {known[0][1]}"
     else:
-        whole = f"Of {requests} requests{failed}, {', '.join(f'{count} were {how}' for count, how in known)}"
+        whole = f"Of {requests} requests{which}, {', '.join(f'{count} were {how}' for count, how in known)}"
     doubts = ((quality.mixed_traffic, "beside other traffic"), (quality.prior, "by expectation alone"))
     less_sure = ", ".join(f"{count} {why}" for count, why in doubts if count)
     return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."

@@ -7,6 +7,7 @@ from loadgen.requests.self_check.stated_error import ErrorBound, StatedError
 
 UNREPORTED = "How far off latencies may be is not known: no load worker reported on itself."
 _LEAST_PERCENT = 0.0001
+_TIMES = 2  # medians: from there on a percentage is hard to read
 
 
 def excesses(error: StatedError) -> list[str]:
@@ -62,9 +63,17 @@ def _error(bound: ErrorBound, whose: str, *, exactly: bool = False) -> str:
     amount = ms(bound.p99 or 0.0)
     if bound.share_of_median is None or bound.median is None:
         return f"{amount} ({whose} median is 0)"
-    percent = 100 * bound.share_of_median
+    median = f"{whose} median{f' of {ms(bound.median)}' if exactly else ''}"
+    return f"{amount} ({_share(bound.share_of_median)} {median})"
+
+
+def _share(ratio: float) -> str:
+    """Return a ratio as the beginning of "... the median": in percent, and from 2 on how many times."""
+    if ratio >= _TIMES:
+        return f"{ratio:,.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
+    percent = 100 * ratio
     share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}" if percent >= _LEAST_PERCENT else "below 0.0001"
-    return f"{amount} ({share} % of {whose} median{f' of {ms(bound.median)}' if exactly else ''})"
+    return f"{share} % of"
 
 
 def _capitalised(text: str) -> str:

@@ -315,6 +315,24 @@ def test_requests_that_did_not_succeed_are_counted():
     assert "All 100 requests (16 of which did not succeed) were matched to engine spans." in list(basis(shown))
 
 
+@pytest.mark.parametrize(("sent", "which"), [(100, ""), (103, " with a first token")])
+def test_requests_without_a_first_token_are_not_among_all(sent: int, which: str):
+    """As of blank replies: of 23 requests "all 22" were estimated."""
+    assert f"All 100 requests{which} were matched to engine spans." in list(basis(summaries.correlated(), sent))
+
+
+@pytest.mark.parametrize(("divided", "said"), [(100, False), (0, True)])
+def test_where_nothing_depends_on_the_clocks_that_is_said(divided: int, *, said: bool):
+    """Behind a gateway, they were known within 54 ms, and no number was the worse for it."""
+    shown = summaries.correlated()
+    parts = shown.breakdown
+    network = msgspec.structs.replace(parts.network_ms, count=100)
+    there = msgspec.structs.replace(parts.request_network_ms, count=divided)
+    parts = msgspec.structs.replace(parts, network_ms=network, request_network_ms=there)
+    shown = msgspec.structs.replace(shown, breakdown=parts)
+    assert said == any(line.startswith("No time above depends on the clocks") for line in basis(shown))
+
+
 def test_where_none_succeeded_the_reason_is_that():
     """They had first tokens, so that it is not for want of these."""
     nothing = summaries.findings(summaries.parts("none", reason="it failed"), whole=summaries.means(missing="no cell"))

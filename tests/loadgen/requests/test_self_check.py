@@ -104,6 +104,13 @@ def test_who_is_not_trusted_says_by_how_much_why_and_what_helps():
     assert "" == both.statement
 
 
+def test_an_error_of_many_medians_is_said_in_times():
+    """2157 % is no number that anybody can read."""
+    got = self_check(_slow(10.0), _stats(delay_ms=21.5, cpu_ratio=0.01), open_loop=True, machine=BUSY)
+    assert "gaps between chunks by up to 21.6 ms (22 times their median of 1.00 ms)" in got.first_line
+    assert "TTFT may be wrong by up to 21.6 ms (2.2 times its median of 10.0 ms)" in got.first_line
+
+
 @pytest.mark.parametrize(
     ("error_ms", "said"),
     [(0.06, "0.16 ms (0.0005 % of its median)"), (20.0, "20.1 ms (0.063 % of its median)")],
