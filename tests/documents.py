@@ -1,0 +1,88 @@
+"""What the documentation is compared with: the messages that the product can show, and the options of its commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+# Errors of a usage name the option, its value and what it may be; the others depend on the world outside.
+ERRORS = {
+    "TargetUnreachable", "TargetIncompatible", "TargetNotMeasured", "CannotWrite", "DamagedRun", "WorkerDied",
+    "Interrupted",
+}  # fmt: skip
+NOTES = {"warn", "warn_and_record", "record_note"}
+# Every sentence of these functions, or where there is no name of these modules, is a warning.
+WARNINGS = {
+    "sidecar/report/warnings.py": "",
+    "exporter/report/alerts.py": "",
+    "exporter/report/load.py": "overload",
+    "sidecar/run/phases.py": "_span_notes",
+    "loadgen/requests/self_check/sentences.py": "distrust",
+    "loadgen/requests/self_check/cause.py": "cause",
+}
+LEAST, MOST = 15, 40
+
+
+def messages() -> dict[str, str]:
+    """Return of each error and warning a phrase that does not depend on a run, by where it stands."""
+    phrases: dict[str, str] = {}
+    for path in sorted((REPOSITORY / "sidecar").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ERRORS | NOTES:
+                phrases |= _of(path, node)
+    for name, function in WARNINGS.items():
+        path = REPOSITORY / name
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and function in {"", node.name}:
+                node.body = [part for part in node.body if not _is_docstring(part)]
+                phrases |= _of(path, node)
+    return phrases
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _of(path: Path, node: ast.AST) -> dict[str, str]:
+    """Return the longest fixed part of each text below a node, cut to its first words."""
+    found = {}
+    for text, line in _texts(node):
+        fixed = max(re.split("\0", text), key=len).strip(" ;:,.()")
+        if len(fixed) >= LEAST:
+            words = fixed if len(fixed) <= MOST else fixed[:MOST].rpartition(" ")[0]
+            found[f"{path.relative_to(REPOSITORY)}:{line}: {words}"] = words
+    return found
+
+
+def _texts(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Give the texts below a node with their lines; NUL stands for what a run fills in."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+        yield "".join(map(str, parts)), node.lineno
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value, node.lineno
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _texts(child)
+
+
+def options() -> dict[str, set[str]]:
+    """Return the options of each command, by the generated reference."""
+    reference = (REPOSITORY / "docs/reference/commands.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## sidelight ?(\w*)\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL)
+    return {name: set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) | {"--help"} for name, text in sections}
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Give the commands of ours in a text's blocks of code, each with its arguments."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += ["\n".join(re.findall(r"^(?:    |\t)(.*)$", text, re.MULTILINE))]
+    for block in blocks:
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            match = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ |ExecStart=\S*/)*sidelight ([a-z]+)(.*)", line.strip())
+            if match:
+                yield match[1], match[2].partition(" # ")[0]
