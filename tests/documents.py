@@ -52,7 +52,7 @@ def _of(path: Path, node: ast.AST) -> dict[str, str]:
     found = {}
     for text, line in _texts(node):
         fixed = max(re.split("\0", text), key=len).strip(" ;:,.()")
-        if len(fixed) >= LEAST:
+        if len(fixed) >= LEAST and " " in fixed:
             words = fixed if len(fixed) <= MOST else fixed[:MOST].rpartition(" ")[0]
             found[f"{path.relative_to(REPOSITORY)}:{line}: {words}"] = words
     return found
