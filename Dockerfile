@@ -16,7 +16,6 @@ COPY correlator ./correlator
 COPY exporter ./exporter
 COPY loadgen ./loadgen
 COPY methodology ./methodology
-COPY methodology ./methodology
 COPY rundir ./rundir
 COPY scraper ./scraper
 COPY sidecar ./sidecar

@@ -92,7 +92,7 @@ def test_a_deadline_stops_the_run(runs: Callable[[str], Ended]):
     """As if the user had stopped it, and it says that it was the deadline; streams are kept as far as they came."""
     run = runs("deadline")
     assert (130, "interrupted") == (run.code, run.manifest["status"])
-    assert "! the deadline of 20 s was reached; requests in flight are cancelled" in run.out
+    assert "! The deadline of 20 s was reached; requests in flight are cancelled" in run.out
     assert "! the deadline of 20 s was reached; requests in flight are cancelled\n" == run.err
     rows = kept(run, ok=0, failed=0)
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}

@@ -71,7 +71,7 @@ def test_records_that_are_off_are_told(tmp_path: Path):
     assert 0 == done.code, done.err
     assert 0 == done.summary["correlation"]["perf_metrics"]["records"]
     assert any(
-        one.startswith("Of 0 records of /perf_metrics 0 are of our requests") for one in done.summary["warnings"]
+        one.startswith("0 of 0 records of /perf_metrics match requests of this run") for one in done.summary["warnings"]
     )
     assert done.summary["correlation"]["coverage"]["histogram"] > 0.9
 
