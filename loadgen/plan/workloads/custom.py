@@ -230,25 +230,37 @@ def parse_lengths(text: str) -> Distribution:
 
 def _parameters(kind: str, items: list[str]) -> object:
     """Return the parameters of a distribution as a file has them. Raises WorkloadError."""
-    if kind == "fixed":
+    if kind == "fixed" and len(items) == 1:
         return _number(items[0])
     if kind == "uniform" and len(items) == 1:
         low, _, high = items[0].partition("-")
         return {"min": _number(low), "max": _number(high)}
     pairs = [(name, _number(value)) for name, separator, value in (i.partition("=") for i in items) if separator]
     plain = [item for item in items if "=" not in item]
-    if kind == "choice":
+    if kind == "choice" and not (plain and pairs):
         weights = {"weights": [weight for _, weight in pairs]} if pairs else {}
         return {"values": [_number(value) for value in (plain or [name for name, _ in pairs])], **weights}
+    written = _WRITTEN.get(kind, ())
+    if len(plain) > len(written) or kind == "choice":
+        raise WorkloadError(f"{kind}: {','.join(items)!r} cannot be read")
     if kind == "histogram":
-        ranges = [[_number(edge) for edge in name.split("-")] for name, _ in pairs]
-        edges = [*(edge_pair[0] for edge_pair in ranges), *(edge_pair[-1] for edge_pair in ranges[-1:])]
-        return {"edges": edges, "counts": [count for _, count in pairs]}
+        return {"edges": _edges([name for name, _ in pairs]), "counts": [count for _, count in pairs]}
+    named = dict(pairs) | dict(zip(written, map(_number, plain), strict=False))
+    if len(named) < len(items):
+        raise WorkloadError(f"{kind}: {','.join(items)!r} gives a parameter twice")
     if kind == "percentiles":
         return {name if name in ("min", "max") else _number(name): value for name, value in pairs}
-    if len(plain) > len(_WRITTEN.get(kind, ())):
-        raise WorkloadError(f"{kind}: {','.join(plain)!r} cannot be read")
-    return {**dict(zip(_WRITTEN.get(kind, ()), map(_number, plain), strict=False)), **dict(pairs)}
+    return named
+
+
+def _edges(ranges: list[str]) -> list[float]:
+    """Return the edges of ranges such as 1-100 and 100-500. Raises WorkloadError where there is a gap between them."""
+    lows, highs = zip(
+        *((_number(low), _number(high)) for low, _, high in (r.partition("-") for r in ranges)), strict=True
+    )
+    if lows[1:] != highs[:-1]:
+        raise WorkloadError(f"histogram: {', '.join(ranges)}: each range must begin where the one before it ends")
+    return [*lows, highs[-1]]
 
 
 def _number(text: str) -> float:
