@@ -31,10 +31,11 @@ STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
-# Of a part: what becomes a number of 64 bits, and how far differences of two still do.
-_numbers = attrgetter(
-    "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "status", "end_ns"
+# Of a part and of a plan: what becomes a number of 64 bits, and how far differences of two still do.
+_part_numbers = attrgetter(
+    "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "status", "end_ns"
 )
+_plan_numbers = attrgetter("index", "input_tokens", "max_tokens", "session", "turn")
 _MOST = 2**62
 
 
@@ -158,8 +159,12 @@ class RequestFold:
         return len(self._parts)
 
     def plan(self, first: PlannedRequest) -> None:
-        """Add a planned request, and with it the later turns of its session."""
+        """Add a planned request, and with it the later turns of its session.
+
+        Raises ValueError for one that no conductor has written.
+        """
         for request in (first, *first.turns):
+            _require_bounds(_plan_numbers(request), f"the plan of request {request.index}")
             self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())
 
     def is_planned(self, index: int) -> bool:
@@ -171,9 +176,7 @@ class RequestFold:
 
         Raises ValueError for a part that no worker has written, as `unpack` does.
         """
-        numbers = _numbers(part)
-        if min(numbers) < -1 or max(numbers) >= _MOST:
-            raise ValueError(f"a part of request {part.index} whose numbers are out of bounds")
+        _require_bounds(_part_numbers(part), f"a part of request {part.index}")
         parts = self._parts.setdefault(part.index, [])
         if not parts:
             self.sent[self._planned.get(part.index, _UNPLANNED).phase] += 1
@@ -258,6 +261,11 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     stamps_ns: Ints
     ends: Ints
     body: bytes
+
+
+def _require_bounds(numbers: Sequence[int], of_what: str) -> None:
+    if min(numbers) < -1 or max(numbers) >= _MOST:
+        raise ValueError(f"{of_what} has numbers that are out of bounds")
 
 
 def unpack(part: RequestPart) -> Reads:

@@ -20,7 +20,7 @@ from sent_requests import parts, planned
 from sent_spans import TRACE, call, engine, export, gateway
 from series import scraped
 
-from loadgen.records import RequestPart, WorkerStat, append_record, plan_end
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record, plan_end
 from loadgen.requests.table import RequestLog
 from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
@@ -420,6 +420,8 @@ STAMPS = {"tick_ns": 1, "request_ns": 1, "response_ns": 2}
         ("requests-0.log", [b"no record"], "Expected"),
         ("requests-0.log", [RequestPart(index=2**63, last=True)], "out of bounds"),
         ("requests-0.log", [RequestPart(index=1, last=True, end_ns=2**63 - 1)], "out of bounds"),
+        ("requests-0.log", [RequestPart(index=1, last=True, held_ns=2**63)], "out of bounds"),
+        ("plan-measure.log", [PlannedRequest(index=1, session=2**63)], "out of bounds"),
         ("requests-0.log", [RequestPart(index=1, last=True, packing=9)], "packed in way 9"),
         ("requests-0.log", [RequestPart(index=1, last=True, body=BOMB)], "unpacks to more than"),
         ("scrapes-0.log", [RowRecord(layout=7, delta=b"", **STAMPS)], "7"),
