@@ -26,6 +26,7 @@ MOST_LIST_BYTES = 256 * 1024 * 1024
 _TEXTS = ("prompt", "text", "text_input")
 _LENGTHS = ("max_tokens", "output_tokens", "output_length", "output_tokens_count", "max_completion_tokens")
 _SESSIONS = ("session", "session_id")
+_SHARED = (*_LENGTHS, "headers", "delay", "temperature")
 _FIELDS = (*_TEXTS, "messages", "turns", *_LENGTHS, *_SESSIONS, "headers", "delay", "temperature")
 # A field that is alike enough to be a slip of the pen is an error; any other that is not known is ignored.
 _SLIP = 0.85
@@ -204,10 +205,15 @@ def _take(reading: _Reading, where: str, item: object) -> None:
     for name in (*_TEXTS, "messages"):
         if name in fields:
             _fail(where, f"turns and {name} exclude each other; give one of them")
-    shared = {"headers": fields["headers"]} if "headers" in fields else {}
     for number, turn in enumerate(turns, 1):
         place = f"{where}, turn {number}"
         part = _fields(reading, place, turn)
+        for name in ("turns", *_SESSIONS):
+            if name in part:
+                _fail(place, f"{name}: belongs to the line, not to one of its turns")
+        # What stands beside the turns holds for each that has none of its own, by whichever name.
+        stated = _LENGTHS if any(name in part for name in _LENGTHS) else ()
+        shared = {name: fields[name] for name in _SHARED if name in fields and name not in stated}
         # Turns whose session has no name are one of their own: no other line can continue it.
         _add(reading, session or (where,), _prompt(reading, shared | part, place))
 

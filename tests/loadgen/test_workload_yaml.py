@@ -246,7 +246,8 @@ def test_lengths_in_an_option_are_those_of_a_file(text: str, expected: Distribut
         "normal:5", "normal:1,2,3", "normal:a,b", "normal:5,-1", "poisson:5", "choice:", "choice:1,x",
         "percentiles:50=5", "histogram:0-10", "histogram:5=1", "histogram:0-10=1,x", "{", "{}", "[1]", "fixed:", ":",
         "=", "percentiles:5,6", "fixed:5,6", "choice:512=1,2048", "normal:512,64,mean=3", "percentiles:50=1,95=2,50=3",
-        "histogram:1-100=30,200-500=70", "histogram:1-100=30,100-500=70,900", "histogram:1-2-3=4", "percentiles:50=1,95=2,3",
+        "histogram:1-100=30,200-500=70", "histogram:1-100=30,100-500=70,900", "histogram:1-2-3=4",
+        "percentiles:50=1,95=2,3",
     ],
 )  # fmt: skip
 def test_lengths_that_cannot_be_read_say_what_can_be_written(text: str):

@@ -115,8 +115,9 @@ async def test_a_session_is_sent_in_order(write: Any):
         {"text": "b", "session_id": "s", "delay": 1500},
         {"messages": TALK, "session": "s"},
         {"session_id": 4, "turns": [{"text": "x", "output_length": 3}, "y"], "headers": {"X-T": "1"}},
+        {"turns": [{"text": "x", "output_length": 3}, "y"], "max_tokens": 9, "delay": 20, "temperature": 0.5},
     ]
-    session, alone, turns = await planned(write(lines), 3, think_s=0.25)
+    session, alone, turns, beside = await planned(write(lines), 4, think_s=0.25)
     assert [(1, False, 1_500_000_000), (2, True, 250_000_000)] == [
         (turn.turn, turn.whole, turn.think_ns) for turn in session.turns
     ]
@@ -124,6 +125,8 @@ async def test_a_session_is_sent_in_order(write: Any):
     assert ((), -1) == (alone.turns, alone.session)
     assert [0, 0] == [turns.headers, turns.turns[0].headers]
     assert (3, OUTPUT_TOKENS) == (turns.max_tokens, turns.turns[0].max_tokens)
+    assert (3, 9, 20_000_000) == (beside.max_tokens, beside.turns[0].max_tokens, beside.turns[0].think_ns)
+    assert 0.5 == json.loads(beside.body)["temperature"]
 
 
 async def test_headers_are_named_by_position(write: Any):
@@ -190,6 +193,8 @@ EXAMPLE = '{"prompt": "...", "max_tokens": 128}'
         (b'{"messages": [{"role": "user", "content": 3}]}', ", line 1: messages[0].content: 3 must be a text or"),
         (b'{"turns": []}', ", line 1: turns: [] must be a list with at least one prompt"),
         (b'{"turns": ["a", 3]}', ", line 1, turn 2: 3 must be an object"),
+        (b'{"turns": ["a", {"prompt": "b", "session": "s"}]}', ", line 1, turn 2: session: belongs to the line"),
+        (b'{"turns": [{"prompt": "a", "turns": ["b"]}]}', ", line 1, turn 1: turns: belongs to the line"),
         (b'{"prompt": "a", "turns": ["b"]}', ", line 1: turns and prompt exclude each other"),
         (b'{"prompt": "a", "headers": {"X Y": "geheim"}}', ", line 1: headers: 'X Y' is not a header's name"),
         (b'{"prompt": "a", "headers": {"X": "geheim\\r\\nY: z"}}', ", line 1: headers.X: must be one line"),
