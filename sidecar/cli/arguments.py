@@ -65,7 +65,9 @@ class Translation:
     def add(self, option: _Option, flags: frozenset[str]) -> None:
         """Add an option and what stands behind it."""
         name, values = option.name, option.values
-        if name in VALUES:
+        if not values and (name in BODY_FIELDS or name in DEVIATIONS or name == EXTRA_INPUTS):
+            self.problems.append(f"{name}: needs a value")
+        elif name in VALUES:
             self._add_value(option)
         elif name in BODY_FIELDS or name == EXTRA_INPUTS:
             self._add_to_body(option)
@@ -76,7 +78,7 @@ class Translation:
             hint = HINTS[name]
             self.problems.append(f"{name}: {hint if isinstance(hint, str) else hint(' '.join(values))}")
         elif name in DEVIATIONS:
-            self.deviations[DEVIATIONS[name]] = values[0] if values else ""
+            self.deviations[DEVIATIONS[name]] = values[0]
             self.words += values[1:]
         elif name in FLAGS_NOT_NEEDED:
             self.not_needed.append(f"{name} ({FLAGS_NOT_NEEDED[name]})")
@@ -88,7 +90,7 @@ class Translation:
             self.arguments.append(option.typed)
             self.words += values["=" in option.typed :]
         else:
-            ours = RENAMED.get(name, option.typed.partition("=")[0])
+            ours = RENAMED.get(name, name)
             value_count = _own_values(values) if ours in _SEVERAL else 1
             for value in values[:value_count]:
                 self.arguments += [ours, value]
@@ -112,7 +114,7 @@ class Translation:
 
     def _add_to_body(self, option: _Option) -> None:
         """Add a field of every request's body, or several as NAME:VALUE or as one JSON object."""
-        value_count = _own_values(option.values) if option.name == EXTRA_INPUTS and option.values else 1
+        value_count = _own_values(option.values) if option.name == EXTRA_INPUTS else 1
         for value in option.values[:value_count]:
             name, separator, text = value.partition(":")
             given = _json(value if value.startswith("{") else text)

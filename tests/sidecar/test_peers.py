@@ -139,6 +139,11 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
         ("--url U --temperature 0 --extra-body {}", ["--extra-body: write the other fields into it, too: temperature"]),
         ("--url U --extra-inputs hush", ["--extra-inputs: must be NAME:VALUE"]),
         ("--url U --isl-stddev 64", ["--input-tokens normal:MEAN,64"]),
+        (
+            "--url U --isl 9 --isl-stddev --temperature --extra-inputs",
+            ["--isl-stddev: needs a value; --temperature: needs a value; --extra-inputs: needs a value"],
+        ),
+        ("--url U --extra_body {} --top-k 1", ["--extra-body: write the other fields into it, too: top_k"]),
     ],
 )
 def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str, said: list[str]):
@@ -184,6 +189,7 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
         (f"scrape --duration 5m {NOBODY}", f"scrape --duration 5m --url {NOBODY}"),
         (f"watch {NOBODY}", f"watch --metrics {NOBODY}"),
         (f"run --max_concurrency=2 --url={NOBODY}", f"run --concurrency 2 --url {NOBODY}"),
+        (f"run --input_tokens 512 --isl_stddev 64 {NOBODY}", f"run --input-tokens normal:512,64 --url {NOBODY}"),
         ("simulate --port 0", "simulate --port 0"),
         ("--help", "--help"),
     ],
