@@ -105,10 +105,12 @@ def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: 
 
     -1 where no read reached that far, and for positions that are not behind any byte.
     """
+    if not len(reads_ns):
+        return np.full(len(ends), -1, np.int64)
     last = np.array(ends, np.int64) - 1
     data_starts, wire_starts = np.array(body.data_starts, np.int64), np.array(body.wire_starts, np.int64)
     piece = data_starts.searchsorted(last, side="right") - 1
     wire = wire_starts[piece] + last - data_starts[piece] + 1
     read = read_ends.searchsorted(wire, side="left")
-    stamps = np.append(reads_ns, np.int64(-1))[np.minimum(read, len(reads_ns))]
-    return np.where(last >= 0, stamps, -1)
+    known = (last >= 0) & (read < len(reads_ns))
+    return np.where(known, reads_ns[np.minimum(read, len(reads_ns) - 1)], -1)
