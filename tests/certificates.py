@@ -18,10 +18,10 @@ LOOPBACK = ("-addext", "subjectAltName=IP:127.0.0.1")
 class Authority:
     """A certificate authority of our own, and a directory of NAME.pem with NAME.key.
 
-    ca, solo, stranger    signed by themselves; solo is at 127.0.0.1
+    ca, solo, unrelated   signed by themselves; solo is at 127.0.0.1
     server, client        signed by ca; server is at 127.0.0.1
     locked                its key has a password
-    both, stranger-both   certificate and key of client, and of stranger, in one file
+    both, unrelated-both  certificate and key of client, and of unrelated, in one file
     empty                 nothing
     """
 
@@ -68,9 +68,9 @@ def established(directory: Path) -> Authority:
     authority.sign("server", *signed, *LOOPBACK)
     authority.sign("client", *signed)
     authority.sign("solo", *LOOPBACK)
-    authority.sign("stranger")
+    authority.sign("unrelated")
     authority.sign("locked", key=("-passout", "pass:hush"))
     authority.join("both", "client")
-    authority.join("stranger-both", "stranger")
+    authority.join("unrelated-both", "unrelated")
     Path(authority.path("empty.pem")).write_text("")
     return authority

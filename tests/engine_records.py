@@ -25,7 +25,7 @@ class World:
     way_s         least and mean further time of a way to or from the engine, exponential beyond the least
     stalls_per_s  how often the server, and the client, do nothing for 5 to 50 ms: what comes then is stamped after it
     foreign       share of requests that are somebody else's; cancelled: of ours, by their end
-    lost          share of records that nobody could read; clock_s: by how much the clock may be misread
+    lost          share of records that could not be read; clock_s: by how much the clock may be misread
     """
 
     requests: int = 300
@@ -83,15 +83,15 @@ class _Play:
         return least_s + float(self.rng.exponential(more_s))
 
     def submit(self, at_s: float) -> None:
-        one = _Request(
+        request = _Request(
             submit_s=at_s,
             arrival_s=self.server(at_s + self.way_s()),
             prefill_s=float(self.rng.uniform(*self.world.prefill_s)),
             left=int(self.rng.integers(*self.world.tokens)),
             ours=bool(self.rng.random() >= self.world.foreign),
         )
-        heapq.heappush(self.to_come, (one.arrival_s, len(self.requests)))
-        self.requests.append(one)
+        heapq.heappush(self.to_come, (request.arrival_s, len(self.requests)))
+        self.requests.append(request)
 
     def arrive(self) -> None:
         world = self.world
@@ -105,10 +105,10 @@ class _Play:
             for place in range(world.batch):
                 self.submit(at_s + place * 2e-4)
 
-    def end(self, one: _Request, at_s: float) -> None:
-        one.last_s, one.end_s = at_s, max(one.output_s, self.client(at_s + self.way_s()))
+    def end(self, request: _Request, at_s: float) -> None:
+        request.last_s, request.end_s = at_s, max(request.output_s, self.client(at_s + self.way_s()))
         if self.world.concurrency and len(self.requests) < self.world.requests:
-            self.submit(one.end_s + 1e-4)
+            self.submit(request.end_s + 1e-4)
 
     def run(self) -> None:
         self.arrive()
@@ -120,17 +120,17 @@ class _Play:
                 waiting.append(self.requests[heapq.heappop(self.to_come)[1]])
             new = waiting[: self.world.slots - len(running)][:4]
             del waiting[: len(new)]
-            for one in new:
-                one.scheduled_s = now_s
-            now_s += 0.01 * float(self.rng.lognormal(0, 0.05)) + sum(one.prefill_s for one in new)
-            for one in new:
-                one.first_s, one.output_s = now_s, self.client(now_s + self.way_s())
+            for request in new:
+                request.scheduled_s = now_s
+            now_s += 0.01 * float(self.rng.lognormal(0, 0.05)) + sum(request.prefill_s for request in new)
+            for request in new:
+                request.first_s, request.output_s = now_s, self.client(now_s + self.way_s())
             running += new
-            for one in running:
-                one.left -= 1
-                if one.left <= 0:
-                    self.end(one, now_s)
-            running = [one for one in running if one.left > 0]
+            for request in running:
+                request.left -= 1
+                if request.left <= 0:
+                    self.end(request, now_s)
+            running = [request for request in running if request.left > 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,45 +149,45 @@ def played(world: World, seed: int) -> Played:
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     play = _Play(world, rng)
     play.run()
-    ours = [one for one in play.requests if one.ours]
+    ours = [request for request in play.requests if request.ours]
     off_s = float(rng.uniform(-world.clock_s, world.clock_s))
-    told = [one for one in play.requests if rng.random() >= world.lost]
-    rng.shuffle(told)  # type: ignore[arg-type]  # a list of anything will do
+    recorded = [request for request in play.requests if rng.random() >= world.lost]
+    rng.shuffle(recorded)  # type: ignore[arg-type]  # a list of anything will do
     return Played(
-        requests=recordings.request_log([_row(one, world, rng) for one in ours]),
-        timings=records(told, off_s=off_s, error_s=world.clock_s),
-        true_s=np.array([(one.scheduled_s - one.arrival_s, one.first_s - one.scheduled_s) for one in ours]).reshape(
-            -1, 2
-        ),
+        requests=recordings.request_log([_row(request, world, rng) for request in ours]),
+        timings=records(recorded, off_s=off_s, error_s=world.clock_s),
+        true_s=np.array(
+            [(request.scheduled_s - request.arrival_s, request.first_s - request.scheduled_s) for request in ours]
+        ).reshape(-1, 2),
     )
 
 
-def _row(one: _Request, world: World, rng: np.random.Generator) -> dict[str, object]:
+def _row(request: _Request, world: World, rng: np.random.Generator) -> dict[str, object]:
     return {
         "status": "cancelled" if rng.random() < world.cancelled else "ok",
         "http_status": 200,
         "endpoint_url": URL,
-        "submit_ns": _ns(one.submit_s),
-        "first_output_ns": _ns(one.output_s) if world.streamed else -1,
-        "end_ns": _ns(one.end_s),
+        "submit_ns": _ns(request.submit_s),
+        "first_output_ns": _ns(request.output_s) if world.streamed else -1,
+        "end_ns": _ns(request.end_s),
     }
 
 
-def records(told: list[_Request], *, off_s: float = 0.0, error_s: float = 0.0) -> Timings:
+def records(recorded: list[_Request], *, off_s: float = 0.0, error_s: float = 0.0) -> Timings:
     """Return the engine's records by a clock that is off."""
 
     def stamps(name: str) -> npt.NDArray[np.int64]:
-        return np.array([_ns(getattr(one, name) + off_s) for one in told], dtype=np.int64)
+        return np.array([_ns(getattr(request, name) + off_s) for request in recorded], dtype=np.int64)
 
     def between(begin: str, end: str) -> npt.NDArray[np.float64]:
-        return np.array([getattr(one, end) - getattr(one, begin) for one in told], dtype=np.float64)
+        return np.array([getattr(request, end) - getattr(request, begin) for request in recorded], dtype=np.float64)
 
     return Timings(
-        url=np.full(len(told), f"{URL}/perf_metrics", dtype=np.object_),
+        url=np.full(len(recorded), f"{URL}/perf_metrics", dtype=np.object_),
         arrival_ns=stamps("arrival_s"),
         first_token_ns=stamps("first_s"),
         last_token_ns=stamps("last_s"),
-        error_ns=np.full(len(told), round(error_s * 1e9), dtype=np.int64),
+        error_ns=np.full(len(recorded), round(error_s * 1e9), dtype=np.int64),
         queue_s=between("arrival_s", "scheduled_s"),
         prefill_s=between("scheduled_s", "first_s"),
         decode_s=between("first_s", "last_s"),

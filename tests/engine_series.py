@@ -34,10 +34,10 @@ def engine(at_s: npt.ArrayLike, url: str = "http://engine:8000/metrics", **colum
     for short, column in columns.items():
         name, kind = NAMES[short]
         table = np.asarray(column, dtype=np.float64)
-        for at, one in enumerate(table.reshape(len(at_ns), -1).T):
+        for at, samples in enumerate(table.reshape(len(at_ns), -1).T):
             labels = (("engine", str(at)),)
             series.append(Series(name=name, labels=labels, family=name, type=kind, help=""))
-            values.append(one)
+            values.append(samples)
     return EndpointSeries(
         url=url,
         tick_ns=at_ns,

@@ -19,9 +19,9 @@ def pages(draw: st.DrawFn, *, openmetrics: bool = False) -> str:
     exemplars = st.none() | st.fixed_dictionaries({"trace_id": TAME}) if openmetrics else st.none()
     registry = CollectorRegistry()
     for index, name in enumerate(draw(st.lists(names, min_size=1, max_size=5, unique=True))):
-        made = draw(st.sampled_from(kinds))(f"{name}{index}", draw(HOSTILE), ["l", "m"], registry=registry)
+        metric = draw(st.sampled_from(kinds))(f"{name}{index}", draw(HOSTILE), ["l", "m"], registry=registry)
         for first, second in draw(st.lists(st.tuples(HOSTILE, HOSTILE), max_size=3, unique=True)):
-            child = made.labels(first, second)
+            child = metric.labels(first, second)
             if isinstance(child, Histogram):
                 child.observe(draw(st.floats(0, 10)), exemplar=draw(exemplars))
             elif isinstance(child, Counter):

@@ -71,7 +71,7 @@ def derived(run: Path) -> dict[str, str]:
 
 def expected(name: str) -> dict[str, str]:
     """Return what is kept of a recorded run's derived files, as `derived` does."""
-    return dict(_kept(path) for path in sorted((GOLDEN / name / EXPECTED).glob("*")))
+    return dict(_expected(path) for path in sorted((GOLDEN / name / EXPECTED).glob("*")))
 
 
 def keep(name: str, file: str, text: str | None) -> None:
@@ -94,10 +94,10 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Differen
         if file not in old or file not in new:
             yield Difference(file=file, field="whole", old=old.get(file, NOTHING), new=new.get(file, NOTHING))
         elif old[file] != new[file]:
-            found = list(_differences("", _parsed(file, old[file]), _parsed(file, new[file])))
-            if not found and _words(old[file]) != _words(new[file]):
-                found = [("layout", *_first_line_that_differs(old[file], new[file]))]
-            yield from (Difference(file=file, field=field, old=was, new=now) for field, was, now in found)
+            differing = list(_differences("", _parsed(file, old[file]), _parsed(file, new[file])))
+            if not differing and _words(old[file]) != _words(new[file]):
+                differing = [("layout", *_first_line_that_differs(old[file], new[file]))]
+            yield from (Difference(file=file, field=field, old=was, new=now) for field, was, now in differing)
 
 
 def _text(path: Path) -> str:
@@ -107,12 +107,12 @@ def _text(path: Path) -> str:
 def _rows(path: Path) -> str:
     """Return a Parquet file as JSON lines: the columns' types and the file's own metadata, then its rows."""
     table = pq.read_table(path)
-    told = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    head = {"columns": {column.name: str(column.type) for column in table.schema}, "metadata": told}
-    return "".join(json.dumps(one, ensure_ascii=False, default=str) + "\n" for one in (head, *table.to_pylist()))
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    head = {"columns": {column.name: str(column.type) for column in table.schema}, "metadata": metadata}
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in (head, *table.to_pylist()))
 
 
-def _kept(path: Path) -> tuple[str, str]:
+def _expected(path: Path) -> tuple[str, str]:
     if path.suffix == ".xz":
         return path.stem, lzma.decompress(path.read_bytes()).decode()
     return path.name, path.read_bytes().decode()

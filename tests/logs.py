@@ -57,8 +57,8 @@ def request_log(*rows: dict[str, object]) -> RequestLog:
             elif name not in ("chunks", "chars"):
                 columns[NAMES.get(name, name)][at] = value
     chunks = [row.get("chunks", ()) for row in rows]
-    chars = [row.get("chars", (4,) * len(own)) for row, own in zip(rows, chunks, strict=True)]
-    columns["chunk_ns"] = np.array([at * MS for own in chunks for at in own], np.int64)
-    columns["chunk_chars"] = np.array([count for own in chars for count in own], np.int64)
+    chars = [row.get("chars", (4,) * len(entries)) for row, entries in zip(rows, chunks, strict=True)]
+    columns["chunk_ns"] = np.array([at * MS for entries in chunks for at in entries], np.int64)
+    columns["chunk_chars"] = np.array([count for entries in chars for count in entries], np.int64)
     columns["chunk_start"] = np.cumsum([0, *map(len, chunks)]).astype(np.int64)
     return RequestLog(**columns)

@@ -1,4 +1,4 @@
-"""Runs as processes of their own, and servers for them that say what they are told by the first name of the path."""
+"""Runs as processes of their own, and servers for them that answer as the first name of the path says."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def children(parent: int) -> dict[int, str]:
     listing = Path(f"/proc/{parent}/task/{parent}/children")
     if not listing.exists():
         pytest.skip("needs /proc to find the processes of a run")
-    return {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in listing.read_text().split()}
+    return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in listing.read_text().split()}
 
 
 def load_workers(parent: int) -> list[int]:
@@ -297,12 +297,12 @@ def launching(cases: Mapping[str, Case], url: str, directory: Path) -> Iterator[
         yield lambda name: started[name].result()
 
 
-def kept(run: Ended, **counts: int) -> list[dict[str, Any]]:
+def agreed_rows(run: Ended, **counts: int) -> list[dict[str, Any]]:
     """Return a run's requests when the files agree on how many of each status there are."""
     rows = [row for row in run.requests() if row["phase"] == "measure"]
-    told = run.summary["client"]["requests"]
+    totals = run.summary["client"]["requests"]
     assert {"sent": len(rows), **Counter(row["status"] for row in rows)} == {
-        name: count for name, count in told.items() if count
+        name: count for name, count in totals.items() if count
     }
-    assert counts == {name: told[name] for name in counts}
+    assert counts == {name: totals[name] for name in counts}
     return rows

@@ -76,7 +76,7 @@ async def has_data(session: aiohttp.ClientSession, base_url: str, expr: str, *, 
     if reply["status"] != "success":
         raise ValueError(f"{reply.get('error')}: {expr}")
     series = reply["data"]["result"]
-    return any(math.isfinite(float(value)) for one in series for _, value in one["values"])
+    return any(math.isfinite(float(value)) for row in series for _, value in row["values"])
 
 
 async def empty_queries(

@@ -29,7 +29,7 @@ from scraper.targets.scrape import Scrape
 REPOSITORY = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SIDELIGHT_SHARED", REPOSITORY.parent / "shared"))
 URL = "http://engine.test"
-TYPES = {one.name: str(one.type) for one in fields(RequestLog)}
+TYPES = {column.name: str(column.type) for column in fields(RequestLog)}
 FLAGS = "Bools"
 MISSING: Mapping[str, Any] = {"Ints": -1, "Texts": "", "Floats": np.nan, FLAGS: False}
 DTYPES: Mapping[str, Any] = {"Ints": np.int64, "Texts": np.object_, "Floats": np.float64, FLAGS: np.bool_}
@@ -57,10 +57,10 @@ class Case:
 
     def every(self, nth: int) -> Case:
         """Keep every nth scrape."""
-        return replace(self, scrapes=tuple(kept(one, slice(None, None, nth)) for one in self.scrapes))
+        return replace(self, scrapes=tuple(scrapes_of(series, slice(None, None, nth)) for series in self.scrapes))
 
     def withheld(self, share: float, seed: int) -> Case:
-        """Leave out the client's records of a share of the requests: to the estimator they are strangers'."""
+        """Leave out the client's records of a share of the requests: to the estimator they are other traffic."""
         seen = np.random.default_rng(np.random.SeedSequence(seed)).random(len(self.queue_s)) >= share
         requests = take(self.requests, seen)
         return replace(self, requests=requests, queue_s=self.queue_s[seen], prefill_s=self.prefill_s[seen])
@@ -86,39 +86,41 @@ def _present(name: str) -> Path:
 def read(path: Path) -> Recording:
     """Read a recording with its scrapes."""
     anchor = json.loads((path / "load_meta.json").read_text(encoding="utf-8"))["anchor_start"]
-    found = recorded(lines(path / "requests.jsonl.gz"), lines(path / "otlp_exports.jsonl.gz"), anchor)
-    return replace(
-        found, endpoints=build(rows(pages(path / "scrapes.jsonl.gz", anchor["unix_ns"] - anchor["mono_ns"])))
-    )
+    case = recorded(lines(path / "requests.jsonl.gz"), lines(path / "otlp_exports.jsonl.gz"), anchor)
+    return replace(case, endpoints=build(rows(pages(path / "scrapes.jsonl.gz", anchor["unix_ns"] - anchor["mono_ns"]))))
 
 
 def edges() -> Recording:
     """Read the recording `edges`, a small phase for each odd case, without its scrapes."""
     with lzma.open(REPOSITORY / "tests/data/vllm_edges_spans.jsonl.xz", "rt") as file:
-        meta, *told = [json.loads(line) for line in file]
-    made = [one["request"] for one in told if "request" in one]
-    return recorded(made, [one["export"] for one in told if "export" in one], meta["load_meta"]["anchor_start"])
+        meta, *entries = [json.loads(line) for line in file]
+    requests = [entry["request"] for entry in entries if "request" in entry]
+    return recorded(
+        requests, [entry["export"] for entry in entries if "export" in entry], meta["load_meta"]["anchor_start"]
+    )
 
 
 def recorded(
-    made: Iterable[dict[str, Any]], exports: Iterable[Mapping[str, Any]], anchor: Mapping[str, int]
+    requests: Iterable[dict[str, Any]], exports: Iterable[Mapping[str, Any]], anchor: Mapping[str, int]
 ) -> Recording:
     """Put what was noted of requests, and the spans that came, into columns."""
     offset_ns = anchor["unix_ns"] - anchor["mono_ns"]
     return Recording(
-        requests=request_log([request(one, offset_ns) for one in made]),
-        spans=engine_spans(packed(one["recv_unix_ns"], "grpc", base64.b64decode(one["body_b64"])) for one in exports),
+        requests=request_log([request(sent, offset_ns) for sent in requests]),
+        spans=engine_spans(
+            packed(export["recv_unix_ns"], "grpc", base64.b64decode(export["body_b64"])) for export in exports
+        ),
         endpoints=(),
     )
 
 
 def case_of(path: Path, name: str = "") -> Case:
     """Read a recording whose truth is in its spans."""
-    found = read(path)
-    joined = join(found.requests, found.spans)
+    case = read(path)
+    joined = join(case.requests, case.spans)
     exact = np.isin(joined.source, ("trace", "request id"))
     queue_s, prefill_s = (np.where(exact, time_s, np.nan) for time_s in (joined.queue_s, joined.prefill_s))
-    return Case(name=name, requests=found.requests, scrapes=found.endpoints, queue_s=queue_s, prefill_s=prefill_s)
+    return Case(name=name, requests=case.requests, scrapes=case.endpoints, queue_s=queue_s, prefill_s=prefill_s)
 
 
 def overload() -> Case:
@@ -159,7 +161,7 @@ def overload() -> Case:
     return Case(requests=requests, scrapes=(endpoint,), queue_s=data["queue_s"], prefill_s=data["prefill_s"])
 
 
-def kept(endpoint: EndpointSeries, chosen: slice | npt.NDArray[np.int64]) -> EndpointSeries:
+def scrapes_of(endpoint: EndpointSeries, chosen: slice | npt.NDArray[np.int64]) -> EndpointSeries:
     """Keep some of an endpoint's scrapes."""
     names = ("tick_ns", "request_ns", "response_ns", "at_ns", "values", "changed")
     return replace(endpoint, **{name: getattr(endpoint, name)[chosen] for name in names})
@@ -173,48 +175,48 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def pages(path: Path, offset_ns: int) -> Iterator[Scrape]:
     """Read the pages; the first line is an anchor."""
-    for one in lines(path):
-        if "k" in one:
+    for line in lines(path):
+        if "k" in line:
             yield Scrape(
                 url=f"{URL}/metrics",
-                tick_ns=one["due_ns"] + offset_ns,
-                request_ns=one["t0_ns"] + offset_ns,
-                response_ns=one["t1_ns"] + offset_ns,
-                status=one["status"],
-                content_type=one["ctype"],
-                body=one["body"].encode(),
+                tick_ns=line["due_ns"] + offset_ns,
+                request_ns=line["t0_ns"] + offset_ns,
+                response_ns=line["t1_ns"] + offset_ns,
+                status=line["status"],
+                content_type=line["ctype"],
+                body=line["body"].encode(),
                 error="",
             )
 
 
-def request(one: Mapping[str, Any], offset_ns: int) -> dict[str, Any]:
+def request(record: Mapping[str, Any], offset_ns: int) -> dict[str, Any]:
     """Put what was noted of a request into the columns of a log; what was not is left out, as in `edges` all chunks."""
-    metrics = {key: value for key, value in (one.get("server_metrics") or {}).items() if value is not None}
-    events = one.get("events", ())
+    metrics = {key: value for key, value in (record.get("server_metrics") or {}).items() if value is not None}
+    events = record.get("events", ())
     chunks = [event[0] + offset_ns for event in events if event[3]]
-    first_ns = one["first_token_ns"] if one.get("stream") else None
+    first_ns = record["first_token_ns"] if record.get("stream") else None
     stamps = {
-        "dispatch_ns": one["submit_ns"],
-        "submit_ns": one["submit_ns"],
+        "dispatch_ns": record["submit_ns"],
+        "submit_ns": record["submit_ns"],
         "first_output_ns": first_ns,
         "first_token_ns": first_ns,
-        "last_token_ns": events[-1][0] if one.get("stream") and chunks else None,
-        "end_ns": one["done_ns"],
+        "last_token_ns": events[-1][0] if record.get("stream") and chunks else None,
+        "end_ns": record["done_ns"],
     }
-    usage = one.get("usage") or {}
+    usage = record.get("usage") or {}
     return {
         "phase": "measure",
-        "workload_class": one["phase"],
+        "workload_class": record["phase"],
         "endpoint_url": URL,
-        "trace_id": one["trace_id"],
-        "request_id": one["request_id"] or "",
-        "response_id": one["response_id"] or "",
-        "status": status(one),
-        "http_status": one["status"] or 0,
+        "trace_id": record["trace_id"],
+        "request_id": record["request_id"] or "",
+        "response_id": record["response_id"] or "",
+        "status": status(record),
+        "http_status": record["status"] or 0,
         **{name: stamp + offset_ns for name, stamp in stamps.items() if stamp is not None},
         "input_tokens": usage.get("prompt_tokens", -1),
         "output_tokens": usage.get("completion_tokens", -1),
-        "finish_reason": one["finish_reason"] or "",
+        "finish_reason": record["finish_reason"] or "",
         "timings_source": "vllm" if metrics else "",
         "server_queue_ms": metrics.get("queue_time_ms", np.nan),
         "server_prefill_ms": metrics.get("time_to_first_token_ms", np.nan),
@@ -223,28 +225,28 @@ def request(one: Mapping[str, Any], offset_ns: int) -> dict[str, Any]:
     }
 
 
-def status(one: Mapping[str, Any]) -> str:
+def status(record: Mapping[str, Any]) -> str:
     """The status that a request log gives such a reply."""
-    if one["error"] == "client_cancelled":
+    if record["error"] == "client_cancelled":
         return "cancelled"
-    if (one["status"] or 0) >= 400:
-        return "refused" if one["status"] < 500 else "failed"
-    return "ok" if one["finish_reason"] else "failed"
+    if (record["status"] or 0) >= 400:
+        return "refused" if record["status"] < 500 else "failed"
+    return "ok" if record["finish_reason"] else "failed"
 
 
-def request_log(told: Sequence[Mapping[str, Any]]) -> RequestLog:
-    """Make a log of requests told by what is known of each; `chunks` are the stamps of its chunks."""
-    names = {name for one in told for name in one} - {"chunks"}
-    chunks = [np.array(one.get("chunks", ()), dtype=np.int64) for one in told]
+def request_log(rows: Sequence[Mapping[str, Any]]) -> RequestLog:
+    """Make a log of requests by what is known of each; `chunks` are the stamps of its chunks."""
+    names = {name for row in rows for name in row} - {"chunks"}
+    chunks = [np.array(row.get("chunks", ()), dtype=np.int64) for row in rows]
     return log_of(
-        len(told),
-        **{name: [one.get(name, MISSING[TYPES[name]]) for one in told] for name in names},
+        len(rows),
+        **{name: [row.get(name, MISSING[TYPES[name]]) for row in rows] for name in names},
         chunk_ns=np.concatenate([np.empty(0, np.int64), *chunks]),
-        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
+        chunk_start=np.concatenate([[0], np.cumsum([len(stamps) for stamps in chunks])]),
     )
 
 
-def log_of(size: int, **told: Any) -> RequestLog:
+def log_of(size: int, **values: Any) -> RequestLog:
     """Make a log of some columns, or of what is the same in each row; all others are missing."""
     chunks = {
         "held_ns": np.zeros(size),
@@ -252,9 +254,9 @@ def log_of(size: int, **told: Any) -> RequestLog:
         "chunk_start": np.zeros(size + 1),
         "index": np.arange(size),
     }
-    told = {**chunks, "chunk_chars": np.ones(len(told.get("chunk_ns", ()))), **told}
+    values = {**chunks, "chunk_chars": np.ones(len(values.get("chunk_ns", ()))), **values}
     columns = {}
     for name, kind in TYPES.items():
-        value = told.get(name, MISSING[kind])
+        value = values.get(name, MISSING[kind])
         columns[name] = np.full(size, value, DTYPES[kind]) if np.ndim(value) == 0 else np.asarray(value, DTYPES[kind])
     return RequestLog(**columns)

@@ -19,21 +19,21 @@ SCOPES = {"llm_request": "vllm.tracing.otel"}
 
 def span(
     name: str,
-    own: str,
+    span_id: str,
     parent: str = "",
     start_ms: float = 0.0,
     end_ms: float = 1000.0,
     *,
     kind: Span.SpanKind = CLIENT,
-    told: Mapping[str, str | float] | None = None,
+    attributes: Mapping[str, str | float] | None = None,
     trace: bytes = TRACE,
     clock_ms: float = 0.0,
     failed: bool = False,
 ) -> Span:
     """Return a span; ids are texts of up to 8 letters, times are ms after NOON by a clock that is off by `clock_ms`."""
-    one = Span(
+    sent = Span(
         trace_id=trace,
-        span_id=identity(own),
+        span_id=identity(span_id),
         parent_span_id=identity(parent) if parent else b"",
         name=name,
         kind=kind,
@@ -41,13 +41,13 @@ def span(
         end_time_unix_nano=NOON + round((end_ms + clock_ms) * MS),
         status=Status(code=Status.STATUS_CODE_ERROR) if failed else None,
     )
-    for key, value in (told or {}).items():
-        attribute = one.attributes.add(key=key).value
+    for key, value in (attributes or {}).items():
+        attribute = sent.attributes.add(key=key).value
         if isinstance(value, str):
             attribute.string_value = value
         else:
             attribute.double_value = value
-    return one
+    return sent
 
 
 def identity(letters: str) -> bytes:
@@ -55,22 +55,22 @@ def identity(letters: str) -> bytes:
     return letters.encode().rjust(8, b".")
 
 
-def call(own: str = "client", parent: str = "", *, first_ms: float | None = 300.0, **changes: object) -> Span:
+def call(span_id: str = "client", parent: str = "", *, first_ms: float | None = 300.0, **changes: object) -> Span:
     """Return a client's span of one call of a model."""
-    told = {"gen_ai.operation.name": "chat"}
+    attributes = {"gen_ai.operation.name": "chat"}
     first = {} if first_ms is None else {"gen_ai.response.time_to_first_chunk": first_ms / 1e3}
-    return span("chat model", own, parent, told={**told, **first}, **changes)  # type: ignore[arg-type]
+    return span("chat model", span_id, parent, attributes={**attributes, **first}, **changes)  # type: ignore[arg-type]
 
 
-def gateway(own: str, parent: str = "", *, first_ms: float | None = None, **changes: object) -> Span:
+def gateway(span_id: str, parent: str = "", *, first_ms: float | None = None, **changes: object) -> Span:
     """Return the span of a gateway that is known."""
-    told = {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": own}
+    attributes = {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": span_id}
     first = {} if first_ms is None else {"gen_ai.response.time_to_first_chunk": first_ms / 1e3}
-    return span("http-request", own, parent, kind=SERVER, told={**told, **first}, **changes)  # type: ignore[arg-type]
+    return span("http-request", span_id, parent, kind=SERVER, attributes={**attributes, **first}, **changes)  # type: ignore[arg-type]
 
 
 def engine(
-    own: str = "engine",
+    span_id: str = "engine",
     parent: str = "client",
     *,
     queue_ms: float = 50.0,
@@ -88,9 +88,9 @@ def engine(
         "time_to_first_token": ttft_ms,
         "e2e": e2e_ms,
     }
-    told = {f"gen_ai.latency.{key}": ms / 1e3 for key, ms in times.items()}
+    attributes = {f"gen_ai.latency.{key}": ms / 1e3 for key, ms in times.items()}
     whole = {"start_ms": 50.0, "end_ms": 50.0 + e2e_ms, **changes}
-    return span("llm_request", own, parent, kind=SERVER, told=told, **whole)  # type: ignore[arg-type]
+    return span("llm_request", span_id, parent, kind=SERVER, attributes=attributes, **whole)  # type: ignore[arg-type]
 
 
 def export(spans: Iterable[Span], *, at_s: float = 1.0, instance: str = "", service: str = "") -> ExportRecord:
@@ -106,8 +106,8 @@ def body(spans: Iterable[Span], *, instance: str = "", service: str = "") -> byt
         scopes.resource.attributes.add(key="service.instance.id").value.string_value = instance
     if service:
         scopes.resource.attributes.add(key="service.name").value.string_value = service
-    for one in spans:
+    for sent in spans:
         scope = scopes.scope_spans.add()
-        scope.scope.name = SCOPES.get(one.name, "test")
-        scope.spans.append(one)
+        scope.scope.name = SCOPES.get(sent.name, "test")
+        scope.spans.append(sent)
     return request.SerializeToString()

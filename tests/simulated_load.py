@@ -89,8 +89,8 @@ def families_of(page: str) -> dict[str, tuple[str, tuple[str, ...], tuple[str, .
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     families = {}
     for name, kind in types.items():
-        own = f"{name}_bucket" if kind == "histogram" else name
-        labels = re.findall(rf"^{own}(?:\{{(.*)\}})? ", page, re.MULTILINE)
+        sample = f"{name}_bucket" if kind == "histogram" else name
+        labels = re.findall(rf"^{sample}(?:\{{(.*)\}})? ", page, re.MULTILINE)
         names = {tuple(re.findall(r'(\w+)="', text)) for text in labels}
         bounds = dict.fromkeys(bound for text in labels for bound in re.findall(r'le="([^"]+)"', text))
         families[name] = (kind, max(names, default=()), tuple(bounds))

@@ -72,9 +72,9 @@ NO_SERVER = Server(engine=None, reason="no metrics endpoint was scraped", missin
 
 def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", reason: str = "") -> Parts:
     """100 requests, 10 a second, of 200 ms: 5 network (2 in, 3 out), 150 queue, 30 prefill, 13 front end, 2 blank."""
-    told = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "engine_frontend_ms": 13.0, "other_ms": 15.0}
+    server = {"network_ms": 5.0, "queue_ms": 150.0, "prefill_ms": 30.0, "engine_frontend_ms": 13.0, "other_ms": 15.0}
     if source == "trace":
-        told |= {
+        server |= {
             "request_network_ms": 2.0,
             "response_network_ms": 3.0,
             "network_split_error_ms": 0.5,
@@ -82,13 +82,13 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
             "e2e_other_ms": 15.0,
         }
     if merged:
-        told = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
+        server = {"queue_ms": 150.0, "prefill_ms": 30.0, "other_ms": 20.0}
     if source == "none":
-        told = {}
+        server = {}
     client = {"ttft_ms": ttft_ms, "e2e_ms": 1200.0, "send_ms": 0.5, "blank_output_ms": 2.0}
     error = {"trace": 0.0, "response": 0.0, "histogram": 4.0}.get(source, np.nan)
     numbers = {
-        f"{name[:-3]}_s": np.full(SIZE, value / 1e3) for name, value in {**client, **told, "error_ms": error}.items()
+        f"{name[:-3]}_s": np.full(SIZE, value / 1e3) for name, value in {**client, **server, "error_ms": error}.items()
     }
     quality = {"histogram": "shared", "none": "none"}.get(source, "exact")
     texts = {"source": source, "merged": merged, "reason": reason, "quality": quality, "engine_span_id": ""}
@@ -152,15 +152,15 @@ def findings(
     )
 
 
-def correlated(found: Findings | None = None) -> Correlation:
+def correlated(evidence: Findings | None = None) -> Correlation:
     """The object of 100 requests that their spans tell of, or of what was found."""
-    return correlation(found or findings())
+    return correlation(evidence or findings())
 
 
 def uncorrelated(reason: str) -> Correlation:
     """The client's TTFT is known, nothing of the server's part in it."""
-    found = findings(parts("none", reason=reason), whole=means(missing=reason), clock=NO_CLOCK, why=reason)
-    return correlation(replace(found, associations=[UNKNOWN]))
+    evidence = findings(parts("none", reason=reason), whole=means(missing=reason), clock=NO_CLOCK, why=reason)
+    return correlation(replace(evidence, associations=[UNKNOWN]))
 
 
 def histogram(

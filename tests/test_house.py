@@ -301,6 +301,13 @@ def test_the_code_speaks_the_fields_words(package: str):
     assert {} == {module: words for module, words in odd.items() if words}
 
 
+def test_what_tests_share_speaks_the_fields_words():
+    """Modules of tests/ that hold no tests: no banned word."""
+    shared = [path for path in (REPOSITORY / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    odd = {str(path.relative_to(REPOSITORY)): odd_words(parsed(path)) for path in shared}
+    assert {} == {path: words for path, words in odd.items() if words}
+
+
 def test_a_module_is_named_for_what_it_is():
     """No drawer for everything."""
     assert [] == [module for module in MODULES if module.rpartition(".")[2] in BANNED_STEMS]

@@ -19,10 +19,10 @@ from processes import (
     Case,
     Ended,
     Script,
+    agreed_rows,
     engine,
     finished,
     interrupt,
-    kept,
     launching,
     refused,
     serving,
@@ -84,7 +84,7 @@ def test_a_signal_ends_the_run_and_keeps_what_there_was(runs: Callable[[str], En
     # On a busy machine a line that warns of the generator itself comes before.
     assert "interrupted" in next(line for line in run.out.splitlines() if line.startswith("sidelight "))
     assert "" == run.err
-    assert kept(run, failed=0, refused=0)
+    assert agreed_rows(run, failed=0, refused=0)
     assert run.summary["client"]["requests"]["ok"] > 0
 
 
@@ -94,7 +94,7 @@ def test_a_deadline_stops_the_run(runs: Callable[[str], Ended]):
     assert (130, "interrupted") == (run.code, run.manifest["status"])
     assert "! The deadline of 20 s was reached; requests in flight are cancelled" in run.out
     assert "! the deadline of 20 s was reached; requests in flight are cancelled\n" == run.err
-    rows = kept(run, ok=0, failed=0)
+    rows = agreed_rows(run, ok=0, failed=0)
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
     assert any(row["first_token_ns"] for row in rows)
 
@@ -109,7 +109,7 @@ def test_a_refusal_is_data_and_never_tried_again(runs: Callable[[str], Ended], s
     """HTTP 429 in the error, whatever Retry-After says; each request was sent once."""
     run = runs("limited")
     assert (0, "complete", "") == (run.code, run.manifest["status"], run.err)
-    rows = kept(run, sent=8, ok=4)
+    rows = agreed_rows(run, sent=8, ok=4)
     bad = [row for row in rows if row["status"] != "ok"]
     assert {("refused", "http_429: slow down (Retry-After: 1)")} == {(row["status"], row["error"]) for row in bad}
     assert 1 + 8 == script.asked["limited"]
@@ -120,7 +120,7 @@ def test_a_page_instead_of_a_stream_is_no_success(runs: Callable[[str], Ended]):
     run = runs("page")
     assert (3, 1) == (run.code, run.err.count("\n"))
     assert "none of 8 requests succeeded" in run.err
-    rows = kept(run, sent=8, ok=0, failed=8)
+    rows = agreed_rows(run, sent=8, ok=0, failed=8)
     assert all("text/html" in row["error"] for row in rows), rows[0]["error"]
 
 
@@ -128,7 +128,7 @@ def test_a_stream_that_never_ends_is_given_up(runs: Callable[[str], Ended]):
     """After --request-timeout, with the tokens it had brought; none succeeded, so exit 3."""
     run = runs("timeout")
     assert (3, 1) == (run.code, run.err.count("\n"))
-    rows = kept(run, sent=8, failed=8)
+    rows = agreed_rows(run, sent=8, failed=8)
     assert all(row["error"].startswith("timeout") for row in rows), rows[0]["error"]
     assert all(row["first_token_ns"] > 0 for row in rows)
 
@@ -137,7 +137,7 @@ def test_a_drain_does_not_wait_for_ever(runs: Callable[[str], Ended]):
     """What is in flight so long after the last submission is cancelled; the run came to its end."""
     run = runs("drain")
     assert (3, "complete") == (run.code, run.manifest["status"])
-    rows = kept(run, sent=8, cancelled=8)
+    rows = agreed_rows(run, sent=8, cancelled=8)
     assert {"cancelled: the drain bound was reached"} == {row["error"] for row in rows}
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_dies_fails_its_requests_and_not_the_run(runs: Callable[[s
     """What had been answered stays; what was in flight, and all that came later, says how it failed."""
     run = runs("dead")
     assert (1, "complete") == (run.code, run.manifest["status"])  # it misses an objective
-    rows = kept(run)
+    rows = agreed_rows(run)
     assert run.summary["client"]["requests"]["ok"] > 0
     errors = {row["error"] for row in rows if row["status"] != "ok"}
     assert any("Connection refused" in error for error in errors), errors

@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from certificates import Authority
-from processes import QUICK, Case, Ended, Script, kept, launching, serving
+from processes import QUICK, Case, Ended, Script, agreed_rows, launching, serving
 
 
 @pytest.fixture(scope="module")
 def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ended]]:
     """Runs against a server whose certificate no system knows, and against one that speaks to one client alone."""
     trusting = (*QUICK, "--ca", authority.path("solo.pem"))
-    client = ("--cert", authority.path("stranger.pem"), "--key", authority.path("stranger.key"))
-    strict = serving(Script(), authority.serving("solo", ask_client="stranger.pem"))
+    client = ("--cert", authority.path("unrelated.pem"), "--key", authority.path("unrelated.key"))
+    strict = serving(Script(), authority.serving("solo", ask_client="unrelated.pem"))
     with serving(Script(), authority.serving("solo")) as url, strict as own:
         cases = {
             "ca": Case(url="https://{}/good/ca", options=trusting),
             "insecure": Case(url="https://{}/good/insecure", options=(*QUICK, "--insecure")),
             "client": Case(url=f"{own}/good/client", options=(*trusting, *client)),
-            "both": Case(url=f"{own}/good/both", options=(*trusting, "--cert", authority.path("stranger-both.pem"))),
+            "both": Case(url=f"{own}/good/both", options=(*trusting, "--cert", authority.path("unrelated-both.pem"))),
         }
         with launching(cases, url, tmp_path_factory.mktemp("secured")) as found:
             yield found
@@ -31,5 +31,5 @@ def test_a_certificate_is_good_by_its_authority_or_by_decree(secured: Callable[[
     """For the questions before the load, for the load, and for the metrics page at the same host; ours likewise."""
     run = secured(name)
     assert (0, "") == (run.code, run.err)
-    kept(run, sent=8, ok=8)
+    agreed_rows(run, sent=8, ok=8)
     assert run.manifest["metrics_targets"][0]["url"].startswith("https://")

@@ -21,9 +21,9 @@ def main(wanted: list[str]) -> None:
         with tempfile.TemporaryDirectory() as place:
             new = derived(derive(name, Path(place)))
         different = list(compare(expected(name), new))
-        for one in different:
-            print(f"{name}/{one}")
-        for file in sorted({one.file for one in different}):
+        for difference in different:
+            print(f"{name}/{difference}")
+        for file in sorted({difference.file for difference in different}):
             keep(name, file, new.get(file))
 
 

@@ -176,7 +176,7 @@ class TokenServer:
         if "messages" in asked and self._template is None:
             return web.Response(status=400)
         if "messages" in asked:
-            tokens = self._encode("." * self._template + "".join(one["content"] for one in asked["messages"]))
+            tokens = self._encode("." * self._template + "".join(message["content"] for message in asked["messages"]))
         else:
             assert asked["add_special_tokens"] is False
             tokens = self._encode(asked["prompt"])
@@ -195,7 +195,7 @@ async def tokenizing() -> AsyncIterator[Tokenizing]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            encode: Callable[[str], list[int]] = lambda text: [ord(one) for one in text],
+            encode: Callable[[str], list[int]] = lambda text: [ord(letter) for letter in text],
             decode: Callable[[list[int]], str] = lambda tokens: "".join(map(chr, tokens)),
             template: int | None = 7,
         ) -> tuple[TokenServer, tokenizers.ServerTokenizer]:
@@ -204,9 +204,9 @@ async def tokenizing() -> AsyncIterator[Tokenizing]:
             app.router.add_post("/tokenize", vocabulary.tokenize)
             app.router.add_post("/detokenize", vocabulary.detokenize)
             server = await stack.enter_async_context(TestServer(app))
-            found = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
-            assert isinstance(found, tokenizers.ServerTokenizer)
-            return vocabulary, await stack.enter_async_context(found)
+            tokenizer = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
+            assert isinstance(tokenizer, tokenizers.ServerTokenizer)
+            return vocabulary, await stack.enter_async_context(tokenizer)
 
         yield start
 
@@ -260,10 +260,10 @@ def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1, first: in
     frame_log = frames.FrameLog(path)
     for index, offset_ns in enumerate(offsets, first):
         body = b'{"n":%d}' % index
-        one = records.PlannedRequest(
+        planned = records.PlannedRequest(
             index=index, phase="measure", path=PATH, body=body, offset_ns=offset_ns, url=index % urls
         )
-        records.append_record(frame_log, one)
+        records.append_record(frame_log, planned)
     if close:
         records.append_record(frame_log, records.plan_end("measure"))
     frame_log.close()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import kept, log_of
+from recordings import log_of, scrapes_of
 
 from correlator.estimate import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
 from correlator.estimate.intervals import observe
@@ -157,7 +157,7 @@ def scraped(
 
 def without(endpoint: EndpointSeries, missed: Sequence[int]) -> EndpointSeries:
     """The scrapes but some that failed."""
-    return kept(endpoint, np.setdiff1d(np.arange(len(endpoint.at_ns)), missed))
+    return scrapes_of(endpoint, np.setdiff1d(np.arange(len(endpoint.at_ns)), missed))
 
 
 def sharing(table: Attribution) -> Ints:

@@ -31,7 +31,7 @@ def read(one: Span) -> ClientSpan:
 )
 def test_the_first_output_is_told_in_seconds(told: dict[str, str | float], expected_s: float):
     """By the convention's attribute, or a metric's name used as one; what is longer than the span is no such time."""
-    assert expected_s == pytest.approx(read(span("chat", "a", told=told)).first_s, nan_ok=True)
+    assert expected_s == pytest.approx(read(span("chat", "a", attributes=told)).first_s, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", ["First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk"])
@@ -59,12 +59,12 @@ def test_the_first_output_is_marked_by_an_event(name: str):
 )
 def test_a_call_of_a_model_says_so(told: dict[str, str | float], is_call: bool):
     """By its operation, else by its path; a workflow around calls is none."""
-    assert is_call == read(span("x", "a", told=told)).is_call
+    assert is_call == read(span("x", "a", attributes=told)).is_call
 
 
 def test_only_clients_and_servers_wait():
     """Whatever an internal span says of itself."""
-    inside = read(span("chat", "a", kind=INTERNAL, told={"gen_ai.operation.name": "chat"}))
+    inside = read(span("chat", "a", kind=INTERNAL, attributes={"gen_ai.operation.name": "chat"}))
     assert (False, False) == (inside.encloses, inside.is_call)
     assert read(span("x", "a", kind=SERVER)).encloses
 
@@ -83,13 +83,13 @@ def test_tokens_and_whom_it_called_are_read():
         "server.address": "10.0.0.1",
         "server.port": 8000.0,
     }
-    one = read(span("chat", "a", told=told))
+    one = read(span("chat", "a", attributes=told))
     assert (12, 7, -1, "http://10.0.0.1:8000") == (one.input_tokens, one.output_tokens, one.cached_tokens, one.server)
-    odd = read(span("chat", "a", told={**told, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
+    odd = read(span("chat", "a", attributes={**told, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
     assert (-1, "") == (odd.input_tokens, odd.server)
 
 
 def test_an_error_is_read():
     """By the span's status, or by the attribute of errors."""
-    failed = [call(failed=True), span("chat", "a", told={"error.type": "timeout"}), call()]
+    failed = [call(failed=True), span("chat", "a", attributes={"error.type": "timeout"}), call()]
     assert [True, True, False] == [read(one).failed for one in failed]

@@ -68,7 +68,7 @@ def _span(sent: RequestLog, place: int) -> Span:
         "gen_ai.usage.input_tokens": float(sent.input_tokens[place]),
         "gen_ai.usage.output_tokens": float(sent.output_tokens[place]),
     }
-    one = span("chat", "", kind=SERVER, told=told, trace=(place + 1).to_bytes(16))
+    one = span("chat", "", kind=SERVER, attributes=told, trace=(place + 1).to_bytes(16))
     one.span_id = (place + 1).to_bytes(8)
     one.start_time_unix_nano, one.end_time_unix_nano = submit_ns, int(sent.end_ns[place])
     return one

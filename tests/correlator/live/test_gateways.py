@@ -56,7 +56,7 @@ def test_a_gateway_off_our_clock_is_refused():
 def server(own: str, parent: str = "client", *, path: bool = True, **changes: object) -> Span:
     """Return a server's span as standard instrumentation makes it, from 40 to 940 ms."""
     whole = {"start_ms": 40.0, "end_ms": 940.0, **changes}
-    return span("POST", own, parent, kind=SERVER, told=PATH if path else {}, **whole)  # type: ignore[arg-type]
+    return span("POST", own, parent, kind=SERVER, attributes=PATH if path else {}, **whole)  # type: ignore[arg-type]
 
 
 def client(own: str, parent: str, start_ms: float, end_ms: float) -> Span:
@@ -67,7 +67,7 @@ def client(own: str, parent: str, start_ms: float, end_ms: float) -> Span:
 def sends(parent: str, at_ms: float, event: str = "http.response.body") -> Span:
     """Return the span of an ASGI server's sending of a part of a reply."""
     name = f"s{at_ms:.0f}"
-    return span("POST http send", name, parent, at_ms, at_ms + 1, kind=INTERNAL, told={"asgi.event.type": event})
+    return span("POST http send", name, parent, at_ms, at_ms + 1, kind=INTERNAL, attributes={"asgi.event.type": event})
 
 
 def parts_of(sent: Sent, *, watched: bool) -> list[tuple[str | float, ...]]:

@@ -16,9 +16,9 @@ from scraper.spans.received import classify
         (gateway("g"), "gateway", "dynamo"),
         (span("prefill_forward", "s", kind=INTERNAL), "stage", ""),
         (call(), "call", ""),
-        (span("POST", "c", told={"url.path": "/v1/chat/completions"}), "call", ""),
-        (span("POST", "c", kind=INTERNAL, told={"url.path": "/v1/chat/completions"}), "other", ""),
-        (span("GET", "c", told={"url.path": "/health"}), "other", ""),
+        (span("POST", "c", attributes={"url.path": "/v1/chat/completions"}), "call", ""),
+        (span("POST", "c", kind=INTERNAL, attributes={"url.path": "/v1/chat/completions"}), "other", ""),
+        (span("GET", "c", attributes={"url.path": "/health"}), "other", ""),
     ],
     ids=["engine", "gateway", "stage", "client", "client by path", "internal", "other"],
 )

@@ -49,7 +49,7 @@ async def test_an_authority_of_ones_own(authority: Authority):
     async with https(authority.serving()) as url:
         assert PAGE == (await once(url, Access(ca=authority.path("ca.pem")))).body
         assert PAGE == (await once(url, Access(insecure=True))).body
-        for access in (Access(), Access(ca=authority.path("stranger.pem"))):
+        for access in (Access(), Access(ca=authority.path("unrelated.pem"))):
             assert "connect: TLS failed (CERTIFICATE_VERIFY_FAILED)" == (await once(url, access)).error
         assert url == await discover(url, metrics_paths(), access=Access(ca=authority.path("ca.pem")))
 
@@ -80,7 +80,7 @@ async def test_a_client_certificate(authority: Authority, cert: str, key: str):
         ({"cert": "none.pem", "key": "client.key"}, "cert", "No such file or directory"),
         ({"cert": "client.pem", "key": "none.key"}, "key", "No such file or directory"),
         ({"cert": "client.pem"}, "cert", "no certificate with its key in PEM format"),
-        ({"cert": "client.pem", "key": "stranger.key"}, "key", "is not the key of this certificate"),
+        ({"cert": "client.pem", "key": "unrelated.key"}, "key", "is not the key of this certificate"),
         ({"cert": "locked.pem", "key": "locked.key"}, "key", "is encrypted with a password"),
     ],
 )

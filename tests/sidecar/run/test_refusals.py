@@ -125,8 +125,8 @@ def test_a_server_that_wants_a_certificate_is_exit_3_without_one(
 
     Doctor says of a server what a run would meet there, the metrics page included.
     """
-    pair = ("--cert", authority.path("stranger.pem"), "--key", authority.path("stranger.key"))
-    with serving(Script(), authority.serving("solo", ask_client="stranger.pem")) as url:
+    pair = ("--cert", authority.path("unrelated.pem"), "--key", authority.path("unrelated.key"))
+    with serving(Script(), authority.serving("solo", ask_client="unrelated.pem")) as url:
         trusting = ("--url", f"{url}/good/nobody", "--ca", authority.path("solo.pem"))
         assert "--cert" in refusal(3, "run", *trusting, *QUICK)
         for named in (True, False):
