@@ -16,7 +16,8 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PICTURE = Path(__file__).with_name("report.svg")
-WIDTH = 100
+WIDTH = 104
+FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 
 def excerpt(report: str) -> str:
@@ -30,7 +31,7 @@ def styled(line: str) -> Text:
     """Return a line as it is shown: alerts and what to do stand out, bars are coloured."""
     text = Text(line)
     text.highlight_regex(r"█+", "cyan")
-    text.highlight_regex(r"^(! .*|What to do:)", "bold yellow")
+    text.highlight_regex(r"^(! \w+|What to do:)", "bold yellow")
     text.highlight_regex(r"^(TTFT was .*|Of the mean, .*|Where the TTFT went)", "bold")
     return text
 
@@ -45,7 +46,8 @@ def main() -> int:
         console.print(styled(line))
     drawn = console.export_svg(title="sidelight", theme=MONOKAI, unique_id="sidelight")
     # A picture in a README loads no fonts from elsewhere.
-    PICTURE.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8")
+    drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
+    PICTURE.write_text(drawn, encoding="utf-8")
     return 0
 
 
