@@ -55,7 +55,8 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(draft, flags, 0o666, dir_fd=directory)
         try:
             with os.fdopen(fd, "wb") as file:
                 write(file)

@@ -374,6 +374,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):
     assert [("summary.json", "new")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
 
 
+def test_a_file_that_is_written_is_no_program(tmp_path: Path):
+    """Others may read it as any new file of this user."""
+    write_whole(tmp_path / "summary.json", lambda draft: draft.write(b"new"))
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "plain").stat().st_mode == (tmp_path / "summary.json").stat().st_mode
+
+
 def test_what_lies_in_a_strangers_directory_is_neither_followed_nor_read_for_ever(tmp_path: Path):
     """A link at a file's place, or where a draft was once written, costs the file it leads to nothing."""
     victim = tmp_path / "victim"
