@@ -49,16 +49,17 @@ def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileW
         inside = (waiting.at_ns >= window.start_ns) & (waiting.at_ns <= window.end_ns)
         rows = inside & (np.nan_to_num(waiting.amount) > 0)
         ran = _amounts(quantities["requests_running"], len(rows))
-        most.append(known(ran[inside]).max(initial=0.0))
+        known_running = known(ran[inside])
+        most.append(known_running)
         running.append(ran[rows])
-        near_most.append((ran >= NEAR_MOST * most[-1])[rows & np.isfinite(ran)])
+        near_most.append((ran >= NEAR_MOST * known_running.max(initial=0.0))[rows & np.isfinite(ran)])
         kv_cache.append(_amounts(quantities["kv_cache_usage"], len(rows))[rows])
     if not sum(map(len, running)):
         return WhileWaiting(missing=NEVER_WAITED)
     return WhileWaiting(
         scrapes=sum(map(len, running)),
         running_p50=_statistic(np.median, running),
-        running_most=float(max(most)),
+        running_most=_statistic(np.max, most),
         at_most_ratio=_statistic(np.mean, near_most),
         kv_cache_p50=_statistic(np.median, kv_cache),
         kv_cache_max=_statistic(np.max, kv_cache),

@@ -37,6 +37,13 @@ def test_an_engine_without_a_gauge_of_its_cache_leaves_that_unknown():
     assert (2, 1.0, None) == (found.scrapes, found.at_most_ratio, found.kv_cache_max)
 
 
+def test_an_engine_that_does_not_say_what_runs_leaves_that_unknown():
+    """Unknown, and not zero, which would say that nothing ran."""
+    shown = while_waiting([engine([1, 2], waiting=[1, 1], kv=[0.1, 0.1])], WINDOW)
+
+    assert (2, None, None, None) == (shown.scrapes, shown.running_p50, shown.running_most, shown.at_most_ratio)
+
+
 def test_where_nothing_waited_there_is_only_a_reason():
     idle = WhileWaiting(missing=NEVER_WAITED)
 
