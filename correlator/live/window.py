@@ -213,7 +213,11 @@ class TraceWindow:
             trace.done.discard(key)
             received = trace.engine.pop(key, None) or trace.stages.pop(key, None)
             self._bytes -= received.span.ByteSize() if received else 0
+            trace.bodies.pop(key, None)
         self._span_count -= len(keys)
+        # A server's own span may never come: each of its replies is kept no longer than as many spans of the trace are.
+        while len(trace.bodies) > len(trace.spans):
+            del trace.bodies[next(iter(trace.bodies))]
 
 
 def _gateways(trace: Trace, request: TracedRequest) -> tuple[GatewaySpan, ...]:

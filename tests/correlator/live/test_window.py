@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -188,6 +189,38 @@ def test_a_trace_that_never_ends_loses_its_oldest_spans():
         assert window.sizes["spans"] <= 4
     assert [] == window.finished(NOON + 10_000 * S)
     assert {"spans": 0, "traces": 0, "pending": 0} == window.sizes
+
+
+def test_a_trace_that_never_ends_forgets_when_replies_were_sent():
+    """By a server whose own span comes, or does not: after an hour it takes no more memory than after ten minutes."""
+    window = TraceWindow()
+
+    def serve(minute: int) -> None:
+        told = {"asgi.event.type": "http.response.body"}
+        served = [f"{minute:02}-{number}" for number in range(100)]
+        sent = [
+            span("POST http send", f"s{name}", name, kind=INTERNAL, told=told, clock_ms=1e3 * minute * KEEP_S)
+            for name in served
+        ]
+        window.take(
+            export(
+                [*sent, *(span("POST", name, kind=SERVER, clock_ms=1e3 * minute * KEEP_S) for name in served[::2])],
+                at_s=minute * KEEP_S,
+            )
+        )
+        window.finished(NOON + round((minute * KEEP_S + 7) * S))
+
+    tracemalloc.start()
+    try:
+        for minute in range(10):
+            serve(minute)
+        after_ten_bytes, _ = tracemalloc.get_traced_memory()
+        for minute in range(10, 60):
+            serve(minute)
+        after_an_hour_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after_an_hour_bytes < after_ten_bytes + 50 * 100 * 20  # an entry of a dictionary takes five times that
 
 
 def test_spans_that_are_each_others_parents_end_no_watch():
