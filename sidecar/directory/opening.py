@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rundir.files import NotRegular
 from rundir.frames import read_frames
 from scraper.series.log import FailureRecord, LogReader, Row
 from scraper.series.table import SeriesTable
@@ -127,7 +128,7 @@ class _WatchLogs(RunLogs):
 
 
 def _events(log: Path) -> Iterator[Event]:
-    for payload in read_frames(log):
+    for payload in _payloads(log):
         with suppress(*UNREADABLE):  # which is counted where all logs are read
             yield decode_event(payload)
 
@@ -137,11 +138,18 @@ def _first_ns(logs: Sequence[Path], ahead: int) -> int:
     from scraper.spans.log import ExportRecord, decode  # noqa: PLC0415  as above
 
     for log in logs:
-        for payload in read_frames(log):
+        for payload in _payloads(log):
             ahead -= len(payload)
-            if ahead < 0 and isinstance(record := decode(payload), ExportRecord):
-                return record.received_ns
+            with suppress(*UNREADABLE):  # as above
+                if ahead < 0 and isinstance(record := decode(payload), ExportRecord):
+                    return record.received_ns
     return 0
+
+
+def _payloads(log: Path) -> Iterator[bytes]:
+    """Give the payloads of a log; none of a link or a device, which is said where all logs are read."""
+    with suppress(NotRegular):
+        yield from read_frames(log)
 
 
 def _number(log: Path) -> int:

@@ -86,6 +86,28 @@ def test_a_record_that_cannot_be_read_costs_no_other(watched: Path):
     assert "the watch goes on, or was killed; numbers cover what was recorded up to now" in summary.warnings
 
 
+@pytest.mark.parametrize("name", ["events.log", "spans-000000.log"])
+def test_a_log_that_is_a_link_is_damage_and_no_end(watched: Path, tmp_path: Path, name: str):
+    """It is not followed, and what the others hold is reported all the same; of a part of the watch too."""
+    fill(watched, 0)
+    fill(watched, 1)
+    (watched / "raw" / name).rename(tmp_path / name)
+    (watched / "raw" / name).symlink_to(tmp_path / name)
+    for span_bytes in (None, 3000):
+        summary = derive(watched, span_bytes=span_bytes).summary
+        assert summary.integrity.state == "damaged"
+        assert any(
+            f"raw/{name}: it is damaged (is a link, and links are not followed" in text for text in summary.warnings
+        )
+
+
+def test_where_the_last_bytes_begin_a_record_that_cannot_be_read_costs_no_other(watched: Path):
+    with FrameLog(watched / "raw/spans-000000.log") as log:
+        log.append(*[b"no record"] * 1000)
+    fill(watched, 1)
+    assert 10 == derive(watched, span_bytes=20_000).summary.client.requests.ok
+
+
 def test_a_watch_that_saw_nothing_has_a_report(watched: Path):
     """Without requests, and without an error."""
     summary = derive(watched).summary
