@@ -77,6 +77,7 @@ class Replay:
         self._now_ns = self._from_ns = 0
         self._tables = deque([_Table.of(break_down_ended([]))])
         self._fresh: list[_Table] = []
+        self._fresh_rows = 0
         self._missing: Counter[str] = Counter()
         self._engine_spans = self._dropped = 0
 
@@ -143,13 +144,14 @@ class Replay:
             self._missing.update(reason for reason in requests.reason.tolist() if reason)
             if (requests.requests.status != "").any():
                 self._fresh.append(_Table.of(requests))
-        if sum(len(table.requests) for table in self._fresh) >= _CHUNK_ROWS:
+                self._fresh_rows += len(self._fresh[-1].requests)
+        if self._fresh_rows >= _CHUNK_ROWS:
             self._lay_out()
 
     def _lay_out(self) -> None:
         if self._fresh:
             self._tables.append(_Table.concat(self._fresh))
-            self._fresh = []
+            self._fresh, self._fresh_rows = [], 0
         held = sum(len(table.requests) for table in self._tables)
         while held - len(self._tables[0].requests) >= self._most_requests:
             oldest = len(self._tables.popleft().requests)

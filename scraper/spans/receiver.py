@@ -126,7 +126,8 @@ class Receiver:
     def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
         """Tell whether each of these traces has the spans of every service that serves any of them."""
         served = [self._serving.get(trace_id, set()) for trace_id in trace_ids]
-        return all(services == set().union(*served) for services in served)
+        every = set().union(*served)
+        return all(services == every for services in served)
 
     async def _listen_grpc(self) -> None:
         server = aio.server(
