@@ -165,8 +165,9 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     A gate for CI, with an API key:
       SIDELIGHT_API_KEY=... sidelight run https://HOST --rate 4 --duration 5m --slo "ttft_p99<500ms"
 
-    Times are seconds, or have a unit: 500ms, 30s, 5m, 1h. Options of AIPerf, GuideLLM and vllm bench serve
-    that mean the same are understood; for others, an error says what to write.
+    Times are seconds, or have a unit: 500ms, 30s, 5m, 1h.
+    Options of AIPerf, GuideLLM and vllm bench serve that mean the same are understood;
+    for others, an error says what to write.
     """
     from sidecar.options.checks import check_run  # noqa: PLC0415  as above
     from sidecar.run import session  # noqa: PLC0415  as above
@@ -192,7 +193,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     """Observe production without any load: receive spans, scrape engines, serve the breakdown of TTFT on /metrics.
 
     SIGTERM or Ctrl-C ends it once pending requests are counted, and writes a report of what the logs still hold; SIGHUP
-    reloads --config. See docs/reference/watch.md.
+    reloads --config. See docs/how-to/watch-in-production.md.
     """
     from sidecar.watch import service as resident  # noqa: PLC0415  as above
 
