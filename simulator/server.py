@@ -285,4 +285,4 @@ async def _detokenize(request: web.Request) -> web.Response:
         text = decode(asked.tokens)
     except UnknownTokenError as error:
         raise RefusedError(400, f"{error}", param="tokens") from None
-    return said({"prompt": text})
+    return said({"text" if request.app[SERVICE].settings.engine == "sglang" else "prompt": text})

@@ -27,7 +27,7 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     - a trace id, or a request id, that several requests bear joins none of them
     - several spans of one request are its choices, or the engines that shared it
     - a gateway's span is not an engine's: it joins nothing
-    - times longer than the client waited are discarded, whichever source states them
+    - times longer than the client waited, in all or for its first token, are discarded, whichever source states them
     """
     taken = set(np.flatnonzero(spans.is_gateway).tolist())
     # The best first: a request has its times from the first source that states possible ones.
@@ -40,9 +40,10 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     table = unjoined(len(requests.trace_id))
     why: list[list[str]] = [[] for _ in range(len(table))]
     waited_s = np.nan_to_num(span_s(requests.submit_ns, requests.end_ns), nan=np.inf)
+    ttft_s = np.nan_to_num(span_s(requests.submit_ns, requests.first_token_ns), nan=np.inf)
     for source, find in sources:
         for row, times in find(np.flatnonzero(table.source == "none").tolist(), why):
-            if reason := put(table, row, source, times, waited_s=waited_s[row]):
+            if reason := put(table, row, source, times, ttft_s=ttft_s[row], waited_s=waited_s[row]):
                 why[row].append(reason)
     for row in np.flatnonzero(table.source == "none").tolist():
         table.reason[row] = _why_none(requests, row, why[row], any_spans=len(spans) > 0)

@@ -82,18 +82,28 @@ def unjoined(size: int) -> Joined:
     )
 
 
-def put(table: Joined, row: int, source: str, times: ExactTimes, *, waited_s: float = np.inf) -> str:
-    """Write one request's times and return '', or return why they cannot be those of a request of `waited_s`."""
+def put(
+    table: Joined, row: int, source: str, times: ExactTimes, *, ttft_s: float = np.inf, waited_s: float = np.inf
+) -> str:
+    """Write one request's times and return '', or return why they cannot be those of a request.
+
+    No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
+    first token, `ttft_s`, and with the decode within all that it waited; a decode beyond that is left out.
+    """
     states = "reply" if source == "response" else "span"
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
     if any(not 0 <= part_s < np.inf for part_s in parts_s):
         return f"its {states} tells impossible times"
     if sum(parts_s) > waited_s + SLACK_S:
         return f"its {states} tells longer times than the client waited"
+    if sum(parts_s) > ttft_s + SLACK_S:
+        return f"its {states} tells a queue and prefill longer than the client's TTFT"
     table.source[row] = source
     for name in TIMES:
         time_s = getattr(times, f"{name}_s")
         getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
+    if sum(parts_s) + times.decode_s > waited_s + SLACK_S:
+        table.decode_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns

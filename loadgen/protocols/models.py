@@ -31,9 +31,23 @@ class _Owners(msgspec.Struct, gc=False):
     data: list[_Owned]
 
 
+class _Meta(msgspec.Struct, gc=False):
+    n_ctx: Count | None = None
+
+
 class _Served(msgspec.Struct, gc=False):
     id: str
     max_model_len: Count | None = None
+    meta: msgspec.Raw = msgspec.Raw(b"null")  # llama.cpp's has n_ctx; others may have anything there
+
+    @property
+    def limit(self) -> int | None:
+        if self.max_model_len is not None:
+            return self.max_model_len
+        try:
+            return msgspec.json.decode(self.meta, type=_Meta).n_ctx
+        except UNREADABLE:
+            return None
 
 
 class _OpenAi(msgspec.Struct, gc=False):
@@ -54,7 +68,7 @@ class _Tgi(msgspec.Struct, gc=False):
 
 
 def _openai(body: bytes) -> dict[str, int | None]:
-    return {served.id: served.max_model_len for served in msgspec.json.decode(body, type=_OpenAi).data}
+    return {served.id: served.limit for served in msgspec.json.decode(body, type=_OpenAi).data}
 
 
 def _ollama(body: bytes) -> dict[str, int | None]:

@@ -236,6 +236,16 @@ LISTINGS = {
 }
 
 
+def test_the_context_that_llamacpp_states_is_a_models_limit():
+    """In its `meta`; of others, who may have anything there, it is passed over."""
+    listing = PROTOCOLS["chat"].models
+    assert listing is not None
+    meta = b'{"vocab_type":2,"n_ctx":4096,"n_ctx_train":131072}'
+    assert {"a": 4096} == listing.read(b'{"object":"list","data":[{"id":"a","meta":%b}]}' % meta)
+    assert {"a": None} == listing.read(b'{"data":[{"id":"a","meta":null}]}')
+    assert {"a": None} == listing.read(b'{"data":[{"id":"a","meta":{"n_ctx":"8k"}}]}')
+
+
 @pytest.mark.parametrize("protocol", LISTINGS)
 def test_the_models_of_a_server(protocol: str):
     """By name, with the longest that prompt and reply may be where that is said."""

@@ -143,6 +143,19 @@ def test_sglang():
     _same(expected, _read(json.dumps(bare).encode(), protocol="sglang", kind=JSON).timings)
 
 
+def test_the_queue_of_a_retracted_request_is_not_known():
+    """SGLang's queue_time then holds the waits behind its first token, too; all else is as it was."""
+    meta = {
+        "finish_reason": {"type": "stop"}, "queue_time": 2.2769, "num_retractions": 1, "e2e_latency": 3.25,
+        "forward_entry_time": 1700000000.5, "prefill_finished_time": 1700000001.0,
+    }  # fmt: skip
+    expected = ServerTimings(source="sglang", prefill_ms=500, e2e_ms=3250)
+    _same(expected, _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON).timings)
+    expected = ServerTimings(source="sglang", queue_ms=2276.9, prefill_ms=500, e2e_ms=3250)
+    meta["num_retractions"] = 0
+    _same(expected, _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON).timings)
+
+
 def test_tgi():
     """In headers, and only of replies that are not streamed."""
     body = b'{"generated_text":"a","details":{"finish_reason":"length","generated_tokens":1,"input_length":3}}'

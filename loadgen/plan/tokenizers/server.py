@@ -25,16 +25,20 @@ _Answer = TypeVar("_Answer", "_Tokenized", "_Detokenized")
 
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
-    max_model_len: int | None = None
 
 
 class _Detokenized(msgspec.Struct):
-    prompt: str
+    """The text, by its name in vLLM, SGLang or llama.cpp."""
+
+    prompt: str | None = None
+    text: str | None = None
+    content: str | None = None
 
 
 class ServerTokenizer:
     """The server's own tokenizer (native, option A) through POST /tokenize and /detokenize; owns an HTTP session.
 
+    text_field  the name of a text in what /tokenize is asked: llama.cpp's is `content`, and it passes over others
     template    whether the server counts messages under its chat template as well
     """
 
@@ -48,6 +52,7 @@ class ServerTokenizer:
         self.name = f"{model} (the server's)"
         self.version = "as served"
         self.source = f"{root}/tokenize"
+        self.text_field = "prompt"
         self.template = False
 
     async def __aenter__(self) -> Self:
@@ -62,12 +67,16 @@ class ServerTokenizer:
 
     async def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens. Raises TokenizerError."""
-        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        body = {"model": self._model, self.text_field: text, "add_special_tokens": False}
         return (await self._ask("/tokenize", body, _Tokenized)).tokens
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids. Raises TokenizerError."""
-        return (await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)).prompt
+        answer = await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)
+        text = next((text for text in (answer.prompt, answer.text, answer.content) if text is not None), None)
+        if text is None:
+            raise TokenizerError(f"{self._root}/detokenize: none of prompt, text and content in the answer")
+        return text
 
     async def count_chat(self, system: str, user: str) -> int:
         """Return tokens of a chat request after the chat template. Raises TokenizerError."""
@@ -111,6 +120,9 @@ async def probe_server(
     reason = "the probe was interrupted"
     try:
         ids = await tokenizer.encode(_SAMPLE)
+        if not ids:
+            tokenizer.text_field = "content"
+            ids = await tokenizer.encode(_SAMPLE)
         both_ways = bool(ids) and bool(await tokenizer.decode(ids))
         reason = "" if both_ways else f"{tokenizer.source}: no tokens in a plain sentence"
         if both_ways:

@@ -60,7 +60,10 @@ class _Vllm(msgspec.Struct, gc=False):
 
 
 class LlamaCpp(msgspec.Struct, gc=False):
-    """llama.cpp's `timings`, whose decode holds the first token too; cache_n of the prompt were in the slot's cache."""
+    """llama.cpp's `timings`; cache_n of the prompt were in the slot's cache.
+
+    predicted_ms runs from the first token to the last, though predicted_n counts the first as well.
+    """
 
     cache_n: Count | None = None
     predicted_n: Count | None = None
@@ -100,6 +103,7 @@ class SglangMeta(msgspec.Struct, gc=False):
     completion_tokens: Count | None = None
     cached_tokens: Count | None = None
     queue_time: float | None = None
+    num_retractions: Count | None = None
     forward_entry_time: float | None = None
     prefill_finished_time: float | None = None
     request_finished_ts: float | None = None
@@ -147,13 +151,16 @@ def of_sglang(raw: bytes) -> ServerTimings | None:
 
 
 def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
-    """Return the same of a `meta_info` that was read already; None while it has no times."""
+    """Return the same of a `meta_info` that was read already; None while it has no times.
+
+    The `queue_time` of a request that was retracted also holds its later waits, behind its first token: it is left out.
+    """
     prefill_ms = _ms_between(meta.forward_entry_time, meta.prefill_finished_time)
     if meta.e2e_latency is None and meta.queue_time is None and math.isnan(prefill_ms):
         return None
     return ServerTimings(
         source="sglang",
-        queue_ms=_float(meta.queue_time) * 1e3,
+        queue_ms=math.nan if meta.num_retractions else _float(meta.queue_time) * 1e3,
         prefill_ms=prefill_ms,
         decode_ms=_ms_between(meta.prefill_finished_time, meta.request_finished_ts),
         ttft_ms=_float(meta.first_token_latency) * 1e3,

@@ -246,6 +246,31 @@ def test_a_span_that_cannot_be_so_is_not_believed(span: dict[str, float], reason
     assert "trace" == believed.source[0]
 
 
+@pytest.mark.parametrize(
+    ("span", "reply", "reason"),
+    [
+        ({"queue_ms": 480.0, "prefill_ms": 40.0}, {}, "span tells a queue and prefill longer than the client's TTFT"),
+        ({}, {"queue": 2276.9, "prefill": 6.0}, "reply tells longer times than the client waited"),
+        ({}, {"queue": 1276.9, "prefill": 6.0}, "reply tells a queue and prefill longer than the client's TTFT"),
+    ],
+)
+def test_no_part_is_larger_than_its_whole(span: dict[str, float], reply: dict[str, float], reason: str):
+    """SGLang's queue_time of a request that it retracted held later waits, too: 2,277 ms of a TTFT of 570 ms."""
+    asked = {f"server_{name}_ms": time_ms for name, time_ms in reply.items()}
+    request = requests({"trace_id": "t", "first_token_ns": 1500 * MS, **asked})
+    joined = join(request, engine({"trace_id": "t", **span} if span else {"trace_id": "other"}))
+    assert "none" == joined.source[0]
+    assert f"its {reason}" in joined.reason[0]
+
+
+def test_a_decode_beyond_the_request_is_left_out():
+    """Queue and prefill are kept: what the client saw of them agrees."""
+    spans = engine({"trace_id": "t", "queue_ms": 100.0, "prefill_ms": 100.0, "decode_ms": 1900.0})
+    joined = join(requests({"trace_id": "t", "first_token_ns": 1300 * MS}), spans)
+    assert ("trace", 0.1) == (joined.source[0], joined.queue_s[0])
+    assert np.isnan(joined.decode_s[0])
+
+
 @pytest.mark.parametrize("wrong", [-1.0, np.inf])
 def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
     """A negative wait, or an endless one."""

@@ -177,9 +177,10 @@ ONE = b'{"tokens": [1]}'
         (200, b'{"count": 3}', b"", "/tokenize: Object missing required field `tokens`"),
         (200, b'{"tokens": []}', b"", "/tokenize: no tokens in a plain sentence"),
         (200, ONE, b'{"prompt": "\xff"}', "/detokenize: "),
+        (200, ONE, b'{"token": "x"}', "/detokenize: none of prompt, text and content"),
         (200, ONE, b'{"x": ' + b"[" * 100_000, "/detokenize: "),
     ],
-    ids=["none", "a page", "no ids", "empty", "no UTF-8", "deep"],
+    ids=["none", "a page", "no ids", "empty", "no UTF-8", "no text", "deep"],
 )
 async def test_a_server_without_a_tokenizer_says_why(status: int, tokenized: bytes, detokenized: bytes, says: str):
     """The reason names the address, whatever the answer is; the session is closed."""
@@ -193,6 +194,29 @@ async def test_a_server_without_a_tokenizer_says_why(status: int, tokenized: byt
         reason = await tokenizers.probe_server(str(server.make_url("/")), "m", {})
     assert isinstance(reason, str)
     assert says in reason
+
+
+@pytest.mark.parametrize(("asked", "answered"), [("prompt", "prompt"), ("prompt", "text"), ("content", "content")])
+async def test_the_tokenizers_of_vllm_sglang_and_llamacpp(asked: str, answered: str):
+    """Each has its own names for a text; llama.cpp gives no tokens of another name, and no count of messages."""
+
+    async def tokenize(request: web.Request) -> web.Response:
+        # SGLang's max_model_len is its tokenizer's, not the context.
+        return web.json_response({"tokens": list((await request.json()).get(asked, "").encode()), "max_model_len": 9})
+
+    async def detokenize(request: web.Request) -> web.Response:
+        return web.json_response({answered: bytes((await request.json())["tokens"]).decode()})
+
+    app = web.Application()
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
+    async with TestServer(app) as server:
+        found = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
+        assert isinstance(found, tokenizers.ServerTokenizer)
+        async with found:
+            assert list(b"two words") == await found.encode("two words")
+            assert "two words" == await found.decode(list(b"two words"))
+            assert not found.template
 
 
 async def test_nobody_at_the_tokenizers_address():
