@@ -50,13 +50,18 @@ def resampled_sums(columns: Floats, block: int, *, resamples: int = RESAMPLES, s
     size = len(columns)
     sums = _block_sums(columns, block)
     draws = math.ceil(size / block)
+    few = draws * columns.shape[1] <= 2 * size  # then picking rows costs less than counting how often each is drawn
     random = np.random.default_rng(np.random.SeedSequence(seed))
     parts = []
     for first in range(0, resamples, _AT_ONCE):
         count = min(_AT_ONCE, resamples - first)
-        starts = random.integers(size, size=(count, draws)) + size * np.arange(count)[:, None]
-        times = np.bincount(starts.ravel(), minlength=count * size).reshape(count, size)
-        parts.append(times.astype(np.float64) @ sums)
+        starts = random.integers(size, size=(count, draws))
+        if few:
+            parts.append(sums[starts].sum(axis=1))
+        else:
+            drawn = (starts + size * np.arange(count)[:, None]).ravel()
+            times = np.bincount(drawn, minlength=count * size).reshape(count, size)
+            parts.append(times.astype(np.float64) @ sums)
     return np.concatenate(parts)
 
 
