@@ -49,13 +49,13 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 def _of(path: Path, node: ast.AST) -> dict[str, str]:
     """Return the longest fixed part of each text below a node, cut to its first words."""
-    found = {}
+    messages = {}
     for text, line in _texts(node):
         fixed = max(re.split("\0", text), key=len).strip(" ;:,.()")
         if len(fixed) >= LEAST and " " in fixed:
             words = fixed if len(fixed) <= MOST else fixed[:MOST].rpartition(" ")[0]
-            found[f"{path.relative_to(REPOSITORY)}:{line}: {words}"] = words
-    return found
+            messages[f"{path.relative_to(REPOSITORY)}:{line}: {words}"] = words
+    return messages
 
 
 def _texts(node: ast.AST) -> Iterator[tuple[str, int]]:
