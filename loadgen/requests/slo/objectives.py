@@ -49,6 +49,7 @@ RUN_METRICS: Mapping[str, _RunMetric] = {
 _OF_GOOD = ("goodput", "goodput_ratio")
 _UNITS_MS = {"ms": 1.0, "s": 1000.0}
 _UNITS_RATIO = {"": 1.0, "%": 0.01}
+_SHARE_DECIMALS = 12
 _UNITS_PER_S = {"": 1.0, "/s": 1.0}
 _TERM = re.compile(r"([a-z0-9._]+)\s*(<=|<|>=|>)\s*([0-9.eE+-]+)\s*([a-z/%]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d{1,2})?)")
@@ -161,6 +162,7 @@ def _of_run(term: str, name: str, sign: str, number: str, unit: str) -> Objectiv
         raise ValueError(f"--slo: {term!r}: unknown unit {unit!r}; write it like {metric.example}{of_ratio}")
     bound = _number(number) * units[unit]
     if metric.unit == "ratio":
+        bound = round(bound, _SHARE_DECIMALS)  # 95 % of requests is 0.95, but 95 * 0.01 is a hair above that
         if not 0 <= bound <= 1:
             raise ValueError(f"--slo: {term!r}: {number!r} is not a share; write a percentage, or a number from 0 to 1")
         if (sign == "<" and bound == 0) or (sign == ">" and bound == 1):
