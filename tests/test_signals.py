@@ -134,3 +134,17 @@ def test_a_run_outlives_the_reader_of_its_output(
         assert code == process.wait(BOUND_S), output
     assert "Traceback" not in output
     assert "complete" == json.loads((tmp_path / "run" / "summary.json").read_text())["status"]
+
+
+def test_a_watch_outlives_the_reader_of_its_output(tmp_path: Path):
+    """Its report is written all the same."""
+    path = tmp_path / "watch"
+    addresses = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0")
+    with start("watch", "--out", path, *addresses) as process:
+        process.stdout.close()
+        while "HTTP/protobuf at" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert 0 == process.wait(BOUND_S), said
+    assert "complete" == json.loads((path / "summary.json").read_text())["status"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import cyclopts
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
+from rich.text import Text
 
 from rundir.printable import printable
 from sidecar import VERSION
@@ -52,7 +53,7 @@ from sidecar.options.spans import (
     forward_access,
 )
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress, discard, mode_for
+from sidecar.progress import Progress, Terminal, discard, mode_for
 
 if TYPE_CHECKING:
     from sidecar.directory import Run
@@ -201,7 +202,7 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=False)
     with Progress(mode) as progress:
         outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
-        print(outcome, flush=True)  # noqa: T201  its result, whatever becomes of the report
+        Terminal(highlight=False).print(Text(outcome), soft_wrap=True)  # its result, whatever becomes of the report
         progress.stage(f"deriving the report; a second signal skips it, `sidelight report {path}` derives it later")
         from sidecar.report import derive  # noqa: PLC0415  as above
 
