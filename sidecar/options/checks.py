@@ -19,6 +19,7 @@ from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
 from loadgen.protocols import PROTOCOLS, split_endpoint
 from loadgen.requests.slo import parse_slo
+from rundir.access import masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, flag_of, http_url, listen_address
@@ -107,7 +108,7 @@ def base_url(url: str, endpoint: str) -> str:
     """Return the base URL, also where the endpoint's own address was given. Raises ConfigurationError for another's."""
     parts = urlsplit(url)
     if parts.query or parts.fragment:
-        raise ConfigurationError(f"--url {url}: give the base URL, without what follows its path ('?' or '#')")
+        raise ConfigurationError(f"--url {masked(url)}: give the base URL, without what follows its path ('?' or '#')")
     base, names = split_endpoint(url)
     if names and endpoint not in names:
         raise ConfigurationError(

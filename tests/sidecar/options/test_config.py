@@ -309,6 +309,12 @@ def test_the_address_of_another_endpoint_is_named(url: str, problem: str):
     assert f"--url {URL}{url}: {problem}" in refusal(RunOptions(url=(URL + url,)))
 
 
+@pytest.mark.parametrize("path", ["/v1", "/chat/completions"])
+def test_a_key_in_a_url_is_not_shown(path: str):
+    """Whatever else is wrong with the URL."""
+    assert f"--url {URL}{path}?api_key=***: " in refusal(RunOptions(url=(f"{URL}{path}?api_key=hush",)))
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
