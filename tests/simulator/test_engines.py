@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.plan.tokenizers import ServerTokenizer, probe_server
 from scraper.targets.fetch import ACCEPT
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
@@ -57,6 +58,20 @@ async def test_where_the_version_stands(engine: str, path: str, version: str):
             assert version == (await response.json())["version"]
         async with client.get(f"{url}/version") as response:
             assert (404 if engine == "sglang" else 200) == response.status
+
+
+@pytest.mark.parametrize(("engine", "name"), [("vllm", "prompt"), ("sglang", "text")])
+async def test_each_engine_names_the_text_of_tokens_as_it_does(engine: str, name: str):
+    """And its tokenizer is found by either name."""
+    settings = SimulatorSettings(engine=engine, engine_settings=ENGINE)
+    async with running(settings) as url, aiohttp.ClientSession() as client:
+        found = await probe_server(url, settings.model, {})
+        assert isinstance(found, ServerTokenizer)
+        async with found:
+            ids = await found.encode("hello")
+            assert "hello" == await found.decode(ids)
+        async with client.post(f"{url}/detokenize", json={"tokens": ids}) as response:
+            assert {name: "hello"} == await response.json()
 
 
 async def test_trtllms_metrics_are_json_and_its_page_is_elsewhere():

@@ -95,6 +95,14 @@ def test_another_seed_changes_nothing_in_a_file(config: dict[str, Any], expected
             "3 of 50 requests did not succeed: http_500 (2), reset (1)",
         ),
         (
+            {"client.retried": 38},
+            (
+                "38 of 50 requests were sent a second time, on a new connection: the server closed the one it had kept "
+                "before a reply began. Their times are those of the second sending; with --no-reuse each request has a "
+                "connection of its own"
+            ),
+        ),
+        (
             {"client.requests.cancelled": 15, "client.requests.ok": 35, "client.ttft_ms.count": 35},
             "15 of 50 requests did not end: latencies are those of the 35 that did, which waited least",
         ),
