@@ -150,3 +150,20 @@ def test_unknown_moments_are_left_out():
     arrived_s, ended_s = np.append(queue.arrived_s, [np.nan, np.inf]), np.append(queue.ended_s, [3.0, np.nan])
     assert verdict(at_s, waiting, arrived_s, ended_s) == verdict(at_s, waiting, arrived_s, ended_s)
     assert verdict(at_s, waiting, arrived_s, ended_s).verdict == "stable"
+
+
+def test_a_batch_that_fills_while_none_waits_is_no_overload():
+    """Eight seconds of a healthy engine, as recorded: arrivals came closer together, and its batch grew with them."""
+    arrived_s = [
+        0.0, 0.3, 0.4, 0.4, 1.0, 1.0, 1.0, 1.0, 1.8, 1.8, 1.8, 3.2, 3.2, 3.3, 3.3, 3.6, 3.9, 3.9, 4.0, 4.3, 4.6,
+        4.6, 4.7, 4.7, 5.1, 5.1, 5.1, 5.3, 5.4, 5.4, 5.5, 5.7, 5.9, 5.9, 6.2, 6.4, 6.4, 6.4, 6.6, 6.7, 6.7, 7.2,
+        7.4, 7.4, 7.5, 7.5, 7.6, 7.7, 7.8, 7.8,
+    ]  # fmt: skip
+    took_s = [
+        1.1, 1.5, 1.5, 0.9, 1.1, 1.6, 2.4, 1.8, 1.5, 1.8, 1.6, 1.3, 2.7, 1.2, 1.6, 1.1, 1.7, 1.6, 2.0, 1.9, 3.5,
+        3.5, 1.4, 3.7, 2.8, 2.4, 2.6, 2.6, 3.5, 2.9, 2.8, 2.7, 1.3, 3.5, 3.2, 1.9, 3.2, 1.9, 3.1, 1.5, 2.3, 1.2,
+        3.3, 1.0, 1.7, 2.9, 3.0, 1.4, 1.3, 1.4,
+    ]  # fmt: skip
+    ended_s = np.add(arrived_s, took_s)
+    at_s = np.arange(0.0, 7.8, 0.25)
+    assert verdict(at_s, np.zeros_like(at_s), arrived_s, ended_s).verdict == "undecided"
