@@ -64,6 +64,14 @@ def test_every_command_has_the_options_it_is_shown_with(page: str):
         assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", arguments)) <= known[command], arguments
 
 
+def test_pages_that_the_code_names_are_there():
+    """Messages, help and comments send nobody to a page that has moved."""
+    modules = [path for package in ("*/*.py", "*/*/*.py", "*/*/*/*.py") for path in REPOSITORY.glob(package)]
+    named = {page for path in modules for page in re.findall(r"\bdocs/[\w/-]+\.md", text(path))}
+    assert len(named) > 5
+    assert set() == {page for page in named if not (REPOSITORY / page).is_file()}
+
+
 def test_the_index_names_every_page():
     """docs/README.md links each page of docs/, and the folder of decisions."""
     linked = set(re.findall(r"\]\(([^)#\s]+)", text("docs/README.md")))
