@@ -84,7 +84,7 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
             raise
         return Served(url=root_url(url), model=model, max_model_len=None, unlisted=error)
     served = Served(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
-    chosen = model or _only(served.listed, address, any_model=any_model)
+    chosen = _only(served.listed, address, any_model=any_model) if model is None else model
     if chosen not in limits:
         missing = ConfigurationError(f"--model {chosen}: not served; {address} serves: {_names(served.listed)}")
         return replace(served, model=chosen, unlisted=missing)
