@@ -217,7 +217,8 @@ async def _begin(shared: Watch, child: Child) -> None:
     shared.ports = ports["grpc_port"], ports["http_port"]
     shared.receiver, shared.lives = child, shared.lives + 1
     if shared.down_ns is not None:
-        shared.view.missed(shared.clock.now_ns())
+        async with shared.looking:
+            shared.view.missed(shared.clock.now_ns())
         shared.warn_and_record(f"the receiver runs again after {(shared.clock.now_ns() - shared.down_ns) / 1e9:.1f} s")
         shared.down_ns = None
     shared.not_ready_reason[0] = ""
@@ -300,7 +301,8 @@ async def _look_on(shared: Watch) -> None:
         async with shared.looking:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
-        for service in shared.view.half_known_gateways():
+            half_known = shared.view.half_known_gateways()
+        for service in half_known:
             shared.warn_and_record(
                 f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
                 f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"

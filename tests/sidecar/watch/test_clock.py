@@ -1,4 +1,4 @@
-"""A watch whose machine gets another time of day while it runs."""
+"""A watch whose machine gets another time of day while it runs, or whose receiver dies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import os
 import re
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
+from processes import children
 from sent_spans import MS, NOON, body, call, engine
 from waiting import BOUND_S
 
@@ -20,6 +24,7 @@ from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress
 from sidecar.run import open_run
 from sidecar.watch.service import watch
+from sidecar.watch.view import WatchView
 
 
 @dataclass
@@ -83,3 +88,33 @@ async def test_spans_are_used_once_the_clock_is_right(tmp_path: Path):
     (step,) = (event for event in run.events if event.name == "clock_set")
     assert 3600 == round(step.data["moved_ns"] / 1e9)
     assert any("the clock of this machine was set" in note for note in run.notes)
+
+
+async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They are read in a thread: what notes that a receiver runs again goes through the same spans, and waits."""
+    reading, noted, overlaps = threading.Event(), threading.Event(), []
+    poll, missed = WatchView.poll, WatchView.missed
+
+    def read_long(view: WatchView, *moment: int, **how: Any) -> None:
+        reading.set()
+        noted.wait(3.0 if "restarted" in "".join(said.lines) else 0.0)
+        poll(view, *moment, **how)
+        reading.clear()
+
+    def note(view: WatchView, back_ns: int) -> None:
+        overlaps.append(reading.is_set())
+        noted.set()
+        missed(view, back_ns)
+
+    monkeypatch.setattr(WatchView, "poll", read_long)
+    monkeypatch.setattr(WatchView, "missed", note)
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(watch(options, command=[], progress=said))
+    await said.until("gRPC at")
+    (receiver,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker" in command)
+    os.kill(receiver, signal.SIGKILL)
+    await said.until("the receiver runs again")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)
+    assert [False] == overlaps
