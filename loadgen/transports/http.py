@@ -20,6 +20,8 @@ from rundir.access import tls_context
 from rundir.clock import Clock
 
 _RESOLVE_S = 2.0
+# A close that comes later than that was no answer to an idle connection: the peer had the request, and dropped it.
+RETRY_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +85,9 @@ class Pool:
     async def perform(self, exchange: Exchange, request: bytes, *, timeout_s: float) -> None:
         """Send a request and wait for the end of its reply; whatever happens stands in `exchange`; see Transport.
 
-        A kept connection that ends before any byte of a reply was closed by the peer while it was idle, or as the
-        request came. The request is then sent once more on a new connection, and its stamps are of that.
+        A kept connection that ends within a second, before any byte of a reply, was closed by the peer while it was
+        idle, or as the request came. The request is then sent once more on a new connection, and its stamps are of
+        that. One that is dropped later is a failure: its wait would be missing from the latency.
         """
         connection: Connection | None = None
         try:
@@ -93,7 +96,7 @@ class Pool:
                 exchange.reused = connection is not None
                 if connection is not None:
                     await self._send(connection, exchange, request)
-                    if exchange.error and not connection.answered:
+                    if exchange.error and not connection.answered and self._is_fresh(exchange):
                         exchange.send_again()
                         self._drop(connection)
                         connection = None
@@ -115,6 +118,9 @@ class Pool:
     async def _send(self, connection: Connection, exchange: Exchange, request: bytes) -> None:
         exchange.connected_ns = self._clock.now_ns()
         await connection.begin(exchange, request)
+
+    def _is_fresh(self, exchange: Exchange) -> bool:
+        return self._clock.now_ns() - exchange.connected_ns <= RETRY_NS
 
     async def resolve(self) -> None:
         """Look the host up, once: for each connection it would go through a thread pool and show as lateness.

@@ -255,6 +255,19 @@ async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(
     assert retried.dispatch_ns < seen_ns[1] < retried.connected_ns <= retried.submit_ns <= retried.reads_ns[0]
 
 
+async def test_a_request_that_is_dropped_after_a_wait_is_not_sent_again(
+    serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """The server had it: what it waited for would be missing from the latency of a second sending."""
+    monkeypatch.setattr("loadgen.transports.http.RETRY_NS", -1)
+    server = await serve(_closing({2}))
+    async with Pool(origin_of(server.url), anchored) as pool:
+        await _exchange(pool, anchored)
+        second = await _exchange(pool, anchored)
+    assert "reset: closed by the peer before any response" == second.error
+    assert (True, False, 2) == (second.reused, second.retried, len(server.peers))
+
+
 async def test_a_request_is_never_sent_a_third_time(serve: Serve, anchored: Clock):
     """A new connection that dies before any byte is a failure: of the first request, and of a second sending."""
     for at, sent in (({1}, 1), ({2, 3}, 3)):
