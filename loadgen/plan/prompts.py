@@ -157,7 +157,9 @@ def _decoded(raw: bytes, where: str) -> str:
 def _parsed(text: str, where: str) -> object:
     """Return what a JSON text says; duplicate keys, NaN and what cannot be sent again are errors."""
     try:
-        said = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole)
+        said = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
+        )
         msgspec.json.encode(said)
     except json.JSONDecodeError as error:
         place = f"{where}, column {error.colno}" if error.lineno == 1 else f"{where}, line {error.lineno}"
@@ -188,6 +190,13 @@ def _whole(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError(f"{_short(digits)} is too large a number")
     return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{_short(digits)} is too large a number")
+    return number
 
 
 # From what was read to prompts
