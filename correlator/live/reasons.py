@@ -11,7 +11,7 @@ NOT_ESTIMATED = "not_estimated"
 DEFECT = "defect"
 EXPLANATIONS = {
     NO_ENGINE: "no engine's span came for it, and there was no page to estimate from",
-    NO_CLIENT: "no client's span came for it",
+    NO_CLIENT: "no client's span came for it in time",
     NO_FIRST: "the client's span does not say when the first output arrived",
     NO_TIMES: "the engine's span states neither queue nor prefill time",
     CONTRADICTION: "the client waited less than the times that the engine states",

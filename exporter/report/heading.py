@@ -82,7 +82,8 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
     return Text.assemble(
         (f"sidelight {summary.tool.version}", "bold"),
         f"  watch {summary.run_id}  ",
-        (summary.status, "green" if summary.status == "complete" else "red"),
+        # Whether it goes on or was killed cannot be seen in its logs.
+        ("not ended", "yellow") if summary.status == "crashed" else (summary.status, "green"),
         *(f"\n{line}" for line in lines),
     )
 

@@ -149,6 +149,10 @@ HINTS: dict[str, str | Callable[[str], str]] = {
     "--public-dataset": _FILES,
     "--fixed-schedule": "replay the moments of a trace with --arrival replay --trace FILE",
     "--random-range-ratio": "write the range of lengths, as in --input-tokens uniform:410-614",
+    **dict.fromkeys(
+        ("--custom-output-len", "--sharegpt-output-len"),
+        "state max_tokens beside each prompt of --prompts FILE (docs/how-to/own-prompts.md)",
+    ),
     "--seq-dist": _CLASSES,
     "--sequence-distribution": _CLASSES,
     **dict.fromkeys(

@@ -50,7 +50,7 @@ def warnings(
         if alternates(endpoint)
     )
     yield from _arrivals(check)
-    yield from _comparability(client, correlation)
+    yield from _comparability(client, correlation, watched=run.watched is not None)
     yield from _estimates(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
@@ -149,8 +149,15 @@ def _arrivals(check: SelfCheck) -> Iterator[str]:
     yield f"{arrivals.sentence}{why}"
 
 
-def _comparability(client: ClientSummary, correlation: Correlation) -> Iterator[str]:
-    if correlation.server_requests and correlation.client_requests and not correlation.comparable:
+def _comparability(client: ClientSummary, correlation: Correlation, *, watched: bool) -> Iterator[str]:
+    if not correlation.server_requests or not correlation.client_requests or correlation.comparable:
+        return
+    if watched and correlation.server_requests > client.requests.ok:
+        yield (
+            f"the engine finished {correlation.server_requests} requests here, and clients' spans came for "
+            f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
+        )
+    else:
         yield (
             f"the engine finished {correlation.server_requests} requests here and the client "
             f"{client.requests.ok}: other traffic used it too, or scrapes are missing; the engine's numbers "

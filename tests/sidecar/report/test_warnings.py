@@ -38,7 +38,9 @@ FINE: dict[str, Any] = {
 }
 
 
-def said(change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), **manifest: Any) -> list[str]:
+def said(
+    change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), watched: Any = None, **manifest: Any
+) -> list[str]:
     """Return the warnings of a run that is fine but for these changes."""
     sections = deepcopy(FINE)
     for path, value in change.items():
@@ -58,6 +60,7 @@ def said(change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), **manif
         worker_stats=(),
         endpoints=(),
         spans=engine_spans([]),
+        watched=watched,
         events=(
             Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),
             *(Event(at_ns=1, name="note", data={"text": text}) for text in manifest.get("notes", ())),
@@ -68,6 +71,15 @@ def said(change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), **manif
 
 def test_a_run_in_which_nothing_was_wrong_has_no_warning():
     assert [] == said({})
+
+
+def test_a_watch_says_whose_times_it_has():
+    """Requests without a client's span are no other traffic: all that a watch sees is of others."""
+    (warning,) = said({"correlation.comparable": False, "correlation.server_requests": 80}, watched=object())
+    assert warning == (
+        "the engine finished 80 requests here, and clients' spans came for 50: the clients' times are of those, the "
+        "engine's numbers of all"
+    )
 
 
 CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take another machine."}

@@ -1,0 +1,40 @@
+"""The first lines of a report."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import summaries
+
+from exporter.report.heading import heading
+from exporter.summary.watched import WatchedTraffic
+
+WATCH = WatchedTraffic(
+    begun_ns=0,
+    begun="2026-01-01T00:00:00.000Z",
+    shortened=False,
+    missing={},
+    engine_spans=0,
+    repeated_spans=0,
+    evicted_spans=0,
+    left_out_requests=0,
+    since_start=None,
+)
+
+
+@pytest.mark.parametrize(("status", "shown"), [("crashed", "not ended"), ("complete", "complete")])
+def test_a_watch_that_goes_on_is_not_called_crashed(status: str, shown: str):
+    """It can be reported on while it runs, and its logs do not say whether it was killed."""
+    whole = msgspec.structs.replace(summaries.summary(summaries.correlated()), watch=WATCH, status=status)
+    (first, *_) = heading(whole).plain.splitlines()
+    assert first.endswith(f"  {shown}")
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1.0, "1 request/s (poisson)"), (1.5, "1.5 requests/s (poisson)")])
+def test_one_request_a_second_is_in_the_singular(rate: float, said: str):
+    whole = summaries.summary(summaries.correlated())
+    loop = {"rate": rate, "concurrency": None, "arrival": "poisson", "requests": 5, "duration": None}
+    requests = msgspec.structs.replace(whole.client.requests, sent=5, ok=5)
+    client = msgspec.structs.replace(whole.client, requests=requests)
+    whole = msgspec.structs.replace(whole, client=client, config={**whole.config, **loop})
+    assert said in heading(whole).plain
