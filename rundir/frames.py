@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -130,6 +130,16 @@ def next_number(directory: Path, pattern: str) -> int:
     return max(numbers, default=-1) + 1
 
 
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Return logs by name, and those of one name by number: NAME, NAME-2, NAME-10."""
+
+    def place(path: Path) -> tuple[str, int]:
+        name, _, number = path.stem.rpartition("-")
+        return (name, int(number)) if name and number.isdecimal() else (path.stem, -1)
+
+    return sorted(paths, key=lambda path: (*place(path), path.name))
+
+
 class FrameTail:
     """Reads a log while another process appends to it; owns the file. A context manager.
 
@@ -209,7 +219,7 @@ class LogTails:
 
         Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
         """
-        paths = sorted(self._directory.glob(pattern))
+        paths = in_order(self._directory.glob(pattern))
         for path in paths:
             if path in self._done or path in self.refused:
                 continue
@@ -242,7 +252,7 @@ class LogTails:
 
         The newest of each pattern stays, and so does what was not read.
         """
-        files = [path for pattern in patterns for path in sorted(self._directory.glob(pattern))]
+        files = [path for pattern in patterns for path in in_order(self._directory.glob(pattern))]
         stats = {path: path.stat() for path in files}
         total = sum(stat.st_size for stat in stats.values())
         old_s = time.time() - keep_s

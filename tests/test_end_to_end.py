@@ -165,6 +165,21 @@ def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
+def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run to its end whose scraper got SIGKILL on the way."""
+    path = tmp_path_factory.mktemp("scraper") / "run"
+    lengths = ("--input-tokens", "32", "--output-tokens", "16")
+    load = ("--rate", "20", "--duration", "3", "--warmup", "0", "--seed", "9", "--otlp-listen", "127.0.0.1:0")
+    with start(
+        "run", "--url", engine.url, *load, *lengths, "--scrape-interval", "0.1", "--out", path, *QUIET
+    ) as process:
+        until(lambda: answered(path) or process.poll() is not None, "answers")
+        (scraper,) = (child for child, command in children(process.pid).items() if "scraper.worker" in command)
+        os.kill(scraper, signal.SIGKILL)
+        return ended(process, path)
+
+
+@pytest.fixture(scope="module")
 def scraped(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Server metrics only, until SIGINT, which is how a scrape without a duration is meant to end."""
     path = tmp_path_factory.mktemp("scraped") / "run"
@@ -235,6 +250,25 @@ def test_every_quantity_is_there(complete: Ended):
     server = complete.summary["server"]
     assert {} == server["missing"]
     assert all(server[name]["stats"] for name in QUANTITIES)
+
+
+def test_a_scraper_that_is_killed_is_started_again(scraper_killed: Ended):
+    """In logs of its own. Totals are whole, the hole is said, and no log is called damaged."""
+    assert (0, "complete") == (scraper_killed.code, scraper_killed.manifest["status"])
+    summary = scraper_killed.summary
+    logs = {path.name for path in (scraper_killed.path / "raw").iterdir()}
+    assert {"scrapes-0.log", "scrapes-1.log", "spans-0.log", "spans-1.log", "hardware.log", "hardware-1.log"} <= logs
+    (gap,) = summary["server"]["gaps"]
+    assert ("incomplete", True) == (summary["server"]["status"], gap["end_ns"] > gap["start_ns"])
+    assert "code -9" in gap["reason"]
+    counts = summary["client"]["requests"]["ok"], summary["server"]["requests_finished"]["stats"]["total"]
+    assert summary["client"]["requests"]["sent"] == counts[0] == counts[1]
+    assert summary["correlation"]["breakdown"]["queue_ms"]["mean"] is not None
+    assert 1 == sum("the scraper died" in text and "was started again" in text for text in summary["warnings"])
+    states = {log["log"]: log["state"] for log in summary["integrity"]["logs"]}
+    assert states["scrapes-0.log"] in ("unverified", "torn")
+    assert "whole" == states["scrapes-1.log"]
+    assert "damaged" not in states.values()
 
 
 def test_a_seed_decides_the_requests_byte_for_byte(interrupted: Ended, killed: Killed, worker_killed: Ended):

@@ -127,6 +127,7 @@ def server_means(
     engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
     inside = window.holds(ended_ns)
+    timed = int((inside & np.isfinite(ttft_s)).sum())
     count, queue_s, prefill_s = 0, 0.0, 0.0
     for ends in engines:
         inside &= ended_ns <= ends.end_ns[-1]
@@ -140,8 +141,10 @@ def server_means(
     missing = None
     if not engines:
         missing = reasons or no_server or NO_SERVER
-    elif not len(known_s):
+    elif not timed:
         missing = "no request with a first token ended here"
+    elif not len(known_s):
+        missing = f"requests with a first token ended here ({timed}), but only while nothing was scraped"
     elif not count:
         missing = "the server observed no finished request here"
     return ServerMeans(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from exporter.summary.result import Summary
 from rundir.integrity import Integrity, LogIntegrity
+from scraper.window.summary import Gap
 
 
 def alerts(summary: Summary) -> Iterator[str]:
@@ -24,6 +25,28 @@ def torn_lines(integrity: Integrity) -> Iterator[str]:
     torn = [f"{log.lost_bytes:,} bytes of raw/{log.log}" for log in integrity.logs if log.state == "torn"]
     if torn:
         yield f"the last record of a process that was killed is cut off and not used: {', '.join(torn)}"
+
+
+def gap_line(gaps: Sequence[Gap], *, start_ns: int, spans: bool) -> str:
+    """Return when the scraper was down, and what that means. The measurement began at `start_ns`; `spans`: they were
+    received as well.
+    """
+    first, last = gaps[0], gaps[-1]
+    times = f", the first of {len(gaps)} times" if len(gaps) > 1 else ""
+    died = f"the scraper died {_moment(first, start_ns)}{times} ({first.reason})"
+    nothing = f"nothing was scraped{', and no span received,' if spans else ''}"
+    if last.end_ns is None:
+        when = "after that" if last is first else f"after {(last.start_ns - start_ns) / 1e9:.1f} s"
+        return f"{died} and could not be started again: {nothing} {when}, and the server's results end there"
+    down_s = sum((gap.end_ns or gap.start_ns) - gap.start_ns for gap in gaps) / 1e9
+    meaning = "totals are whole, since the engine's counters went on; when within that time they rose is not known"
+    lost = "; spans that were sent meanwhile are lost unless their sender sent them again" if spans else ""
+    return f"{died} and was started again: {nothing} for {down_s:.1f} s; {meaning}{lost}"
+
+
+def _moment(gap: Gap, start_ns: int) -> str:
+    begun_s = (gap.start_ns - start_ns) / 1e9
+    return f"{abs(begun_s):.1f} s {'into' if begun_s >= 0 else 'before'} the measurement"
 
 
 def damage_lines(integrity: Integrity) -> Iterator[str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from msgspec import Struct, UnsetType
+from msgspec import Struct, UnsetType, field
 
 from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
@@ -68,6 +68,14 @@ class Endpoint(Quantities, frozen=True):
     ] = UNSET
 
 
+class Gap(Struct, frozen=True, kw_only=True):
+    """A time in which nothing was scraped, because the scraper had died."""
+
+    start_ns: Annotated[StampNs, doc("When its death was noticed.", "ns")]
+    end_ns: Annotated[StampNs | None, doc("When another had scraped each page; null where none was up again.", "ns")]
+    reason: Annotated[str, doc("What it died of.")]
+
+
 class _Totals(Quantities, frozen=True):
     """What stands before the quantities: fields that are not by keyword alone come first."""
 
@@ -80,16 +88,32 @@ class Server(_Totals, frozen=True, kw_only=True):
 
     missing: Annotated[dict[str, str], doc("Canonical quantities that are absent, and why.")]
     endpoints: Annotated[list[Endpoint], doc("Each scraped page alone.")]
+    status: Annotated[
+        Literal["complete", "incomplete", "missing"],
+        doc(
+            "complete: the scraper ran all the time; incomplete: it was down for a part of the measured window (`gaps`)"
+            "; missing: no page could be read."
+        ),
+    ] = "complete"
+    gaps: Annotated[list[Gap], doc("Times in which the scraper was down, also outside of the measured window.")] = (
+        field(default_factory=list)
+    )
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
 def server_summary(
-    endpoints: Sequence[EndpointSeries], window: Window, slice_ns: int, *, engine_version: str | None = None
+    endpoints: Sequence[EndpointSeries],
+    window: Window,
+    slice_ns: int,
+    *,
+    engine_version: str | None = None,
+    gaps: Sequence[Gap] = (),
 ) -> Server:
     """Summarise the endpoints over a window, aggregated and one by one.
 
     Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added.
-    `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say.
+    `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say. `gaps` are the times
+    in which nothing was scraped.
     """
     engines = [detect(endpoint.series) for endpoint in endpoints]
     shown = [
@@ -123,7 +147,19 @@ def server_summary(
         **{name: _together(shares) for name, shares in parts.items() if shares},
         missing={name: missing[name] for name in QUANTITIES if name in missing and not parts[name]},
         endpoints=listed,
+        status=_status(endpoints, window, gaps),
+        gaps=list(gaps),
     )
+
+
+def _status(
+    endpoints: Sequence[EndpointSeries], window: Window, gaps: Sequence[Gap]
+) -> Literal["complete", "incomplete", "missing"]:
+    if not any(len(endpoint.response_ns) for endpoint in endpoints):
+        return "missing"
+    is_open = any(gap.end_ns is None for gap in gaps)
+    is_cut = any(gap.start_ns <= window.end_ns and (gap.end_ns or 0) > window.start_ns for gap in gaps)
+    return "incomplete" if is_open or is_cut else "complete"
 
 
 def _together(shares: Sequence[_Described]) -> Any:

@@ -39,6 +39,7 @@ MANIFEST = "manifest.json"
 RAW = "raw"
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
+SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events: of a run's scraper
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 LOGS = "*.log"
@@ -247,7 +248,7 @@ class RunLogs:
         manifest = read_manifest(self.path)
         self.read(spans=True, last=True)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
-            self._read("hardware.log", lambda _, payload: readings.decode(payload), last=True)
+            self._read("hardware*.log", lambda _, payload: readings.decode(payload), last=True)
         )
         events = tuple(self._read("events.log", lambda _, payload: _decode_event(payload), last=True))
         timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)

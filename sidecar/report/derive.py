@@ -35,7 +35,6 @@ from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
 from scraper.hardware.summary import hardware_summary
-from scraper.window.summary import Server, server_summary
 from scraper.window.window import Window
 from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
 from sidecar.directory.opening import open_run
@@ -43,6 +42,7 @@ from sidecar.errors import CannotWrite, ConfigurationError, DamagedRun
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
+from sidecar.report.server import require_server, server_of
 from sidecar.report.warnings import warnings
 from sidecar.report.watched import watched_traffic, watched_window
 
@@ -114,7 +114,7 @@ def as_json(summary: Summary) -> str:
 
 def require_sound(derived: Derived) -> None:
     """Raise CannotWrite where results could not be kept, and DamagedRun where records are lost of a run that ended by
-    itself: its results are not those of the run.
+    itself: its results are not those of the run. So too where the server's were asked for and the scraper was lost.
     """
     if derived.unwritten is not None:
         raise derived.unwritten
@@ -123,6 +123,7 @@ def require_sound(derived: Derived) -> None:
         raise DamagedRun(
             f"{run.path}: recorded data are damaged, and all results are derived from what is left of them"
         )
+    require_server(run)
 
 
 def window_of(run: Run) -> Window:
@@ -182,7 +183,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
-    server = _server(run, window)
+    server = server_of(run, window, _slice_ns(run))
     stability = stability_of(measured, run.endpoints, closed_loop=_is_closed_loop(run))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
     sent = workload(run)
@@ -212,13 +213,6 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         methodology=Methodology(draft=DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)),
         watch=UNSET if run.watched is None else watched_traffic(run, run.watched, window),
     )
-
-
-def _server(run: Run, window: Window) -> Server:
-    """Return what the engines stated; of a run that found no page, why."""
-    version, reason = run.manifest.get("target", {}).get("version"), run.manifest.get("server_missing")
-    server = server_summary(run.endpoints, window, _slice_ns(run), engine_version=version)
-    return msgspec.structs.replace(server, reason=reason) if reason else server
 
 
 def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import UNSET
 
-from exporter.report.alerts import damage_lines, torn_lines
+from exporter.report.alerts import damage_lines, gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
@@ -36,6 +36,7 @@ def warnings(
     """Yield warnings, worst first, from the sections of a summary."""
     yield from damage_lines(run.integrity)
     yield from _ending(run)
+    yield from _gaps(run, server)
     yield from torn_lines(run.integrity)
     yield from _failures(client)
     yield from _warm_up_failures(run)
@@ -73,6 +74,14 @@ def _ending(run: Run) -> Iterator[str]:
         yield f"{ended} during the warm-up: nothing was measured"
     else:
         yield f"{ended} while requests were being prepared: nothing was sent"
+
+
+def _gaps(run: Run, server: Server) -> Iterator[str]:
+    """Yield when the scraper was down."""
+    starts = {phase.name: phase.start_ns for phase in run.phases}
+    if server.gaps:
+        start_ns = starts.get("measure", server.gaps[0].start_ns)
+        yield gap_line(server.gaps, start_ns=start_ns, spans=run.span_counts is not None)
 
 
 def _failures(client: ClientSummary) -> Iterator[str]:

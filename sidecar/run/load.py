@@ -63,8 +63,8 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
             planning = _plan_preliminary(session, options, prepared, "warmup", first_index=0, count=options.warmup)
             await unless_stopped(session.stop, planning)
         await unless_stopped(session.stop, _plan_measured(session, options, prepared))
-        children = session.workers if session.scraper is None else (*session.workers, session.scraper)
-        await asyncio.gather(*(child.expect("ready", timeout_s=START_TIMEOUT_S) for child in children))
+        ready = [worker.expect("ready", timeout_s=START_TIMEOUT_S) for worker in session.workers]
+        await asyncio.gather(*ready, *(() if session.scraper is None else (session.scraper.ready(),)))
         async with watching(session):
             if await _warm_up(session, options, prepared):
                 # The reference scrape lies between the end of the warm-up and the first measured request.

@@ -23,7 +23,7 @@ from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
 from sidecar.directory import Event, append_event
 from sidecar.errors import Interrupted, WorkerDied
-from sidecar.processes import Child
+from sidecar.processes import Child, Supervised
 from sidecar.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Session:
     progress: Progress
     stop: asyncio.Event
     live: LiveRun
-    scraper: Child | None = None
+    scraper: Supervised | None = None
     listening: str | None = None
     workers: tuple[Child, ...] = ()
     drain_s: float = 0.0
@@ -125,24 +125,21 @@ async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None
 async def settle(session: Session, seconds: float, *, listening: str | None) -> None:
     """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
 
-    A dead scraper is noted, not fatal.
+    A scraper that cannot be kept up is not fatal: its end is recorded.
     """
     if session.scraper is None:
         return
     from scraper.commands import Settle  # noqa: PLC0415  aiohttp, which a run imports while its processes start
 
     awaited = _awaited_spans(session) if listening else {}
-    try:
-        await session.scraper.send(Settle(seconds=seconds, **awaited))
-        bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
-        settled = await session.scraper.expect("settled", timeout_s=bound_s)
-    except WorkerDied as error:
-        record_note(session, f"the scraper did not finish ({error}); server metrics end where its log ends")
+    bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
+    settled = await session.scraper.finish(Settle(seconds=seconds, **awaited), "settled", timeout_s=bound_s)
+    if settled is None or "spans" not in settled:
         return
-    if "spans" in settled:
-        record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
-        for text in _span_notes(settled["spans"], listening, session.live.engines()):
-            record_note(session, text)
+    record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
+    # Where one died, these counts are the last one's alone, and spans may have come before.
+    for text in _span_notes(settled["spans"], None if session.scraper.deaths else listening, session.live.engines()):
+        record_note(session, text)
 
 
 def _awaited_spans(session: Session) -> dict[str, Any]:

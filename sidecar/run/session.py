@@ -14,18 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from loadgen.protocols import PROTOCOLS
 from rundir.access import Access
 from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
 from sidecar.directory import Run
-from sidecar.errors import ConfigurationError
+from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
 from sidecar.options.scrape import ScrapeOptions
 from sidecar.options.spans import receiver_spec, require_ports
-from sidecar.processes import START_TIMEOUT_S, Child
+from sidecar.processes import START_TIMEOUT_S, Child, Supervised
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import Session, record, settle, unless_stopped, unless_stopped_for, warn_and_record, watching
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
     from loadgen.transports.transport import WorkerSpec
     from scraper.commands import Spec
+    from scraper.spans.spec import ReceiverSpec
     from sidecar.live.view import LiveRun
     from sidecar.run.prepare import Prepared
 
@@ -103,7 +106,7 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
             await worker.begin(work, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
         if prepared.targets or options.otlp_listen is not None:
             spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
-            session = await _scraping(session, scraper, spec)
+            session = await _scraping(session, stack, scraper, spec)
         await load(session, options, prepared, begun_s=begun_s)
     return live
 
@@ -138,8 +141,9 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
                 warn_and_record(session, text)
             scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
             spec = scraper_spec(path, prepared.targets, options, clock, metrics_access(options))
-            session = await _scraping(session, scraper, spec)
-            await scraper.expect("ready", timeout_s=START_TIMEOUT_S)
+            session = await _scraping(session, stack, scraper, spec)
+            if session.scraper is not None:
+                await session.scraper.ready()
             await stack.enter_async_context(watching(session))
             live.enter("measure")
             record(session, "phase_start", phase="measure")
@@ -149,18 +153,36 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
     return live
 
 
-async def _scraping(session: Session, scraper: Child, spec: Spec) -> Session:
-    """Start the scraper; return the session with it, and with where it receives spans, if it does."""
-    await scraper.begin(spec, stderr=session.path / run_directory.RAW / "scraper.stderr")
-    if spec.spans is None:
-        return replace(session, scraper=scraper)
-    addresses = [spec.spans.grpc, spec.spans.http]
-    if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
-        ports = await scraper.expect("listening", timeout_s=START_TIMEOUT_S)
+async def _scraping(session: Session, stack: AsyncExitStack, child: Child, spec: Spec) -> Session:
+    """Start the scraper, which is started again where it dies; return the session with it, and with where it receives
+    spans, if it does.
+    """
+    stderr = session.path / run_directory.RAW / "scraper.stderr"
+    await child.begin(spec, stderr=stderr)
+    addresses = [] if spec.spans is None else [spec.spans.grpc, spec.spans.http]
+    if addresses and addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
+        ports = await child.expect("listening", timeout_s=START_TIMEOUT_S)
         chosen = ports["grpc_port"], ports["http_port"]
         addresses = [f"{address.rpartition(':')[0]}:{port}" for address, port in zip(addresses, chosen, strict=True)]
-    session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
-    return replace(session, scraper=scraper, listening=addresses[0])
+    if addresses:
+        session.progress.stage(
+            f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces"
+        )
+
+    async def begin(again: Child) -> None:
+        await again.begin(spec_after(spec, supervised.deaths, addresses), stderr=stderr)
+
+    def died(death: WorkerDied) -> None:
+        record(session, run_directory.SCRAPER_DIED, reason=str(death))
+        session.progress.warn(f"{death}; it is started again")
+
+    def restarted() -> None:
+        record(session, run_directory.SCRAPER_RESTARTED)
+        session.progress.stage("the scraper runs again")
+
+    supervised = Supervised(child, begin=begin, died=died, restarted=restarted)
+    await stack.enter_async_context(supervised)
+    return replace(session, scraper=supervised, listening=addresses[0] if addresses else None)
 
 
 def worker_spec(
@@ -200,19 +222,37 @@ def scraper_spec(
 
     raw = path / run_directory.RAW
     spans = receiver_spec(options, clock)
-    return Spec(
+    spec = Spec(
         targets=list(targets),
         interval_s=options.scrape_interval,
         timeout_s=options.scrape_timeout,
         clock_offset_ns=clock.offset_ns,
-        out=str(raw / "scrapes-0.log"),
         access=access,
         seed=options.seed if isinstance(options, RunOptions) else 0,
-        hardware_out=str(raw / "hardware.log"),
-        timings_out=str(raw / "timings-0.log"),
+        out="",
         spans=spans,
-        spans_out=str(raw / "spans-0.log") if spans else "",
     )
+    return msgspec.structs.replace(spec, **_logs(raw, 0, spans))
+
+
+def spec_after(spec: Spec, deaths: int, addresses: Sequence[str]) -> Spec:
+    """Return the specification of a scraper after so many that died: logs of its own, and the `addresses` at which
+    spans were received before, where free ports were asked for.
+    """
+    spans = spec.spans
+    if spans is not None:
+        spans = msgspec.structs.replace(spans, grpc=addresses[0], http=addresses[1])
+    return msgspec.structs.replace(spec, spans=spans, **_logs(Path(spec.out).parent, deaths, spans))
+
+
+def _logs(raw: Path, deaths: int, spans: ReceiverSpec | None) -> dict[str, str]:
+    """Return the logs of a scraper after so many that died."""
+    return {
+        "out": str(raw / f"scrapes-{deaths}.log"),
+        "hardware_out": str(raw / (f"hardware-{deaths}.log" if deaths else "hardware.log")),
+        "timings_out": str(raw / f"timings-{deaths}.log"),
+        "spans_out": "" if spans is None else str(raw / f"spans-{deaths}.log"),
+    }
 
 
 async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:

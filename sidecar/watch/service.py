@@ -29,7 +29,7 @@ from sidecar.options.access import metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import WatchOptions, reloaded
-from sidecar.processes import START_TIMEOUT_S, Child
+from sidecar.processes import START_TIMEOUT_S, Child, keep_up
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_note, unless_stopped_for
@@ -39,11 +39,9 @@ from sidecar.watch.view import SCRAPES, SPANS, WatchView, summary_line
 POLL_S = 0.5
 SLICE_S = 10.0  # of what `report` makes of the logs
 SUMMARY_EVERY_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 CLOCK_EVERY_S = 1.0
 # What is reported on at the end: some 15,000 requests of three spans, which take 4 s. Who ends a service waits 10 s.
 SPAN_BYTES_AT_END = 4_000_000
-SOUND_S = 60.0  # a receiver that has lived so long died of something new
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
 
@@ -169,27 +167,20 @@ async def _until_stopped(shared: Watch) -> None:
 
 
 async def _receive_on(shared: Watch) -> None:
-    """Keep a receiver up, whatever it dies of; after each death, wait longer. The first has to come up.
+    """Keep a receiver up, whatever it dies of. The first has to come up.
 
     When the wall clock was set, the next receiver stamps by the new time.
     """
-    deaths_in_a_row = 0
-    while True:
-        begun_s = asyncio.get_running_loop().time()
-        try:
-            async with Child("the receiver", ["scraper.worker"]) as child:
-                await _begin(shared, child)
-                moved_ns = await _clock_step(shared, child)
-                shared.receiver, shared.not_ready_reason[0] = None, "the clock was set, and the receiver starts again"
-            await _set_clock(shared, moved_ns)
-            continue
-        except WorkerDied as death:
-            if shared.lives == 0:
-                raise
-            _on_receiver_death(shared, death)
-        lived_s = asyncio.get_running_loop().time() - begun_s
-        deaths_in_a_row = 1 if lived_s > SOUND_S else deaths_in_a_row + 1
-        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (deaths_in_a_row - 1), LONGEST_PAUSE_S))
+
+    async def life() -> bool:
+        async with Child("the receiver", ["scraper.worker"]) as child:
+            await _begin(shared, child)
+            moved_ns = await child.while_alive(_clock_step(shared))
+            shared.receiver, shared.not_ready_reason[0] = None, "the clock was set, and the receiver starts again"
+        await _set_clock(shared, moved_ns)
+        return False
+
+    await keep_up(life, lambda death: _on_receiver_death(shared, death))
 
 
 async def _begin(shared: Watch, child: Child) -> None:
@@ -225,17 +216,12 @@ async def _begin(shared: Watch, child: Child) -> None:
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
 
 
-async def _clock_step(shared: Watch, child: Child) -> int:
-    """Wait until the wall clock is set; return by how much, ns. Raises WorkerDied when the receiver dies before."""
-    dying = asyncio.ensure_future(child.expect("an end"))  # it says no such thing: this waits for its death
-    try:
-        while not (moved_ns := step_ns(shared.clock, shared.wall_ns)):
-            await asyncio.wait([dying], timeout=CLOCK_EVERY_S)
-            if dying.done():
-                dying.result()
-    finally:
-        dying.cancel()
-    return moved_ns
+async def _clock_step(shared: Watch) -> int:
+    """Wait until the wall clock is set; return by how much, ns."""
+    while True:
+        if moved_ns := step_ns(shared.clock, shared.wall_ns):
+            return moved_ns
+        await asyncio.sleep(CLOCK_EVERY_S)
 
 
 async def _set_clock(shared: Watch, moved_ns: int) -> None:
@@ -260,6 +246,8 @@ def _next_log(shared: Watch) -> int:
 
 
 def _on_receiver_death(shared: Watch, death: WorkerDied) -> None:
+    if shared.lives == 0:
+        raise death
     shared.receiver = None
     shared.restarts += 1
     if shared.down_ns is None:

@@ -28,6 +28,15 @@ def test_what_is_new_is_given_once_and_in_order(tmp_path: Path):
         assert [] == list(tails.news("a-*.log"))
 
 
+def test_files_are_read_in_the_order_of_their_numbers(tmp_path: Path):
+    """The eleventh after the third, however its name sorts; one without a number is the first."""
+    names = ["a.log", "a-1.log", "a-2.log", "a-10.log", "a-b-1.log"]
+    for name in reversed(names):
+        write(tmp_path / name, name.encode())
+    with LogTails(tmp_path) as tails:
+        assert names == [payload.decode() for _, payload in tails.news("a*.log")]
+
+
 def test_a_torn_file_does_not_hold_up_the_next(tmp_path: Path):
     """Its process was killed while it wrote; the next one writes elsewhere."""
     write(tmp_path / "a-01.log", b"1", b"torn")

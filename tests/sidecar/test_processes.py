@@ -1,10 +1,33 @@
-"""What a child process is given."""
+"""What a child process is given, and that it is started again where it dies."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from sidecar.processes import environment
+from sidecar.errors import WorkerDied
+from sidecar.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Supervised, environment, keep_up
+
+# Is ready, and dies of the first command, but answers it where so many have died before it.
+MORTAL = """
+import json, pathlib, sys
+graves = pathlib.Path(__file__).with_name("graves")
+died = graves.read_text() if graves.exists() else ""
+print(json.dumps({"event": "ready"}), flush=True)
+sys.stdin.readline()
+if len(died) < DEATHS:
+    graves.write_text(died + "x")
+    sys.exit(3)
+print(json.dumps({"event": "done", "after": len(died)}), flush=True)
+"""
+
+
+class Finish(msgspec.Struct):
+    """A last command."""
+
+    cmd: str = "finish"
 
 
 def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
@@ -13,3 +36,57 @@ def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OTHER", "inherited")
     inherited = environment()
     assert ("inherited", None) == (inherited.get("OTHER"), inherited.get("SIDELIGHT_API_KEY"))
+
+
+async def test_one_that_dies_again_and_again_is_started_later_and_later():
+    """At most so late; one that has done its work is the last."""
+    lives = iter([*"died" * 3, "over", "done"])
+    pauses: list[float] = []
+    deaths: list[str] = []
+
+    async def life() -> bool:
+        match next(lives):
+            case "over":
+                return False
+            case "done":
+                return True
+            case _:
+                raise WorkerDied("again")
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    await keep_up(life, lambda death: deaths.append(str(death)), pause=pause)
+    assert 12 == len(deaths) == len(pauses)
+    assert [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, LONGEST_PAUSE_S] == [*pauses[:3], pauses[-1]]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "answer"),
+    [(0, {"event": "done", "after": 0}), (1, {"event": "done", "after": 1}), (9, None)],
+    ids=["none", "one", "all"],
+)
+async def test_a_child_that_dies_of_its_last_command_is_followed_by_one_other(
+    deaths: int, answer: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Which gets the command again; where that dies, too, there is no answer, and the run goes on without."""
+    (tmp_path / "mortal.py").write_text(MORTAL.replace("DEATHS", str(deaths)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    events: list[str] = []
+
+    async def begin(child: Child) -> None:
+        events.append(f"begin {child.name}")
+
+    async with Child("mortal", ["mortal"]) as child:
+        supervised = Supervised(
+            child,
+            begin=begin,
+            died=lambda death: events.append(str(death).partition(":")[0]),
+            restarted=lambda: events.append("restarted"),
+        )
+        async with supervised:
+            await supervised.ready()
+            assert answer == await supervised.finish(Finish(), "done", timeout_s=30)
+    died = "mortal ended with code 3"
+    assert [died, "begin mortal", "restarted", died][: 3 * deaths] == events
+    assert min(deaths, 2) == supervised.deaths

@@ -143,6 +143,15 @@ def test_the_sums_of_several_servers_add_up():
     assert (2, pytest.approx(0.2), pytest.approx(0.03)) == (found.server_requests, found.queue_s, found.prefill_s)
 
 
+def test_requests_that_ended_while_nothing_was_scraped_are_the_reason():
+    """Not that none ended: the scraper came late, or was lost."""
+    late = scraped(page(0, 0, 0), page(1, 1, 1), first_s=2)
+
+    found = means([0.5, 0.6, 0.7], [0.3, 0.3, np.nan], late, end_s=1)
+
+    assert "requests with a first token ended here (2), but only while nothing was scraped" == found.missing
+
+
 @pytest.mark.parametrize(
     ("pages", "ttft_s", "reason"),
     [

@@ -11,7 +11,7 @@ from rundir.clock import anchor
 from scraper.commands import Spec
 from sidecar.options.load import RunOptions
 from sidecar.options.scrape import ScrapeOptions
-from sidecar.run.session import scraper_spec
+from sidecar.run.session import scraper_spec, spec_after
 
 
 def spec(options: RunOptions | ScrapeOptions) -> Spec:
@@ -44,3 +44,16 @@ def test_the_scraper_is_told_what_was_asked_for():
         told.timeout_s,
         told.access,
     )
+
+
+def test_a_scraper_that_is_started_again_has_its_own_logs_and_the_same_ports():
+    """Senders know the ports, where any free ones were asked for; all else is as before."""
+    first = spec(ScrapeOptions(otlp_listen="127.0.0.1:0"))
+    again = spec_after(first, 2, ["127.0.0.1:5001", "127.0.0.1:5002"])
+    assert again.spans is not None
+    assert ("127.0.0.1:5001", "127.0.0.1:5002") == (again.spans.grpc, again.spans.http)
+    logs = ("out", "hardware_out", "timings_out", "spans_out")
+    names = ["scrapes-2.log", "hardware-2.log", "timings-2.log", "spans-2.log"]
+    assert [f"run/raw/{name}" for name in names] == [getattr(again, log) for log in logs]
+    assert first == msgspec.structs.replace(again, spans=first.spans, **{log: getattr(first, log) for log in logs})
+    assert "" == spec_after(spec(ScrapeOptions()), 1, []).spans_out
