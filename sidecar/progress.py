@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, Literal, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -48,6 +49,11 @@ class View:
     silent: Mapping[str, str] = field(default_factory=dict)
 
 
+def is_terminal(stream: IO[str]) -> bool:
+    """Tell whether a panel can stand on a stream: a terminal that moves its cursor."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
     if as_json:
         return "json"
@@ -81,6 +87,7 @@ class Progress:
         self.mode = mode
         self.console = Terminal(stderr=True, highlight=False)
         self._live: Live | None = None
+        self._width = 0
         self._last_line_s = -LINE_EVERY_S
         self._last_phase = ""
         self._silent: Mapping[str, str] = {}
@@ -95,14 +102,16 @@ class Progress:
     def close(self) -> None:
         """Remove the panel; later stages and results are printed where it was."""
         if self._live is not None:
-            self._live.stop()
+            with self._read():
+                self._live.update(Text(""), refresh=True)  # of a panel higher than the terminal, the rest would stay
+                self._live.stop()
             self._live = None
 
     def stage(self, text: str) -> None:
         if self.mode == "json":
             self._json({"event": "stage", "stage": text})
         elif self.mode != "quiet":
-            self.console.print(Text(f"  {printable(text)}", style="dim"), soft_wrap=True)
+            self._print(Text(f"  {printable(text)}", style="dim"))
 
     def warn(self, text: str) -> None:
         """Print a warning, also with --quiet, and remember it."""
@@ -110,7 +119,36 @@ class Progress:
         if self.mode == "json":
             self._json({"event": "warning", "text": text})
         else:
-            self.console.print(Text(f"! {printable(text)}", style="yellow"), soft_wrap=True)
+            self._print(Text(f"! {printable(text)}", style="yellow"))
+
+    def show(self, renderable: RenderableType) -> None:
+        """Draw the panel, in place of the one before; in other modes, and on a terminal that is held up, nothing."""
+        if self.mode != "panel" or self.console.quiet or not self._is_writable():
+            return
+        with self._read():
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False, transient=True)
+                self._live.start()
+            width = self.console.size.width
+            if width < self._width:  # the terminal has broken the lines of the last panel, which cannot be counted
+                self.console.clear()
+            self._width = width
+            self._live.update(renderable, refresh=True)
+
+    def _is_writable(self) -> bool:
+        """Tell whether the terminal takes output now: one that is stopped (Ctrl-S) would stop who writes to it."""
+        try:
+            return bool(select.select([], [self.console.file], [], 0)[1])
+        except (OSError, ValueError):  # a stream without a file, as in tests; one that is closed
+            return True
+
+    @contextmanager
+    def _read(self) -> Iterator[None]:
+        """Write while somebody reads; a terminal that has gone ends nothing."""
+        try:
+            yield
+        except OSError:
+            self.console.on_broken_pipe()
 
     def update(self, view: View) -> None:
         """Show the latest numbers; warn once when a page stops answering, and once when it answers again."""
@@ -118,16 +156,17 @@ class Progress:
         if self.mode == "json":
             self._json({"event": "progress", **asdict(view)})
         elif self.mode == "panel":
-            if self._live is None:
-                self._live = Live(console=self.console, auto_refresh=False, transient=True)
-                self._live.start()
-            self._live.update(panel(view), refresh=True)
+            self.show(panel(view))
         elif self.mode == "lines" and (
             view.phase != self._last_phase or view.elapsed_s - self._last_line_s >= LINE_EVERY_S
         ):
             self._last_phase = view.phase
             self._last_line_s = view.elapsed_s
-            self.console.print(f"  {line(view)}", soft_wrap=True)
+            self._print(f"  {line(view)}")
+
+    def _print(self, text: RenderableType) -> None:
+        with self._read():
+            self.console.print(text, soft_wrap=True)
 
     def _warn_of_silence(self, silent: Mapping[str, str]) -> None:
         for url, reason in silent.items():
@@ -147,40 +186,40 @@ class Progress:
         try:
             sys.stderr.write(json.dumps(message) + "\n")
             sys.stderr.flush()
-        except BrokenPipeError:
+        except OSError:
             discard(sys.stderr)
 
 
 def line(view: View) -> str:
     client = (
         f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
-        f"{_number(view.output_tokens_per_s)} tokens/s, "
-        f"TTFT p50 {_number(view.ttft_p50_ms)} p99 {_number(view.ttft_p99_ms)} ms, "
+        f"{number(view.output_tokens_per_s)} tokens/s, "
+        f"TTFT p50 {number(view.ttft_p50_ms)} p99 {number(view.ttft_p99_ms)} ms, "
     )
     return (
         f"{view.phase} {_elapsed(view)}: {client if view.loaded else ''}"
-        f"engine running {_number(view.running)} waiting {_number(view.waiting)} "
+        f"engine running {number(view.running)} waiting {number(view.waiting)} "
         f"KV {_percent(view.kv_cache_usage_ratio)}"
     )
 
 
 def panel(view: View) -> Panel:
     """Return the panel: the client's numbers, and under them the engine's."""
-    requests = _row(
-        _cell("sent", f"{view.sent}"),
-        _cell("ok", f"{view.ok}", "green"),
-        _cell("failed", f"{view.failed}", "red" if view.failed else ""),
-        _cell("in flight", f"{view.in_flight}"),
+    requests = row(
+        cell("sent", f"{view.sent}"),
+        cell("ok", f"{view.ok}", "green"),
+        cell("failed", f"{view.failed}", "red" if view.failed else ""),
+        cell("in flight", f"{view.in_flight}"),
     )
-    latency = _row(
-        _cell("TTFT p50", f"{_number(view.ttft_p50_ms)} ms"),
-        _cell("p99", f"{_number(view.ttft_p99_ms)} ms"),
-        _cell("tokens/s", _number(view.output_tokens_per_s)),
+    latency = row(
+        cell("TTFT p50", f"{number(view.ttft_p50_ms)} ms"),
+        cell("p99", f"{number(view.ttft_p99_ms)} ms"),
+        cell("tokens/s", number(view.output_tokens_per_s)),
     )
-    engine = _row(
-        _cell("running", _number(view.running)),
-        _cell("waiting", _number(view.waiting), "yellow" if view.waiting else ""),
-        _cell("KV cache", _percent(view.kv_cache_usage_ratio)),
+    engine = row(
+        cell("running", number(view.running)),
+        cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
+        cell("KV cache", _percent(view.kv_cache_usage_ratio)),
     )
     body = Table.grid(padding=(0, 2))
     if view.loaded:
@@ -191,11 +230,11 @@ def panel(view: View) -> Panel:
     return Panel(Group(heading, body), title="sidelight", title_align="left", border_style="cyan", expand=False)
 
 
-def _row(*cells: Text) -> Text:
+def row(*cells: Text) -> Text:
     return Text("   ").join(cells)
 
 
-def _cell(label: str, value: str, style: str = "") -> Text:
+def cell(label: str, value: str, style: str = "") -> Text:
     return Text.assemble((f"{label} ", "dim"), (value, f"bold {style}".strip()))
 
 
@@ -207,7 +246,7 @@ def _elapsed(view: View) -> str:
     return f"{view.elapsed_s:.0f} of {view.planned_s:.0f} s"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"

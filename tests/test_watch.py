@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,16 +94,20 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(path: Path, *options: str) -> AsyncIterator[Watch]:
-    """Start a watch that listens on free ports."""
-    own = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path), "--json")
+async def watching(path: Path, *options: str, terminal: bool = False) -> AsyncIterator[Watch]:
+    """Start a watch that listens on free ports, and speaks JSON or to a terminal."""
+    own = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path))
+    ours, theirs = os.openpty() if terminal else (-1, asyncio.subprocess.PIPE)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar", "watch", *own, *options),
+        *(sys.executable, "-m", "sidecar", "watch", *own, *options, *(() if terminal else ("--json",))),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
     )
     one = Watch(process=process, path=path)
-    reading = asyncio.ensure_future(_listen(one))
+    if terminal:
+        os.close(theirs)
+    reading = asyncio.ensure_future(_read(one, ours) if terminal else _listen(one))
     try:
         await one.told("HTTP/protobuf at ")
         stages = " ".join(one.said)
@@ -122,6 +126,15 @@ async def _listen(one: Watch) -> None:
     assert one.process.stderr is not None
     while line := await one.process.stderr.readline():
         one.said.append(str(json.loads(line).get("stage") or json.loads(line).get("text")))
+
+
+async def _read(one: Watch, terminal: int) -> None:
+    """Read what is written to a terminal, to its end."""
+    reader = asyncio.StreamReader()
+    with os.fdopen(terminal, "rb", buffering=0) as stream, suppress(OSError):  # a terminal ends with an error
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+        while line := await reader.readline():
+            one.said.append(line.decode())
 
 
 def now_ms() -> float:
@@ -190,19 +203,23 @@ def assert_reported(path: Path, result: str) -> None:
 
 
 async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: Path):
-    """Once, with the attribute to set; its requests are counted as such."""
-    async with watching(tmp_path / "watch") as one:
+    """Once, with the attribute to set; its requests are counted as such, and shown on the terminal."""
+    async with watching(tmp_path / "watch", terminal=True) as one:
         for number in (1, 2):
             sent = request(number)
             del sent[1].attributes[:]
             await one.send(sent)
         counts = await one.until(lambda page: page[TRACE] == 2)
         await one.told("the spans of gateway")
-        await one.end()
+        await one.told("prefill")
+        result = await one.end()
     assert 2 == counts['sidelight_gateway_requests_total{first_output="unknown"}']
     (line,) = (text for text in one.said if "the spans of gateway" in text)
     assert "do not say when its first output left" in line
     assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in line
+    assert any("Where the TTFT went: 2 requests" in text for text in one.said)
+    assert "2 requests, all ok, by their clients' spans" in result
+    assert "\x1b[?25h" in "".join(one.said), "the cursor is shown again"
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")

@@ -25,6 +25,7 @@ from correlator.requests import Requests
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, concat, take
 from scraper.series.log import FailureRecord, Row
+from scraper.series.resets import restarts_of
 from scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
@@ -88,6 +89,16 @@ class EstimateWindow(Generic[Rows]):
         self._pages[scrape.url].append(scrape)
         if isinstance(scrape, Row):
             self._scraped_ns[scrape.url] = scrape.response_ns
+
+    def restarted_ns(self) -> dict[str, int]:
+        """Return when engines that began anew in the window last did so, by the page: its first scrape after that."""
+        stamps_ns: dict[str, int] = {}
+        for url, page in self._pages.items():
+            endpoint = page.view()
+            restarts = np.flatnonzero(restarts_of(endpoint).process)
+            if len(restarts):
+                stamps_ns[url] = int(endpoint.response_ns[restarts[-1]])
+        return stamps_ns
 
     def forget_pages(self, scraped: Collection[str]) -> None:
         """Forget the pages that are no longer scraped."""

@@ -60,7 +60,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield Text("")
         yield from client_section(summary.client, own_load=not summary.watch)
         if not correlation.missing:
-            yield breakdown_table(correlation)
+            yield breakdown_table(correlation.breakdown)
             yield from group_tables(correlation)
         yield from slowest_section(correlation.slowest, correlation.breakdown)
     yield from server_section(summary)

@@ -53,7 +53,7 @@ from sidecar.options.spans import (
     forward_access,
 )
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress, Terminal, discard, mode_for
+from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
     from sidecar.directory import Run
@@ -199,10 +199,13 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     from sidecar.watch import service as resident  # noqa: PLC0415  as above
 
     checked = check_watch(options)
-    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=False)
+    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
         outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
-        Terminal(highlight=False).print(Text(outcome), soft_wrap=True)  # its result, whatever becomes of the report
+        try:
+            Terminal(highlight=False).print(Text(outcome), soft_wrap=True)
+        except OSError:  # its terminal has gone: the report is written all the same
+            discard(sys.stdout)
         progress.stage(f"deriving the report; a second signal skips it, `sidelight report {path}` derives it later")
         from sidecar.report import derive  # noqa: PLC0415  as above
 
@@ -291,7 +294,7 @@ def schema(
 
 def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Run]]) -> int:
     """Measure, derive, print and export. Results of an interrupted run are printed as well; the exit code is 130."""
-    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=sys.stderr.isatty())
+    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
         try:
             measured = asyncio.run(measure(progress))

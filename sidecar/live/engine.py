@@ -59,11 +59,14 @@ class EngineView:
         duration_s = (record.response_ns - record.request_ns) / 1e9
         self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
 
-    def silence(self, stale_s: float) -> str:
-        """Return why there has been no page for longer than `stale_s`; empty while there are pages."""
+    def silence(self, stale_s: float, now_ns: int | None = None) -> str:
+        """Return why there has been no page for longer than `stale_s`, by now or else by the last scrape; empty while
+        there are pages.
+        """
         if self.answered_ns is None or not self.failure:
             return ""
-        return self.failure if self.failed_ns - self.answered_ns > stale_s * 1e9 else ""
+        until_ns = self.failed_ns if now_ns is None else now_ns
+        return self.failure if until_ns - self.answered_ns > stale_s * 1e9 else ""
 
     def _take_page(self, record: Row) -> None:
         if record.series is not self.known.layout:

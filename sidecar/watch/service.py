@@ -23,6 +23,7 @@ from rundir.access import masked
 from rundir.clock import Clock, anchor, step_ns
 from rundir.frames import Rotation, next_number
 from scraper.commands import SetTargets, Spec
+from scraper.targets.target import STALE_TICKS
 from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
@@ -34,9 +35,11 @@ from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_note, unless_stopped_for
 from sidecar.run.target import reason_of
+from sidecar.watch.panel import WatchState, panel
 from sidecar.watch.view import SCRAPES, SPANS, WatchView, summary_line
 
 POLL_S = 0.5
+DRAW_EVERY_S = 1.0
 SLICE_S = 10.0  # of what `report` makes of the logs
 SUMMARY_EVERY_S = 60.0
 CLOCK_EVERY_S = 1.0
@@ -104,7 +107,8 @@ async def watch(
             options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
-        view = stack.enter_context(WatchView(path / run_directory.RAW, run_id=run_id, pages=options.metrics))
+        raw, is_shown = path / run_directory.RAW, progress.mode == "panel"
+        view = stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, is_shown=is_shown))
         shared = Watch(
             path=path,
             clock=clock,
@@ -121,6 +125,7 @@ async def watch(
         stack.enter_context(_signals(shared))
         record(shared, "phase_start", phase="measure")
         await _until_stopped(shared)
+        progress.close()
         record(shared, "phase_end", phase="measure")
         await asyncio.to_thread(_look, shared, all_of_it=True)
         record(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))
@@ -158,6 +163,7 @@ async def _until_stopped(shared: Watch) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_receive_on(shared)), group.create_task(_reload_on(shared))]
             group.create_task(_look_on(shared))
+            group.create_task(_draw_on(shared))
             await shared.stop.wait()
             shared.not_ready_reason[0] = "ending"
             for task in tasks:
@@ -298,8 +304,30 @@ async def _look_on(shared: Watch) -> None:
         if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
             last_summary_s += SUMMARY_EVERY_S
             elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
-            shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.restarts))
+            if shared.progress.mode != "panel":
+                shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.restarts))
         await unless_stopped_for(shared.stop, POLL_S)
+
+
+async def _draw_on(shared: Watch) -> None:
+    """Draw the panel, apart from the looks: a terminal that is slow keeps neither logs nor page waiting."""
+    while shared.progress.mode == "panel" and not shared.stop.is_set():
+        with shared.view.failures.guard():
+            async with shared.looking:
+                state = await asyncio.to_thread(_state, shared)
+            await asyncio.to_thread(shared.progress.show, panel(state))
+        await unless_stopped_for(shared.stop, DRAW_EVERY_S)
+
+
+def _state(shared: Watch) -> WatchState:
+    now_ns = shared.clock.now_ns()
+    return shared.view.state(
+        now_ns,
+        elapsed_s=(now_ns - shared.begun_ns) / 1e9,
+        stale_s=STALE_TICKS * shared.options.scrape_interval,
+        restarts=shared.restarts,
+        receiver_down=shared.not_ready_reason[0],
+    )
 
 
 def _look(shared: Watch, *, all_of_it: bool = False) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -40,15 +40,22 @@ from scraper.spans.log import Counts, StateRecord, decode
 from sidecar import VERSION
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
+from sidecar.watch.lately import WINDOW_S, Lately
+from sidecar.watch.panel import EngineState, WatchState
 
 MOST_GATEWAYS = 20  # said by name
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 
 
 class WatchView:
-    """Owns the tails of a watch's logs. A context manager; `poll` may run in a thread, one call at a time."""
+    """Owns the tails of a watch's logs. A context manager; `poll` and `state` may run in a thread, one call at a time.
 
-    def __init__(self, raw: Path, *, run_id: str, pages: Collection[str] = ()) -> None:
+    Where it `is_shown`, it keeps the requests of the last minutes too, for `state`.
+    """
+
+    def __init__(self, raw: Path, *, run_id: str, pages: Collection[str] = (), is_shown: bool = False) -> None:
+        self._lately = Lately() if is_shown else None
+        self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
         self._run_id = run_id
@@ -92,6 +99,9 @@ class WatchView:
     def clock_moved(self, moved_ns: int) -> None:
         """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
         self._requests.clock_moved(moved_ns)
+        self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
+        if self._lately is not None:
+            self._lately.clock_moved(moved_ns)
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
 
     def scrape_only(self, urls: Collection[str]) -> None:
@@ -120,10 +130,12 @@ class WatchView:
         """Count what has ended."""
         finished, ended = self._requests.ended(now_ns, all_of_it=all_of_it)
         with self.failures.guard():
-            self._count_clients(finished)
+            self._count_clients(finished, now_ns)
         for requests in ended:
             with self.failures.guard():
-                self._count_parts(requests)
+                self._count_parts(requests, now_ns)
+        if self._lately is not None:
+            self._lately.forget(now_ns)
 
     def half_known_gateways(self) -> list[str]:
         """Return the services of gateways whose spans do not say their first output, each once."""
@@ -131,11 +143,13 @@ class WatchView:
         self._half_known.update(dict.fromkeys(fresh, True))
         return fresh
 
-    def _count_parts(self, ended: Ended) -> None:
+    def _count_parts(self, ended: Ended, now_ns: int) -> None:
         for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
             if not gateway.first_by and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
         self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
+        if self._lately is not None:
+            self._lately.take(ended, now_ns)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:
         """Delete what is beyond the limits, of what was read."""
@@ -181,6 +195,40 @@ class WatchView:
             ),
         )
 
+    def state(self, now_ns: int, *, elapsed_s: float, stale_s: float, restarts: int, receiver_down: str) -> WatchState:
+        """Return what a terminal shows of a view that `is_shown`. A page without an answer for `stale_s` is silent."""
+        if self._lately is None:
+            raise ValueError("the requests of the last minutes are not kept")
+        self._restarted_ns |= self._requests.estimates.restarted_ns()
+        received = self.receiver_counts()
+        return WatchState(
+            elapsed_s=elapsed_s,
+            recent=self._lately.recent(now_ns),
+            engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()],
+            awaiting_spans=self._requests.spans.sizes["pending"],
+            awaiting_estimates=self._requests.estimates.sizes["waiting"],
+            spans=received["spans"],
+            refused=_refused(received),
+            receiver_restarts=restarts,
+            receiver_down=receiver_down,
+            errors=self.failures.count,
+        )
+
+    def _engine_state(self, engine: EngineView, now_ns: int, stale_s: float) -> EngineState:
+        counts = engine.counts
+        restarted_ns = self._restarted_ns.get(counts.endpoint)
+        ago_s = None if restarted_ns is None else (now_ns - restarted_ns) / 1e9
+        return EngineState(
+            url=counts.endpoint,
+            engine=counts.engine,
+            version=counts.version,
+            running=counts.gauges.get("requests_running"),
+            waiting=counts.gauges.get("requests_waiting"),
+            kv_cache_usage_ratio=counts.gauges.get("kv_cache_usage"),
+            silence=engine.silence(stale_s, now_ns),
+            restarted_s=ago_s if ago_s is not None and ago_s < WINDOW_S else None,
+        )
+
     def _take_page(self, path: Path, payload: bytes) -> None:
         if path not in self._readers:
             self._readers = {path: LogReader()}  # the file before is read to its end by now
@@ -207,12 +255,14 @@ class WatchView:
                 "limit_bytes": queue.limit_bytes,
             }
 
-    def _count_clients(self, finished: Sequence[TracedRequest]) -> None:
+    def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
         spans = [request.client for request in finished if request.client is not None]
         if not spans:
             return
         before = self._client
         failed = sum(span.failed for span in spans)
+        if self._lately is not None:
+            self._lately.count_clients(len(spans), failed, now_ns)
         if before.ttft is None or before.e2e is None:
             raise AssertionError("they are counted from the start")
         self._client = ClientCounts(
@@ -230,9 +280,12 @@ class WatchView:
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
     counts, received = view.parts.requests, view.receiver_counts()
     by_source = ", ".join(f"{counts[name]} by {name}" for name in SOURCES[:-1] if counts.get(name))
-    refused = sum(received.get(name, 0) for name in REFUSED)
     return (
         f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source or 'none broken down'}, "
-        f"{counts[SOURCES[-1]]} not); {received['spans']} spans in {received['exports']} exports, {refused} refused; "
-        f"receiver restarted {restarts} times"
+        f"{counts[SOURCES[-1]]} not); {received['spans']} spans in {received['exports']} exports, "
+        f"{_refused(received)} refused; receiver restarted {restarts} times"
     )
+
+
+def _refused(received: Mapping[str, int]) -> int:
+    return sum(received.get(name, 0) for name in REFUSED)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.report.format import ms, percent, table
-from exporter.summary.breakdown import TtftPart, json_name, label_of, short_label_of
+from exporter.summary.breakdown import Breakdown, TtftPart, json_name, label_of, short_label_of
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
 
@@ -26,28 +26,30 @@ LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
 FRONTEND = "API server: tokenise, wait, output"
 
 
-def breakdown_table(correlation: Correlation) -> Table:
+def breakdown_table(
+    breakdown: Breakdown, *, title: str = "Where the TTFT went", tail: str = "p99", inner: bool = True
+) -> Table:
     """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
 
-    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error.
+    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error. `tail` is the
+    percentile beside the median; without `inner`, only what adds up is shown.
     """
-    shown = table("Where the TTFT went", "mean ms", "p50", "p99", "share", "", "known from", label_width=18)
-    breakdown = correlation.breakdown
+    shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18)
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
     for part in TTFT_PARTS:
         described: TtftPart = getattr(breakdown, json_name(part))
         if described.mean is None:
             continue
         known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
-        shown.add_row(*_row(label_of(part, breakdown), described, known_from))
-        for inner in INNER_PARTS:
-            divided: TtftPart = getattr(breakdown, json_name(inner))
-            if inner.within == part.name and (described.share_of_ttft or 0.0) > LEAST_SHARE and divided.share_of_ttft:
-                label = FRONTEND if inner is ENGINE_FRONTEND else inner.label
-                shown.add_row(*_row(f"  {label}", divided, known_from, bar=False), style="dim")
-    shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms), "100 %", "", "client")
+        shown.add_row(*_row(label_of(part, breakdown), described, known_from, tail))
+        for division in INNER_PARTS if inner and (described.share_of_ttft or 0.0) > LEAST_SHARE else ():
+            divided: TtftPart = getattr(breakdown, json_name(division))
+            if division.within == part.name and divided.share_of_ttft:
+                label = FRONTEND if division is ENGINE_FRONTEND else division.label
+                shown.add_row(*_row(f"  {label}", divided, known_from, tail, bar=False), style="dim")
+    shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms, tail), "100 %", "", "client")
     if breakdown.send_ms.mean is not None:
-        shown.add_row("connect and send", *_times(breakdown.send_ms), "", "", "before TTFT", style="dim")
+        shown.add_row("connect and send", *_times(breakdown.send_ms, tail), "", "", "before TTFT", style="dim")
     return shown
 
 
@@ -65,12 +67,14 @@ def group_tables(correlation: Correlation) -> Iterator[Table]:
         yield shown
 
 
-def _row(label: str, part: TtftPart, sources: Mapping[str, str], *, bar: bool = True) -> tuple[str | Text, ...]:
+def _row(
+    label: str, part: TtftPart, sources: Mapping[str, str], tail: str, *, bar: bool = True
+) -> tuple[str | Text, ...]:
     share = part.share_of_ttft
     drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
     error = f" ±{ms(part.error_ms)}" if part.error_ms else ""
-    return label, *_times(part), percent(share), drawn, sources[part.source or ""] + error
+    return label, *_times(part, tail), percent(share), drawn, sources[part.source or ""] + error
 
 
-def _times(part: Statistics) -> tuple[str, ...]:
-    return tuple(map(ms, (part.mean, part.p50, part.p99)))
+def _times(part: Statistics, tail: str) -> tuple[str, ...]:
+    return tuple(map(ms, (part.mean, part.p50, getattr(part, tail))))

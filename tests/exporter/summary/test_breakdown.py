@@ -34,7 +34,7 @@ MERGED = "network and engine frontend"
 
 def table_of(shown: Correlation) -> list[list[str]]:
     """The rows of the table of parts, as words."""
-    return words(breakdown_table(shown))
+    return words(breakdown_table(shown.breakdown))
 
 
 def words(table: Table) -> list[list[str]]:

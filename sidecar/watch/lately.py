@@ -1,0 +1,142 @@
+"""The requests that a watch counted in the last minutes, for who looks at a terminal.
+
+What is said of them is what a report says of its window: the same statistics of the same columns.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.estimate.table import Attribution
+from correlator.live.breakdown import Ended
+from exporter.summary.breakdown import Explained, Group, group
+from exporter.summary.slowest import SlowRequest, slowest
+from rundir.columns import concat
+from rundir.stats import Missing
+
+WINDOW_S = 300.0
+RATE_S = 60.0  # what "requests/s" is the mean of
+MOST = 20_000  # requests: their statistics cost 30 ms each time
+SLOWEST = 3
+_NOT_SHOWN = Missing("not shown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """n requests that were counted at once, and the slowest of them."""
+
+    at_ns: int
+    parts: Parts
+    attribution: Attribution
+    missing: Mapping[str, int]
+    slowest: Sequence[SlowRequest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clients:
+    """Clients' spans that ended: how many, and how many of them in an error."""
+
+    at_ns: int
+    ended: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """What is said of the requests of the last `window_s` seconds: WINDOW_S, or fewer where the watch has just begun or
+    requests are too many.
+
+    `group` is None where none had a TTFT. `missing` says why requests have no breakdown of it, by count, the most
+    frequent first. `ended_per_s` and `failed` are of the clients' spans of the last RATE_S.
+    """
+
+    window_s: float
+    group: Group | None
+    slowest: Sequence[SlowRequest]
+    missing: Mapping[str, int]
+    ended_per_s: float
+    failed: int
+
+
+class Lately:
+    """Owns the requests of the last WINDOW_S, `most` of them and one batch at most.
+
+    A request's time is when it was counted: clients' clocks may differ from ours.
+    """
+
+    def __init__(self, *, most: int = MOST) -> None:
+        self._most = most
+        self._begun_ns: int | None = None
+        self._size = 0
+        self._batches: deque[_Batch] = deque()
+        self._clients: deque[_Clients] = deque()
+
+    def clock_moved(self, moved_ns: int) -> None:
+        """Go on by a clock that was set by so much."""
+        if self._begun_ns is not None:
+            self._begun_ns += moved_ns
+        self._batches = deque(replace(batch, at_ns=batch.at_ns + moved_ns) for batch in self._batches)
+        self._clients = deque(replace(spans, at_ns=spans.at_ns + moved_ns) for spans in self._clients)
+
+    def count_clients(self, ended: int, failed: int, now_ns: int) -> None:
+        """Take in how many clients' spans ended."""
+        self._clients.append(_Clients(at_ns=now_ns, ended=ended, failed=failed))
+
+    def take(self, ended: Ended, now_ns: int) -> None:
+        """Take in requests that are counted now."""
+        longest = slowest(ended.requests, ended.parts, _NOT_SHOWN, _NOT_SHOWN, start_ns=0)
+        self._size += len(ended)
+        self._batches.append(
+            _Batch(
+                at_ns=now_ns,
+                parts=ended.parts,
+                attribution=ended.attribution,
+                missing=Counter(ended.reason[ended.reason != ""].tolist()),
+                slowest=longest[:SLOWEST],
+            )
+        )
+
+    def forget(self, now_ns: int) -> None:
+        """Forget what is older than is shown, and the oldest requests where they are too many."""
+        self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
+        while self._batches and (self._batches[0].at_ns < now_ns - WINDOW_S * 1e9 or self._is_full()):
+            self._size -= len(self._batches.popleft().parts)
+        while self._clients and self._clients[0].at_ns < now_ns - RATE_S * 1e9:
+            self._clients.popleft()
+
+    def _is_full(self) -> bool:
+        """Tell whether there are enough requests without those of the oldest batch."""
+        return self._size - len(self._batches[0].parts) >= self._most
+
+    def recent(self, now_ns: int) -> Recent:
+        """Return what is said of them now."""
+        self.forget(now_ns)
+        begun_ns = now_ns if self._begun_ns is None else self._begun_ns
+        elapsed_s = (now_ns - begun_ns) / 1e9
+        is_cut = self._size >= self._most
+        requests = chain.from_iterable(batch.slowest for batch in self._batches)
+        return Recent(
+            window_s=(now_ns - self._batches[0].at_ns) / 1e9 if is_cut else min(WINDOW_S, elapsed_s),
+            group=self._group(),
+            slowest=heapq.nlargest(SLOWEST, requests, key=lambda request: request.ttft_ms),
+            missing=dict(sum((Counter(batch.missing) for batch in self._batches), Counter[str]()).most_common()),
+            ended_per_s=sum(spans.ended for spans in self._clients) / min(RATE_S, max(elapsed_s, 1.0)),
+            failed=sum(spans.failed for spans in self._clients),
+        )
+
+    def _group(self) -> Group | None:
+        """Describe all of them together, as a report does."""
+        if not self._batches:
+            return None
+        parts = concat([batch.parts for batch in self._batches])
+        explained = Explained(
+            parts=parts, attribution=concat([batch.attribution for batch in self._batches]), clocks={}
+        )
+        return group(explained, np.ones(len(parts), dtype=np.bool_))

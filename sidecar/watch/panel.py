@@ -1,0 +1,165 @@
+"""What `watch` shows on a terminal: where the TTFT of the last minutes went, and what the engines are doing.
+
+Most important first: a terminal with too few lines cuts off the end. What others wrote is made `printable`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from correlator.breakdown import TTFT_PARTS
+from correlator.live.reasons import EXPLANATIONS
+from exporter.report.format import duration, percent, spoken
+from exporter.report.tables.breakdown import breakdown_table
+from exporter.summary.breakdown import Breakdown, json_name, label_of
+from exporter.summary.slowest import SlowRequest
+from rundir.printable import printable
+from sidecar.progress import cell, number, row
+from sidecar.watch.lately import Recent
+
+MOST_ENGINES, MOST_REASONS = 4, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """One scraped page: what its gauges said last, None where they said nothing; `silence` is why none comes any more,
+    `restarted_s` how long ago the engine was seen to have begun anew, None for not lately.
+    """
+
+    url: str
+    engine: str
+    version: str
+    running: float | None
+    waiting: float | None
+    kv_cache_usage_ratio: float | None
+    silence: str = ""
+    restarted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchState:
+    """What a watch shows at one moment.
+
+    `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for the next estimate. Spans and
+    what became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
+    why there is no receiver, "" while there is one.
+    """
+
+    elapsed_s: float
+    recent: Recent
+    engines: Sequence[EngineState]
+    awaiting_spans: int
+    awaiting_estimates: int
+    spans: int
+    refused: int
+    receiver_restarts: int
+    receiver_down: str = ""
+    errors: int = 0
+
+
+def panel(state: WatchState) -> Panel:
+    """Return the panel; it takes any width."""
+    body = Group(*_lines(state))
+    title = Text(f"sidelight watch  {_time(state.elapsed_s)}")
+    return Panel(body, title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def _lines(state: WatchState) -> Iterator[RenderableType]:
+    yield _traffic(state)
+    if state.receiver_down:
+        yield Text(f"! {printable(state.receiver_down)}", style="bold red")
+    yield from (_engine(engine) for engine in state.engines[:MOST_ENGINES])
+    if len(state.engines) > MOST_ENGINES:
+        yield Text(f"and {len(state.engines) - MOST_ENGINES} more pages", style="dim")
+    yield from _breakdown(state.recent)
+    yield from _without(state.recent)
+    yield _receiver(state)
+
+
+def _traffic(state: WatchState) -> Text:
+    recent, pending = state.recent, state.awaiting_spans + state.awaiting_estimates
+    cells = [
+        cell("requests/s", number(recent.ended_per_s)),
+        cell("failed", f"{recent.failed:,}", "red" if recent.failed else ""),
+        cell("pending", f"{pending:,}"),
+    ]
+    if state.awaiting_estimates:
+        cells.append(Text(f"{state.awaiting_estimates:,} of them for the next estimate", style="dim"))
+    return row(*cells)
+
+
+def _engine(engine: EngineState) -> Text:
+    """Return an engine in a line, which is cut off rather than broken."""
+    page = engine.url.removeprefix("http://").removesuffix("/metrics")
+    name = Text(printable(f"{engine.engine or 'engine'} {engine.version}".rstrip()), style="bold cyan")
+    ago = "" if engine.restarted_s is None else f"restarted {_time(engine.restarted_s)} ago"
+    restarted = (Text(ago, style="bold yellow"),) if ago else ()
+    if engine.silence:
+        state = (Text(printable(f"{page} does not answer: {engine.silence}"), style="bold red"),)
+    else:
+        state = (
+            cell("running", number(engine.running)),
+            cell("waiting", number(engine.waiting), "yellow" if engine.waiting else ""),
+            cell("KV cache", percent(engine.kv_cache_usage_ratio)),
+            *restarted,
+            Text(printable(page), style="dim"),
+        )
+    line = row(name, *state)
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _breakdown(recent: Recent) -> Iterator[RenderableType]:
+    """Yield the parts of the TTFT with the labels of a report, and the slowest requests."""
+    if recent.group is None or not recent.group.breakdown.ttft_ms.count:
+        yield Text(f"No request with a known TTFT in the last {_time(recent.window_s)}.", style="dim")
+        return
+    breakdown = recent.group.breakdown
+    title = f"Where the TTFT went: {_requests(breakdown.ttft_ms.count)} in {_time(recent.window_s)}"
+    yield breakdown_table(breakdown, title=title, tail="p95", inner=False)
+    for request in recent.slowest:
+        yield _slow(request, breakdown)
+
+
+def _slow(request: SlowRequest, breakdown: Breakdown) -> Text:
+    """Return a slow request in a line: its TTFT, the longest part, and the trace to look it up by."""
+    times = {label_of(part, breakdown): getattr(request, json_name(part)) for part in TTFT_PARTS}
+    known = {label: ms for label, ms in times.items() if ms is not None}
+    longest = max(known, key=lambda label: known[label], default="")
+    where = f"{longest} {spoken(known[longest])}" if longest else "no breakdown"
+    return Text.assemble(
+        ("slow ", "dim"), (spoken(request.ttft_ms), "bold"), f", {where}  ", (f"trace {request.trace_id}", "dim")
+    )
+
+
+def _without(recent: Recent) -> Iterator[Text]:
+    """Yield how many requests have no breakdown of their TTFT, and why."""
+    if not recent.missing:
+        return
+    yield Text(f"{_requests(sum(recent.missing.values()))} without a breakdown of the TTFT:", style="yellow")
+    for reason, count in list(recent.missing.items())[:MOST_REASONS]:
+        yield Text(f"  {count:,}: {EXPLANATIONS[reason]}")
+
+
+def _receiver(state: WatchState) -> Text:
+    refused = "red" if state.refused else ""
+    cells = [cell("spans received", f"{state.spans:,}"), cell("refused", f"{state.refused:,}", refused)]
+    if state.receiver_restarts:
+        cells.append(cell("receiver restarts", f"{state.receiver_restarts:,}", "yellow"))
+    if state.errors:
+        cells.append(cell("defects of Sidelight's", f"{state.errors:,}", "red"))
+    return row(*cells, Text("since the start", style="dim"))
+
+
+def _time(seconds: float) -> str:
+    return duration(math.floor(seconds)).replace(".0 s", " s")
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"

@@ -1,0 +1,175 @@
+"""What a terminal shows of a watch: the last minutes, in the words and numbers of a report."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from rich.console import Console
+from sent_spans import NOON, S, call, engine, export, gateway
+from series import WAITING, gauge, scraped
+
+from scraper.series.log import FailureRecord, ScrapeLog
+from scraper.spans.log import SpanLog
+from sidecar.progress import Progress
+from sidecar.watch.lately import WINDOW_S
+from sidecar.watch.panel import EngineState, WatchState, panel
+from sidecar.watch.view import WatchView
+
+URL = "http://127.0.0.1:8000/metrics"
+PAGE = (
+    gauge("vllm:num_requests_running", 7)
+    + gauge(WAITING, 3)
+    + gauge("vllm:kv_cache_usage_perc", 0.21)
+    + gauge("process_start_time_seconds", "{started}")
+)
+
+
+def shown(state: WatchState, *, width: int = 80) -> str:
+    """Return the panel as text."""
+    text = StringIO()
+    Console(file=text, width=width, color_system=None).print(panel(state))
+    return text.getvalue()
+
+
+def words(text: str) -> str:
+    """Return a text without borders, its words one space apart."""
+    return " ".join(re.sub("[│─╭╮╰╯]", " ", text).split())
+
+
+def looked(view: WatchView, now_ns: int, *, down: str = "") -> WatchState:
+    """Return what a view shows after a look at a moment."""
+    view.poll(now_ns)
+    return view.state(now_ns, elapsed_s=30.0, stale_s=5.0, restarts=0, receiver_down=down)
+
+
+def traced(number: int, *, first_ms: float = 300.0, failed: bool = False) -> list[Span]:
+    """Return spans of a request, ms: 40 network, 60 gateway, 50 in the engine's front end, 50 queue, 100 prefill."""
+    trace = number.to_bytes(16)
+    return [
+        call(first_ms=first_ms, trace=trace, failed=failed),
+        gateway("gate", "client", first_ms=260, trace=trace),
+        engine(parent="gate", trace=trace),
+    ]
+
+
+def logged(path: Path, *requests: Sequence[Span]) -> None:
+    """Write the log of a receiver."""
+    spans = SpanLog(path / "spans-000000.log")
+    for request in requests:
+        spans.append(export(request))
+    spans.close()
+
+
+def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path: Path):
+    """With the labels of a report, and the sums of the page: two requests whose spans came, one without an engine's."""
+    logged(tmp_path, traced(1), traced(2, first_ms=400.0), [call(trace=b"t" * 16)])
+    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+        state = looked(view, NOON + 30 * S)
+        counted = view.parts
+    text = words(shown(state))
+    assert "Where the TTFT went: 2 requests" in text
+    for row in (
+        "mean ms p50 p95 share known from",
+        "network 90.0 90.0 135.0 26 %",
+        "gateway 60.0 60.0 60.0 17 %",
+        "queue 50.0 50.0 50.0 14 %",
+        "prefill 100.0 100.0 100.0 29 %",
+        "TTFT 350.0 350.0 395.0 100 %",
+        f"slow 400 ms, network 140 ms trace {2:032x}",
+        "1 request without a breakdown of the TTFT: 1: no engine's span came for it",
+        "requests/s 3 failed 0 pending 0",
+        "spans received 7 refused 0 since the start",
+    ):
+        assert row in text
+    assert state.recent.group
+    for part in ("network", "gateway", "queue", "prefill", "other"):
+        described = getattr(state.recent.group.breakdown, f"{part}_ms")
+        assert counted.ttft[part, "trace"].sum_s == pytest.approx(described.mean * described.count / 1e3)
+
+
+def test_requests_go_after_five_minutes(tmp_path: Path):
+    """What is too old is shown no more; a clock that was set makes nothing older."""
+    logged(tmp_path, traced(1))
+    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+        looked(view, NOON + 30 * S)
+        view.clock_moved(3600 * S)
+        later = looked(view, NOON + 3600 * S + 60 * S)
+        last = looked(view, NOON + 3600 * S + round(WINDOW_S + 31) * S)
+    assert "Where the TTFT went: 1 request in" in words(shown(later))
+    assert "No request with a known TTFT in the last 5 min" in words(shown(last))
+
+
+def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
+    """Their gauges, that one restarted, and that it answers no more."""
+    pages = ScrapeLog(tmp_path / "scrapes-000000.log")
+    pages.append(scraped(NOON, PAGE.format(started=100), url=URL))
+    pages.append(scraped(NOON + S, PAGE.format(started=200), url=URL))
+    gone_ns = NOON + 3 * S
+    pages.append(
+        FailureRecord(url=URL, tick_ns=gone_ns, request_ns=gone_ns, response_ns=gone_ns, status=0, error="refused")
+    )
+    pages.close()
+    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True) as view:
+        before = words(shown(looked(view, NOON + 4 * S), width=120))
+        after = words(shown(looked(view, NOON + 7 * S), width=120))
+    assert "vllm running 7 waiting 3 KV cache 21 % restarted 3 s ago 127.0.0.1:8000" in before
+    assert "vllm 127.0.0.1:8000 does not answer: refused" in after
+
+
+def state_of(**changes: object) -> WatchState:
+    """Return a state without requests."""
+    with WatchView(Path(os.devnull), run_id="r", is_shown=True) as view:
+        bare = view.state(NOON, elapsed_s=1.0, stale_s=5.0, restarts=0, receiver_down="")
+    return replace(bare, **changes)  # type: ignore[arg-type]
+
+
+FOREIGN = EngineState(
+    url=URL, engine="vllm", version="\x1b[2J[red]1", running=None, waiting=None, kv_cache_usage_ratio=None
+)
+
+
+def test_what_others_wrote_obeys_no_terminal():
+    """Controls are escaped, markup is text; what is not known is a dash."""
+    silent = replace(FOREIGN, silence="connect: \x1b]0;owned\x07[/red]")
+    text = shown(state_of(engines=[FOREIGN, silent], receiver_down="the receiver is down"), width=120)
+    assert "\x1b" not in text
+    assert r"vllm \x1b[2J[red]1   running -   waiting -   KV cache -" in text
+    assert r"127.0.0.1:8000 does not answer: connect: \x1b]0;owned\x07[/red]" in text
+    assert "! the receiver is down" in text
+
+
+def test_it_says_what_is_still_to_come():
+    """Estimates come now and then, all of the last seconds at once."""
+    text = words(shown(state_of(awaiting_spans=2, awaiting_estimates=30, refused=4, receiver_restarts=1, errors=5)))
+    assert "pending 32 30 of them for the next estimate" in text
+    assert "spans received 0 refused 4 receiver restarts 1 defects of Sidelight's 5" in text
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_narrow_terminal_gets_no_line_that_is_too_long(width: int, tmp_path: Path):
+    """Whatever stands in it."""
+    logged(tmp_path, traced(1))
+    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+        state = replace(looked(view, NOON + 30 * S), engines=[replace(FOREIGN, url="http://" + "e" * 200)] * 6)
+    assert width >= max(map(len, shown(state, width=width).splitlines()))
+
+
+def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch):
+    """As after a hang-up: each write fails."""
+    mine, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        with Progress("panel") as progress:
+            progress.show(panel(state_of()))
+            os.close(mine)
+            progress.show(panel(state_of()))
+            progress.warn("this is read by nobody")
+            progress.show(panel(state_of()))
+    assert ["this is read by nobody"] == progress.warned
