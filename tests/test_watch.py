@@ -182,7 +182,7 @@ def assert_reported(path: Path, result: str) -> None:
     """At its end a watch prints and writes a report by its clients' spans, and `report` derives the same again."""
     (ttft,) = re.findall(r"^ TTFT, ms +(\S+)", result, re.MULTILINE)
     assert 300 == pytest.approx(float(ttft), abs=0.1)
-    assert "11 requests, all ok, by their clients' spans" in result
+    assert "11 requests, all ok, by their outermost spans" in result
     assert "Without a breakdown of the TTFT: 1 (no engine's span came for it" in result
     before = {name: (path / name).read_bytes() for name in ("summary.json", "report.txt", "requests.parquet")}
     summary = derive(path).summary
@@ -218,7 +218,7 @@ async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: P
     assert "do not say when its first output left" in line
     assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in line
     assert any("Where the TTFT went: 2 requests" in text for text in one.said)
-    assert "2 requests, all ok, by their clients' spans" in result
+    assert "2 requests, all ok, by their outermost spans" in result
     assert "\x1b[?25h" in "".join(one.said), "the cursor is shown again"
 
 

@@ -73,7 +73,7 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
             f"; watched since {watch.begun[:10]} {watch.begun[11:19]}, but older logs were deleted "
             f"(--keep {config.get('keep')}, --keep-bytes {config.get('keep_bytes')}) or left out"
         )
-    lines = [f"traffic at {where}{server}", covered, f"{_counts(summary.client.requests)}, by their clients' spans"]
+    lines = [f"traffic at {where}{server}", covered, f"{_counts(summary.client.requests)}, by their outermost spans"]
     if watch.shortened and (since := watch.since_start):
         lines.append(
             f"since the start: {since.by_trace:,} requests broken down by spans, {since.estimated:,} by estimates, "
