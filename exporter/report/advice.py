@@ -20,6 +20,7 @@ AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran
 LEAST_REQUESTS = 20
 STRONG_RHO = 0.7
 RARELY_CACHED = 0.05
+CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +102,14 @@ def _prefill(summary: Summary) -> Advice | None:
     if server.prefix_cache_hits and server.prefix_cache_queries:
         hits, queries = server.prefix_cache_hits.stats.total, server.prefix_cache_queries.stats.total
         cached = hits / queries if hits is not UNSET and queries else None
-    if summary.workload.shares_prefixes and cached is not None and cached < RARELY_CACHED:
+    tokens = summary.client.input_tokens
+    long_enough = tokens.p50 is not None and tokens.p50 >= CACHEABLE
+    if summary.workload.shares_prefixes and long_enough and cached is not None and cached < RARELY_CACHED:
         return Advice(
             seen=f"Prompts of this workload share prefixes, but {percent(cached)} of their tokens came from the cache",
             cure="switch prefix caching on, or send requests that share a prefix to the same replica",
         )
     rho = correlation.evidence.prefill_input_tokens_rho
-    tokens = summary.client.input_tokens
     if rho is None or rho < STRONG_RHO or correlation.requests < LEAST_REQUESTS or tokens.p50 is None:
         return None
     served = "" if cached is None else f", and {percent(cached)} of their tokens came from the prefix cache"

@@ -47,6 +47,8 @@ def engine(**quantities: Any) -> Server:
 
 TOKENS = {"client": replace(summaries.client(), input_tokens=summaries.BLOCK)}
 HITS = {"prefix_cache_hits": summaries.counter(10.0, 1.0), "prefix_cache_queries": summaries.counter(1000.0, 100.0)}
+UNCACHED = {"server": engine(**HITS), "workload": replace(summaries.workload(), shares_prefixes=True)}
+SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to cache
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,7 @@ HITS = {"prefix_cache_hits": summaries.counter(10.0, 1.0), "prefix_cache_queries
             "shorten prompts",
         ),
         (
-            made_of(
-                "prefill",
-                server=engine(**HITS),
-                workload=replace(summaries.workload(), shares_prefixes=True),
-            ),
+            made_of("prefill", **UNCACHED, **TOKENS),
             "share prefixes, but 1 % of their tokens came from the cache",
             "switch prefix caching on",
         ),
@@ -121,6 +119,7 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
         made_of("queue", waiting=replace(SEATS, kv_cache_p50=None, kv_cache_max=None)),
         made_of("prefill"),
         made_of("prefill", rho=0.3, **TOKENS),
+        made_of("prefill", **UNCACHED, client=replace(summaries.client(), input_tokens=SHORT)),
         made_of("network"),
         made_of("other"),
         summaries.summary(summaries.uncorrelated("no page")),
@@ -133,6 +132,7 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
         "cache not known",
         "prefill alone",
         "not by length",
+        "too short to cache",
         "no round trip",
         "not the API server",
         "no breakdown",
