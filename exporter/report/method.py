@@ -78,7 +78,8 @@ def _covered(correlation: Correlation, sent: int) -> str:
         whole = f"All {requests} requests{which} were {known[0][1]}"
     else:
         whole = f"Of {requests} requests{which}, {', '.join(f'{count} were {how}' for count, how in known)}"
-    doubts = ((quality.mixed_traffic, "beside other traffic"), (quality.prior, "by expectation alone"))
+    unseen = "of which the metrics page showed nothing"
+    doubts = ((quality.mixed_traffic, "beside other traffic"), (quality.prior, unseen))
     less_sure = ", ".join(f"{count} {why}" for count, why in doubts if count)
     return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."
 

@@ -20,7 +20,8 @@ def objectives(summary: Summary) -> Iterator[Prose]:
 
 def _evidence(objective: ObjectiveResult) -> str:
     """Return the value that decided, and the requests that it is of."""
-    left_out = f"; {objective.left_out_requests} more are left out" if objective.left_out_requests else ""
+    more = objective.left_out_requests
+    left_out = f"; {more} more {'has' if more == 1 else 'have'} no value" if more else ""
     if objective.value is None:
         return f"{objective.missing}{left_out}"
     failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""

@@ -255,6 +255,14 @@ def test_the_clock_is_stated_with_its_error(offset_ms: float, error_ms: float, s
     assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
 
 
+def test_requests_that_a_page_never_showed_are_said_to_be_less_sure():
+    """They are expected alone, as requests that were cancelled are: vLLM counts what has ended."""
+    shown = summaries.correlated()
+    shown = msgspec.structs.replace(shown, quality=msgspec.structs.replace(shown.quality, mixed_traffic=3, prior=2))
+    said = "; less surely 3 beside other traffic, 2 of which the metrics page showed nothing."
+    assert next(basis(shown)).endswith(said)
+
+
 def test_a_clock_that_contradicts_itself_is_stated():
     """Whoever reads the report need not look in the summary for why there is no way in."""
     offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
