@@ -172,7 +172,8 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     assert 0.5 == pytest.approx(counts['sidelight_inner_part_seconds_sum{part="engine_frontend",source="trace"}'])
     assert 30 == counts["sidelight_receiver_spans_total"]
     assert "11 requests" in result
-    assert "(10 by trace, 1 not); 31 spans in 21 exports, 0 refused; receiver restarted 0 times" in result
+    counted = "(10 broken down by trace, 1 without a breakdown); 31 spans in 21 exports"
+    assert f"{counted}, 0 refused; receiver restarted 0 times" in result
     run = open_run(tmp_path / "watch")
     assert ("complete", 11, 0) == (run.status, len(run.requests), run.receiver_deaths)
     assert_reported(tmp_path / "watch", result)

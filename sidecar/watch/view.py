@@ -279,10 +279,10 @@ class WatchView:
 
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
     counts, received = view.parts.requests, view.receiver_counts()
-    by_source = ", ".join(f"{counts[name]} by {name}" for name in SOURCES[:-1] if counts.get(name))
+    by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
     return (
-        f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source or 'none broken down'}, "
-        f"{counts[SOURCES[-1]]} not); {received['spans']} spans in {received['exports']} exports, "
+        f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source}{counts[SOURCES[-1]]} without a breakdown); "
+        f"{received['spans']} spans in {received['exports']} exports, "
         f"{_refused(received)} refused; receiver restarted {restarts} times"
     )
 
