@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -134,14 +134,7 @@ def _capped(part: GatewayPart, most_s: float) -> GatewayPart:
     if math.isnan(part.at_most_s):
         return part
     known_s = 0.0 if math.isnan(part.part_s) else part.part_s
-    at_most_s = max(min(part.at_most_s, most_s), known_s)
-    return GatewayPart(
-        service=part.service,
-        part_s=part.part_s,
-        request_s=part.request_s,
-        at_most_s=at_most_s,
-        first_by=part.first_by,
-    )
+    return replace(part, at_most_s=max(min(part.at_most_s, most_s), known_s))
 
 
 def _sum(values_s: Sequence[float]) -> float:
