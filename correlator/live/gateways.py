@@ -1,9 +1,9 @@
 """Which spans of a trace are of gateways between a client and the engine, and what they say; of a run and of a watch.
 
 A gateway's span is a SERVER's, of another service than the client's and the engine's, and stands above the engine's
-span; or it is a call of a model beside the engine's span and encloses it in time, as where a gateway passes on the
-trace context of its client. Of a service the outermost such span counts. One of which only calls of the next server
-came counts with what they say of the first output.
+span, as the outermost of all where no client sends spans; or it is a call of a model beside the engine's span and
+encloses it in time, as where a gateway passes on the trace context of its client. Of a service the outermost such span
+counts. One of which only calls of the next server came counts with what they say of the first output.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ def gateways_between(
 
     spans   of its trace, by their ids; `engine` are the ids of those of its engines
     bodies  when the first part of a reply was sent, by the id of the span that served it, int64 ns Unix
-    client  the client's; without it the whole trace is the request's, and the client's own span is not in it
+    client  the client's, or the outermost gateway's, which is then one of them; without it the whole trace is the
+            request's, and the client's own span is not in it
     """
     inner = [spans[key] for key in engine if key in spans]
-    services = {span.service for span in inner} | ({client.service} if client else set())
+    services = {span.service for span in inner}
+    if client is not None and not client.serves:
+        services.add(client.service)
     leading = _leading(spans, inner, client)
     beside = _beside(spans, inner, client) if len(spans) <= MOST_SPANS else ()
     candidates = [
@@ -53,7 +56,10 @@ def gateways_between(
 def _leading(
     spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
 ) -> dict[bytes, int]:
-    """Return the spans between the client's and the engines', and how far above an engine's each is."""
+    """Return the spans between the client's and the engines', and how far above an engine's each is.
+
+    A client's span that is a server's is among them, also where no parent ids lead to it.
+    """
     leading: dict[bytes, int] = {}
     for span in inner:
         above, _ = chain(spans, span)
@@ -61,6 +67,8 @@ def _leading(
             if step is client:
                 break
             leading.setdefault(step.span_id, height)
+    if client is not None and client.serves:
+        leading.setdefault(client.span_id, len(leading))
     return leading
 
 

@@ -17,7 +17,6 @@ from correlator.estimate.table import Attribution
 from correlator.live.breakdown import Ended, break_down_ended
 from correlator.live.reasons import DEFECT, EXPLANATIONS
 from correlator.live.requests import Guard, SpanRequests
-from correlator.live.traces import TracedRequest
 from loadgen.requests.table import RequestLog
 from rundir.columns import concat, take
 from scraper.series.log import Row
@@ -79,7 +78,7 @@ class Replay:
         self._fresh: list[_Table] = []
         self._fresh_rows = 0
         self._missing: Counter[str] = Counter()
-        self._engine_spans = self._dropped = 0
+        self._dropped = 0
 
     def take(self, record: ExportRecord | StateRecord) -> None:
         """Let time pass up to a record, and take it in. Raises ValueError for bytes that no receiver has written."""
@@ -95,7 +94,7 @@ class Replay:
     def replayed(self) -> Replayed:
         """Return all requests, those that still waited for spans or for an estimate as they are."""
         self._feed_pages(None)
-        self._count(*self._requests.ended(self._now_ns, all_of_it=True))
+        self._count(self._requests.ended(self._now_ns, all_of_it=True)[1])
         self._lay_out()
         whole = _Table.concat(self._tables)
         if self._requests.defective:
@@ -108,7 +107,7 @@ class Replay:
             parts=whole.parts,
             from_ns=from_ns,
             missing=dict(self._missing.most_common()),
-            engine_spans=self._engine_spans,
+            engine_spans=self._requests.spans.engine_spans,
             repeated=self._requests.spans.repeated,
             evicted=self._requests.spans.evicted,
             dropped=self._dropped,
@@ -131,15 +130,14 @@ class Replay:
             is_idle = not (self._requests.spans.sizes["pending"] or self._requests.estimates.sizes["waiting"])
             self._now_ns = until_ns if is_idle else self._now_ns + _STEP_NS
             self._feed_pages(self._now_ns)
-            self._count(*self._requests.ended(self._now_ns))
+            self._count(self._requests.ended(self._now_ns)[1])
 
     def _feed_pages(self, until_ns: int | None) -> None:
         while self._page is not None and (until_ns is None or self._page.response_ns <= until_ns):
             self._requests.estimates.scraped(self._page)
             self._page = next(self._pages, None)
 
-    def _count(self, finished: Sequence[TracedRequest], ended: Sequence[Ended]) -> None:
-        self._engine_spans += sum(span.kind.role == "request" for request in finished for span in request.engine)
+    def _count(self, ended: Sequence[Ended]) -> None:
         for requests in ended:
             self._missing.update(reason for reason in requests.reason.tolist() if reason)
             if (requests.requests.status != "").any():

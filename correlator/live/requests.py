@@ -41,11 +41,11 @@ class SpanRequests:
         self.estimates.clock_moved(moved_ns)
 
     def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[Ended]]:
-        """Return the requests whose spans are there by now, and those that were broken down, or cannot be.
+        """Return the requests whose spans are there by now, each once, and those that were broken down, or cannot be.
 
         A request is in the second list at once, or up to a minute later where it waited for an estimate.
         """
-        finished = self.spans.finished(now_ns, all_of_it=all_of_it)
+        finished = [request for request in self.spans.finished(now_ns, all_of_it=all_of_it) if not request.is_late]
         ended: list[Ended] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)

@@ -5,9 +5,11 @@ What a single span says is left to `client_spans` and `scraper.spans`; when all 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -24,15 +26,23 @@ _LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of 
 class TracedRequest:
     """One request of a model. Without `client`, only spans of engines came; without `engine`, only the client's.
 
-    `client` is the outermost span that is of this request alone, `gateways` are those below it, outermost first.
-    `engine` are the spans of engines, several for several choices, with those of their stages. `evicted`: it was not
-    waited for.
+    `client` is the outermost span that is of this request alone, `gateways` are those below it, outermost first, and
+    it itself where it is a gateway's. `engine` are the spans of engines, several for several choices, with those of
+    their stages. `evicted`: it was not waited for. `is_late`: a half of it was given out before.
+
+    Of a request that is not whole, or begins at a gateway, `begins_at` is the service of the outermost span above the
+    engine, and `is_root` says that no span is above that one; without an engine, `ends_at` is that of the innermost
+    server. Both are "" for none.
     """
 
     client: ClientSpan | None
     engine: tuple[ReceivedSpan, ...]
     gateways: tuple[GatewaySpan, ...] = ()
     evicted: bool = False
+    is_late: bool = False
+    begins_at: str = ""
+    ends_at: str = ""
+    is_root: bool = False
     trace_id: bytes = b""
 
 
@@ -69,20 +79,56 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
     below = {member.span_id for group in groups for member in (*group.above, *group.engine)}
     for group in groups:
         client = _client(group.above, passed)
+        is_late = client is not None and client.span_id in trace.done  # it was given out before its engine's span came
         if group.engine[0].span_id in trace.done:
-            continue
-        if client is not None and client.span_id in trace.done:
-            client = None  # it was given out before its engine's span came
-        parts = [*group.engine, *([client] if client else [])]
+            # Its engine's span was given out, if without a client: that came since then.
+            if client is None or any(span.span_id in trace.done for span in group.above):
+                continue
+            is_late = True
+        members = [*group.engine, *([client] if client else [])]
+        parts = [member for member in members if member.span_id not in trace.done]
         engine = tuple(trace.engine[member.span_id] for member in group.engine)
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
-        request = TracedRequest(client=client, engine=engine + _stages(trace, engine), trace_id=trace.trace_id)
+        engine += _stages(trace, engine)
+        request = TracedRequest(client=client, engine=engine, is_late=is_late, trace_id=trace.trace_id)
         yield request, min(member.received_ns for member in parts), is_whole
     for span in trace.spans.values():
         if span.is_call and span.span_id not in below and span.span_id not in trace.done:
             above, _ = chain(trace.spans, span)
             if not any(member.is_call for member in above):
                 yield TracedRequest(client=span, engine=(), trace_id=trace.trace_id), span.received_ns, False
+
+
+def with_gateways(request: TracedRequest, gateways: tuple[GatewaySpan, ...]) -> TracedRequest:
+    """Return a request with the gateways that it passed.
+
+    Where it begins at the outermost, its first output is that gateway's, by whichever of its spans says it.
+    """
+    client = request.client
+    if not gateways:
+        return request
+    if client is not None and client.serves and math.isnan(client.first_s):
+        first_s = next((gateway.first_s for gateway in gateways if gateway.service == client.service), math.nan)
+        client = replace(client, first_s=first_s)
+    return replace(request, client=client, gateways=gateways)
+
+
+def with_ends(trace: Trace, request: TracedRequest) -> TracedRequest:
+    """Return a request with the services at the ends of its trace; one that is whole as it is."""
+    client = request.client
+    begins_at, ends_at, is_root = "", "", False
+    if client is None or client.serves:
+        inner = client or trace.spans[request.engine[0].span.span_id]
+        above, is_root = chain(trace.spans, inner)
+        outermost = next((span for span in reversed([inner, *above]) if span.span_id not in trace.engine), None)
+        begins_at = outermost.service if outermost else ""
+    elif request.engine:
+        return request
+    if client is not None and not request.engine:
+        chains = ((span, chain(trace.spans, span)[0]) for span in trace.spans.values() if span.serves)
+        below = [(len(above), span.service) for span, above in chains if any(step is client for step in above)]
+        _, ends_at = max(below, default=(0, client.service if client.serves else ""), key=itemgetter(0))
+    return replace(request, begins_at=begins_at, ends_at=ends_at, is_root=is_root)
 
 
 def _groups(trace: Trace) -> list[_Group]:

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from correlator.gateways import GatewaySpan
 from correlator.live.client_spans import client_span
 from correlator.live.gateways import gateways_between, note_body
-from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of
+from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of, with_ends, with_gateways
 from scraper.spans.log import ExportRecord
 from scraper.spans.received import OTHER, ReceivedSpan
 from scraper.spans.spec import SETTLE_S
@@ -31,7 +31,8 @@ _NOTHING = Span()
 class TraceWindow:
     """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`.
 
-    `repeated` spans came again, `evicted` had to make room for newer ones. `defective` requests (at least) were in
+    `repeated` spans came again, `evicted` had to make room for newer ones, `engine_spans` of engines' requests were
+    given out. `defective` requests (at least) were in
     traces that could not be read for a defect of ours: `guard`, which each trace is read under, decides what becomes
     of the exception; such a trace is dropped, and costs no other.
     """
@@ -46,6 +47,7 @@ class TraceWindow:
     ) -> None:
         self.repeated = 0
         self.evicted = 0
+        self.engine_spans = 0
         self.defective = 0
         self._guard = guard
         self._settle_ns = round(settle_s * 1e9)
@@ -154,11 +156,7 @@ class TraceWindow:
                 passed = _gateways(trace, request) if passed is None else passed
                 if any(gateway.is_beside for gateway in passed):
                     self._beside_ns = max(self._beside_ns, trace.newest_ns)
-                for received in request.engine:
-                    self._done(trace, received.span.span_id)
-                if request.client is not None:
-                    trace.done.add(request.client.span_id)
-                yield replace(request, gateways=passed) if passed else request
+                yield self._give_out(trace, with_ends(trace, with_gateways(request, passed)))
             else:
                 again_ns.append(due_ns)
         if again_ns:
@@ -166,9 +164,20 @@ class TraceWindow:
         else:
             self._open.pop(trace_id, None)
 
-    def _done(self, trace: Trace, key: bytes) -> None:
-        """Keep of a span that was given out no more than that it came, and where it stood."""
-        trace.done.add(key)
+    def _give_out(self, trace: Trace, request: TracedRequest) -> TracedRequest:
+        """Note that a request is given out: of its engines' spans no more is kept than that they came, and where they
+        stood, unless its client may still come.
+        """
+        for received in request.engine:
+            self.engine_spans += received.kind.role == "request" and received.span.span_id not in trace.done
+            trace.done.add(received.span.span_id)
+            if request.client is not None:
+                self._strip(trace, received.span.span_id)
+        if request.client is not None:
+            trace.done.add(request.client.span_id)
+        return request
+
+    def _strip(self, trace: Trace, key: bytes) -> None:
         for spans in (trace.engine, trace.stages):
             if key in spans:
                 self._bytes -= spans[key].span.ByteSize()

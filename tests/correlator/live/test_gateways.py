@@ -189,3 +189,32 @@ def test_a_trace_of_many_requests_costs_no_more_than_it_has():
     requests = window.finished(NOON + S, all_of_it=True)
     assert {("gw", 0.9)} == {(one.service, one.whole_s) for request in requests for one in request.gateways}
     assert [1] * 200 == [len(request.gateways) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("parent", "spans", "ttft_ms"),
+    [("", [sends("g", 300)], 260), ("lost", [sends("g", 300)], 260), ("", [], None)],
+    ids=["the first of all", "a client that sends no spans", "no first output"],
+)
+def test_a_request_without_a_clients_span_begins_at_its_gateway(parent: str, spans: list[Span], ttft_ms: float | None):
+    """All that the engine did not take is the gateway's; nothing is outside of both."""
+    window = TraceWindow()
+    window.take(export([server("g", parent), *spans], service="gw"))
+    window.take(export([engine(parent="g")], service="llm"))
+    ended = break_down_ended(window.finished(NOON + S, all_of_it=True))
+    assert (0.19, 0.0) == (pytest.approx(ended.whole.gateway_s[0]), pytest.approx(ended.whole.network_s[0]))
+    if ttft_ms is not None:
+        parts_ms = [
+            1e3 * float(column[0]) for column in (ended.parts.ttft_s, ended.parts.gateway_s, ended.parts.network_s)
+        ]
+        assert [ttft_ms, ttft_ms - 200, 0] == pytest.approx(parts_ms)
+    assert ["gw"] == [gateway.service for gateway in ended.whole.gateways[0]]
+    assert ("no_first_token" if ttft_ms is None else "") == ended.reason[0]
+
+
+def test_an_engines_own_server_is_no_gateway():
+    """It is instrumented twice, under one name."""
+    window = TraceWindow()
+    window.take(export([server("g", ""), engine(parent="g")], service="llm"))
+    (request,) = window.finished(NOON + S, all_of_it=True)
+    assert () == request.gateways

@@ -70,6 +70,12 @@ def test_nothing_is_given_up_while_no_receiver_ran():
     assert ["trace"] == replayed(*halves, deaths_s=(1.5,)).parts.source.tolist()
 
 
+def test_an_engines_span_that_comes_late_makes_no_second_request():
+    """Its client's was given up, and is counted as such."""
+    late = replayed(export([call()]), export([engine()], at_s=40.0))
+    assert ({"no_engine_span": 1}, 1, 1) == (late.missing, len(late.requests), late.engine_spans)
+
+
 def test_the_oldest_requests_make_room():
     """How many is said, and the results begin behind them."""
     number = 3 * 4096
