@@ -22,9 +22,9 @@ class World:
     """What goes on at an engine; times in s, shares 0 to 1.
 
     rate_per_s    of arrivals, `batch` at a time and at least `gap_s` apart; not of a closed loop of `concurrency`
-    way_s         least and mean further time of a way to or from the engine, exponential beyond the least
+    network_s     least and mean further network time to or from the engine, exponential beyond the least
     stalls_per_s  how often the server, and the client, do nothing for 5 to 50 ms: what comes then is stamped after it
-    foreign       share of requests that are somebody else's; cancelled: of ours, by their end
+    unmatched     share of requests of other clients; cancelled: of ours, by their end
     lost          share of records that could not be read; clock_s: by how much the clock may be misread
     """
 
@@ -36,9 +36,9 @@ class World:
     slots: int = 32
     tokens: tuple[int, int] = (20, 60)
     prefill_s: tuple[float, float] = (0.0, 0.03)
-    way_s: tuple[float, float] = (0.3e-3, 0.3e-3)
+    network_s: tuple[float, float] = (0.3e-3, 0.3e-3)
     stalls_per_s: float = 0.0
-    foreign: float = 0.0
+    unmatched: float = 0.0
     cancelled: float = 0.0
     lost: float = 0.0
     clock_s: float = 0.0
@@ -78,17 +78,17 @@ class _Play:
 
         return noticed
 
-    def way_s(self) -> float:
-        least_s, more_s = self.world.way_s
+    def network_s(self) -> float:
+        least_s, more_s = self.world.network_s
         return least_s + float(self.rng.exponential(more_s))
 
     def submit(self, at_s: float) -> None:
         request = _Request(
             submit_s=at_s,
-            arrival_s=self.server(at_s + self.way_s()),
+            arrival_s=self.server(at_s + self.network_s()),
             prefill_s=float(self.rng.uniform(*self.world.prefill_s)),
             left=int(self.rng.integers(*self.world.tokens)),
-            ours=bool(self.rng.random() >= self.world.foreign),
+            ours=bool(self.rng.random() >= self.world.unmatched),
         )
         heapq.heappush(self.to_come, (request.arrival_s, len(self.requests)))
         self.requests.append(request)
@@ -106,7 +106,7 @@ class _Play:
                 self.submit(at_s + place * 2e-4)
 
     def end(self, request: _Request, at_s: float) -> None:
-        request.last_s, request.end_s = at_s, max(request.output_s, self.client(at_s + self.way_s()))
+        request.last_s, request.end_s = at_s, max(request.output_s, self.client(at_s + self.network_s()))
         if self.world.concurrency and len(self.requests) < self.world.requests:
             self.submit(request.end_s + 1e-4)
 
@@ -124,7 +124,7 @@ class _Play:
                 request.scheduled_s = now_s
             now_s += 0.01 * float(self.rng.lognormal(0, 0.05)) + sum(request.prefill_s for request in new)
             for request in new:
-                request.first_s, request.output_s = now_s, self.client(now_s + self.way_s())
+                request.first_s, request.output_s = now_s, self.client(now_s + self.network_s())
             running += new
             for request in running:
                 request.left -= 1

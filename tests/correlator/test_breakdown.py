@@ -62,11 +62,11 @@ def requests(*rows: dict[str, float]) -> Any:
     """Requests that waited 100 ms for the first output and token and 500 for the last, but for what is said; in ms."""
     usual = {"dispatch": -5.0, "submit": 0.0, "first_output": 100.0, "first_token": 100.0, "last_token": 500.0}
     names = {**usual, "end": 510.0}
-    told = [
-        {f"{name}_ns": SUBMIT_NS + int(one.get(name, ms) * MS) for name, ms in names.items() if one.get(name, ms) >= -9}
-        for one in rows
+    records = [
+        {f"{name}_ns": SUBMIT_NS + int(row.get(name, ms) * MS) for name, ms in names.items() if row.get(name, ms) >= -9}
+        for row in rows
     ]
-    return recordings.request_log(told)
+    return recordings.request_log(records)
 
 
 def joined(*rows: dict[str, Any]) -> Joined:
@@ -84,11 +84,11 @@ SPAN = {"source": "trace", "reason": "", "queue_s": 0.02, "prefill_s": 0.05, "de
 
 def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
     """397 of 397; queue, prefill and decode are the joined ones to the bit, and the parts sum to the client's wait."""
-    parts, found = parts_of(main), join(main.requests, main.spans)
+    parts, exact = parts_of(main), join(main.requests, main.spans)
 
     assert ["trace"] * 397 == parts.source.tolist()
     for name in ("queue_s", "prefill_s", "decode_s"):
-        assert getattr(found, name).tobytes() == getattr(parts, name).tobytes()
+        assert getattr(exact, name).tobytes() == getattr(parts, name).tobytes()
     assert off_by_ms(parts) < 1e-6
     assert {""} == set(parts.merged)
     assert {0.0} == set(parts.error_s)
@@ -138,7 +138,7 @@ def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
 
 
 def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
-    """Unsampled requests have no span: where network ends and the engine begins is not told, and not guessed."""
+    """Unsampled requests have no span: where the network ends and the engine begins is unknown, and not guessed."""
     parts = take(parts_of(edges), edges.requests.workload_class == "unsampled")
     assert {"network and engine frontend"} == set(parts.merged)
     assert np.isnan([parts.network_s, parts.request_network_s, parts.engine_frontend_s]).all()
@@ -155,8 +155,10 @@ def test_replies_tell_what_spans_do_of_every_request(main: Any):
 
 def test_spans_go_before_estimates_request_by_request(main: Any):
     """Every other span withheld: the rest stays exact, what is without is estimated."""
-    kept = np.isin(main.spans.trace_id, main.requests.trace_id[::2])
-    columns = {one.name: getattr(main.spans, one.name)[kept] for one in fields(EngineSpans) if one.name != "refused"}
+    half = np.isin(main.spans.trace_id, main.requests.trace_id[::2])
+    columns = {
+        field.name: getattr(main.spans, field.name)[half] for field in fields(EngineSpans) if field.name != "refused"
+    }
     silent = np.full(397, np.nan)
     mute = replace(main.requests, server_queue_ms=silent, server_prefill_ms=silent, server_decode_ms=silent)
     joined_ = join(mute, EngineSpans(**columns, refused={}))
@@ -206,7 +208,7 @@ def test_a_gateways_time_is_taken_out_of_the_networks():
 
 
 @pytest.mark.parametrize(
-    ("told", "merged", "other_s"),
+    ("columns", "merged", "other_s"),
     [
         ({**SPAN, "ttft_s": np.nan}, "network and engine frontend", 0.03),
         ({**SPAN, "queue_s": np.nan}, "queue and engine frontend", 0.04),
@@ -216,9 +218,9 @@ def test_a_gateways_time_is_taken_out_of_the_networks():
         ({**SPAN, "ttft_s": 0.04}, "network and engine frontend", 0.03),
     ],
 )
-def test_what_is_not_told_is_merged_and_named(told: dict[str, Any], merged: str, other_s: float):
+def test_unknown_parts_are_merged_and_named(columns: dict[str, Any], merged: str, other_s: float):
     """Also where the engine's TTFT is longer than the client's, or shorter than its own parts, by over 10 ms."""
-    parts = break_down(requests({}), joined(told), nothing(1, ""))
+    parts = break_down(requests({}), joined(columns), nothing(1, ""))
 
     assert merged == parts.merged[0]
     assert seconds(other_s) == [parts.other_s[0]]
@@ -285,27 +287,27 @@ def tables(draw: st.DrawFn) -> tuple[Any, Joined, Attribution]:
         {"first_output": first, "first_token": first + blank, "last_token": first + blank + decode, "end": decode + end}
         for first, blank, decode, end in waits
     ]
-    told: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = []
     for row in rows:
         source = draw(st.sampled_from(("trace", "request id", "response", "none")))
         names = ("queue_s", "prefill_s", "decode_s", "ttft_s", "e2e_s")
-        told.append({"source": source} | ({} if source == "none" else {name: draw(MAYBE_S) for name in names}))
+        spans.append({"source": source} | ({} if source == "none" else {name: draw(MAYBE_S) for name in names}))
         if draw(st.booleans()):
             row["first_token"] = row["last_token"] = row["first_output"] = -10.0
-    names = [one.name for one in fields(Attribution) if one.name.endswith("_s")]
+    names = [field.name for field in fields(Attribution) if field.name.endswith("_s")]
     guess = replace(
         nothing(size, "why"),
         **{name: np.array([draw(MAYBE_S) for _ in range(size)]) for name in names},
         quality=np.array([draw(st.sampled_from(("shared", "prior", "none"))) for _ in range(size)], dtype=np.object_),
     )
-    return requests(*rows), joined(*told), guess
+    return requests(*rows), joined(*spans), guess
 
 
 @given(tables())
-def test_the_parts_always_sum_to_the_whole(made: tuple[Any, Joined, Attribution]):
-    """Whatever is told and whatever not; nothing is told of a request without a source."""
-    log, found, guess = made
-    parts = break_down(log, found, guess)
+def test_the_parts_always_sum_to_the_whole(drawn: tuple[Any, Joined, Attribution]):
+    """Whichever parts are known; of a request without a source none is."""
+    log, exact, guess = drawn
+    parts = break_down(log, exact, guess)
 
     assert off_by_ms(parts) < 1e-6
     assert set(parts.source) <= set(SOURCES)
@@ -325,14 +327,14 @@ def test_the_method_measures_itself_where_there_is_both():
         quality=np.array(["exact", "shared"], dtype=np.object_),
     )
 
-    found = agreement(exact, guess)
+    errors = agreement(exact, guess)
 
-    assert isinstance(found, dict)
+    assert isinstance(errors, dict)
     assert {
         "queue": PartError(
             compared=2, wape=pytest.approx(0.25), p95_ms=pytest.approx(9.5), covered_90=0.5, exact_but_wrong=0
         )
-    } == found
+    } == errors
     assert Missing("no scrapes") == agreement(exact, nothing(2, "no scrapes"))
     neither = break_down(requests({}), joined({}), nothing(1, "no scrapes"))
     assert Missing("no request has exact times to measure the estimates by") == agreement(

@@ -1,4 +1,4 @@
-"""A series made anew, told by its `_created` alone: no start time of the process, and no value that fell.
+"""A series that was reset, visible in its `_created` alone: no start time of the process, and no value that fell.
 
 100, 110, (restart) 150, 160: from the first page to the last 170 were counted, with one reset. Everything that reads
 cumulative series says so.
@@ -42,14 +42,14 @@ def endpoint() -> EndpointSeries:
 
 @pytest.fixture
 def selection(endpoint: EndpointSeries) -> ScrapeSelection:
-    found = select_scrapes(endpoint, Window(start_ns=SECOND, end_ns=4 * SECOND), SECOND)
-    assert not isinstance(found, Missing)
-    return found
+    scrapes = select_scrapes(endpoint, Window(start_ns=SECOND, end_ns=4 * SECOND), SECOND)
+    assert not isinstance(scrapes, Missing)
+    return scrapes
 
 
 def test_increases_over_a_window(endpoint: EndpointSeries, selection: ScrapeSelection):
     """Counters and histograms."""
-    column = next(i for i, one in enumerate(endpoint.series) if one.name == "vllm:num_preemptions_total")
+    column = next(i for i, series in enumerate(endpoint.series) if series.name == "vllm:num_preemptions_total")
     counted = counter(endpoint, column, selection)
     observed = histogram(endpoint, histograms(endpoint.series)[0], selection)
     assert isinstance(counted, CounterIncrease)

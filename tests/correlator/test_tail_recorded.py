@@ -26,59 +26,62 @@ def main() -> Any:
     return recordings.recording("main")
 
 
-def blamed(run: Any) -> TailShares:
+def shares_of(run: Any) -> TailShares:
     joined = join(run.requests, run.spans)
     parts = break_down(
         run.requests, joined, attribute(run.requests, run.endpoints), clock_offsets(run.requests, joined)
     )
     waiting = met_at_submission(run.requests, run.endpoints)["requests_waiting"]
-    found = tail_shares(parts, run.requests.submit_ns, waiting)
-    assert isinstance(found, TailShares)
-    return found
+    shares = tail_shares(parts, run.requests.submit_ns, waiting)
+    assert isinstance(shares, TailShares)
+    return shares
 
 
 @pytest.fixture(scope="module")
-def told(main: Any) -> TailShares:
+def traced(main: Any) -> TailShares:
     """With the engine's spans."""
-    return blamed(main)
+    return shares_of(main)
 
 
 @pytest.fixture(scope="module")
 def withheld(main: Any) -> TailShares:
     """Without spans and without timings in replies."""
     unknown = np.full(len(main.requests.submit_ns), np.nan)
-    told_by_reply = {f"server_{part}_ms": unknown for part in ("queue", "prefill", "decode", "ttft", "e2e")}
-    return blamed(replace(main, requests=replace(main.requests, **told_by_reply), spans=engine_spans([])))
+    reply_times = {f"server_{part}_ms": unknown for part in ("queue", "prefill", "decode", "ttft", "e2e")}
+    return shares_of(replace(main, requests=replace(main.requests, **reply_times), spans=engine_spans([])))
 
 
-def test_the_queue_varies_the_ttft(told: TailShares, withheld: TailShares):
+def test_the_queue_varies_the_ttft(traced: TailShares, withheld: TailShares):
     """The queue's share of var(TTFT) is 0.994, and within 0.05 of it without the spans."""
-    assert told.variance_share["queue"] == pytest.approx(0.994, abs=0.0005)
+    assert traced.variance_share["queue"] == pytest.approx(0.994, abs=0.0005)
     assert withheld.variance_share["queue"] == pytest.approx(0.994, abs=0.05)
-    assert {"exact": 397} == told.quality
+    assert {"exact": 397} == traced.quality
     assert 397 == sum(withheld.quality.values())
     assert 0 < withheld.quality["exact"] < 200
 
 
-def test_few_blocks_are_told_as_few(told: TailShares):
+def test_few_blocks_are_counted_as_few(traced: TailShares):
     """Three phases of load are not many independent samples."""
-    interval = told.ci95["queue"]
+    interval = traced.ci95["queue"]
     assert interval[0] < 0.994 < interval[1]
-    assert 5 == told.blocks
+    assert 5 == traced.blocks
 
 
-def test_the_sentence_is_the_same_without_spans_but_for_its_flag(told: TailShares, withheld: TailShares):
+def test_the_sentence_is_the_same_without_spans_but_for_its_flag(traced: TailShares, withheld: TailShares):
     """Both rest on the same four requests; without spans they are called estimated."""
     spent = "spent 97 % of their TTFT in the engine's queue."
-    assert f"The slowest 1 % (4 requests) {spent}" == tail_attribution(told).sentence
+    assert f"The slowest 1 % (4 requests) {spent}" == tail_attribution(traced).sentence
     assert f"The slowest 1 % (4 requests, estimated) {spent}" == tail_attribution(withheld).sentence
 
 
 def test_waiting_requests_go_with_the_ttft_and_running_ones_do_not(main: Any):
     """Rank correlation 0.88 [0.50, 0.98], greatest within half a second; a gauge that saturates tells nothing."""
     ttft_ms = (main.requests.first_token_ns - main.requests.submit_ns) / 1e6
-    found = {one.server: one for one in associations(main.requests, {"ttft_ms": ttft_ms}, main.endpoints)}
-    waiting, running = found["requests_waiting"], found["requests_running"]
+    by_quantity = {
+        association.server: association
+        for association in associations(main.requests, {"ttft_ms": ttft_ms}, main.endpoints)
+    }
+    waiting, running = by_quantity["requests_waiting"], by_quantity["requests_running"]
 
     assert waiting.rho_lag0 == pytest.approx(0.88, abs=0.02)
     assert ends(waiting) == pytest.approx((0.50, 0.98), abs=0.05)
@@ -86,9 +89,9 @@ def test_waiting_requests_go_with_the_ttft_and_running_ones_do_not(main: Any):
     assert waiting.partial_rho > 0.8
     low, high = ends(running)
     assert low < 0 < high
-    assert "the quantity never changed" == found["preemptions"].missing
+    assert "the quantity never changed" == by_quantity["preemptions"].missing
 
 
-def ends(found: Association) -> tuple[float, float]:
-    assert found.ci95_lag0 is not None
-    return found.ci95_lag0
+def ends(association: Association) -> tuple[float, float]:
+    assert association.ci95_lag0 is not None
+    return association.ci95_lag0

@@ -13,9 +13,9 @@ seconds = st.floats(0.01, 1.0)
 
 
 @given(seconds, seconds, st.floats(0.02, 0.5))
-def test_of_two_whose_sum_is_known_neither_is_surer_than_the_other(one: float, other: float, edge: float):
-    """Also where the box holds one of them at its edge: what is then left for the other is no surer."""
-    prefill = np.array([one, other])
+def test_of_two_whose_sum_is_known_neither_is_surer_than_the_other(first: float, other: float, edge: float):
+    """Also where the box holds one of them at its edge: what is then left for the other is not surer."""
+    prefill = np.array([first, other])
     solution = solve(
         Problem(
             mean=np.column_stack((np.full(2, 2.0), prefill, np.full(2, 0.01))),

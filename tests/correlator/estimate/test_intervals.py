@@ -27,12 +27,12 @@ def page(count: float | str, queue_s: float | str, prefill_s: float | str) -> st
 
 def test_an_interval_with_a_restart_is_lost():
     """What the engine counted before it restarted is unknown; counts and sums go on after it."""
-    found = observe(scraped(*(page(n, n / 2, n / 4) for n in (2.0, 4.0, 1.0, 3.0))))
+    observed = observe(scraped(*(page(n, n / 2, n / 4) for n in (2.0, 4.0, 1.0, 3.0))))
 
-    assert isinstance(found, Observed)
-    assert ([2, 1, 2], [False, True, False]) == (found.ends.count.tolist(), found.ends.lost.tolist())
-    assert [1.0, 0.5, 1.0] == found.ends.sums["queue"].tolist()
-    assert [0.5, 0.25, 0.5] == found.ends.sums["prefill"].tolist()
+    assert isinstance(observed, Observed)
+    assert ([2, 1, 2], [False, True, False]) == (observed.ends.count.tolist(), observed.ends.lost.tolist())
+    assert [1.0, 0.5, 1.0] == observed.ends.sums["queue"].tolist()
+    assert [0.5, 0.25, 0.5] == observed.ends.sums["prefill"].tolist()
 
 
 @pytest.mark.parametrize("family", [QUEUE, PREFILL])
@@ -49,15 +49,15 @@ def test_a_histogram_without_buckets_has_its_sums():
     """Means need no buckets."""
     pages = [histogram(QUEUE, n, n / 2, without="_bucket") + histogram(PREFILL, n, n / 4) for n in (0.0, 2.0)]
 
-    found = observe(scraped(*pages))
+    observed = observe(scraped(*pages))
 
-    assert isinstance(found, Observed)
+    assert isinstance(observed, Observed)
     assert ([2], [1.0], [0.5]) == (
-        found.ends.count.tolist(),
-        found.ends.sums["queue"].tolist(),
-        found.ends.sums["prefill"].tolist(),
+        observed.ends.count.tolist(),
+        observed.ends.sums["queue"].tolist(),
+        observed.ends.sums["prefill"].tolist(),
     )
-    assert {"prefill"} == set(found.ends.buckets)
+    assert {"prefill"} == set(observed.ends.buckets)
 
 
 @pytest.mark.parametrize("largest", [1e17, 1e308])
@@ -100,16 +100,16 @@ def test_means_are_those_of_the_requests_that_ended():
     """Two requests waited 200 ms each; the server says 300 ms of queue and 60 ms of prefill between them."""
     server = scraped(page(10, 5.0, 1.0), page(11, 5.1, 1.02), page(12, 5.3, 1.06))
 
-    found = means([0.5, 1.5], [0.2, 0.2], server, end_s=2)
+    mean = means([0.5, 1.5], [0.2, 0.2], server, end_s=2)
 
-    assert (2, 2, 1.0, 0.2) == (found.client_requests, found.server_requests, found.ratio, found.ttft_s)
-    assert (0.15, 0.03) == (pytest.approx(found.queue_s), pytest.approx(found.prefill_s))
+    assert (2, 2, 1.0, 0.2) == (mean.client_requests, mean.server_requests, mean.ratio, mean.ttft_s)
+    assert (0.15, 0.03) == (pytest.approx(mean.queue_s), pytest.approx(mean.prefill_s))
 
 
 def test_what_settles_after_the_window_belongs_to_requests_that_ended_in_it():
-    found = means([0.9], [0.1], scraped(page(0, 0, 0), page(0, 0, 0), page(1, 0.05, 0.01)), end_s=1)
+    mean = means([0.9], [0.1], scraped(page(0, 0, 0), page(0, 0, 0), page(1, 0.05, 0.01)), end_s=1)
 
-    assert (1, pytest.approx(0.05)) == (found.server_requests, found.queue_s)
+    assert (1, pytest.approx(0.05)) == (mean.server_requests, mean.queue_s)
 
 
 def test_a_request_that_ended_after_the_last_scrape_is_in_no_sum():
@@ -117,18 +117,18 @@ def test_a_request_that_ended_after_the_last_scrape_is_in_no_sum():
     server = scraped(page(0, 0, 0), page(1, 0.1, 0), page(2, 0.2, 0))
     longer = scraped(*[page(0, 0, 0)] * 4)
 
-    found = means([0.5, 1.5, 2.5, 9.5], [0.15, 0.15, 0.9, 0.9], server, longer, end_s=10)
+    mean = means([0.5, 1.5, 2.5, 9.5], [0.15, 0.15, 0.9, 0.9], server, longer, end_s=10)
 
-    assert (0.15, 2, 2, 1.0) == (found.ttft_s, found.client_requests, found.server_requests, found.ratio)
+    assert (0.15, 2, 2, 1.0) == (mean.ttft_s, mean.client_requests, mean.server_requests, mean.ratio)
 
 
 def test_a_request_that_ended_before_a_late_first_scrape_is_in_no_sum():
     """Without a scrape before the window the first one is the reference, on the client's side too."""
     server = scraped(page(5, 0, 0), page(6, 0.1, 0), page(7, 0.2, 0), first_s=1)
 
-    found = means([0.5, 1.0, 1.5, 2.5], [0.9, 0.9, 0.15, 0.15], server, end_s=3)
+    mean = means([0.5, 1.0, 1.5, 2.5], [0.9, 0.9, 0.15, 0.15], server, end_s=3)
 
-    assert (0.15, 2, 2) == (found.ttft_s, found.client_requests, found.server_requests)
+    assert (0.15, 2, 2) == (mean.ttft_s, mean.client_requests, mean.server_requests)
 
 
 def test_a_request_at_the_very_start_counts_where_the_reference_is_no_later():
@@ -136,20 +136,20 @@ def test_a_request_at_the_very_start_counts_where_the_reference_is_no_later():
 
 
 def test_the_sums_of_several_servers_add_up():
-    one, other = scraped(page(0, 0, 0), page(1, 0.1, 0.02)), scraped(page(7, 3.0, 1.0), page(8, 3.3, 1.04))
+    first, other = scraped(page(0, 0, 0), page(1, 0.1, 0.02)), scraped(page(7, 3.0, 1.0), page(8, 3.3, 1.04))
 
-    found = means([0.5, 0.6], [0.3, 0.5], one, other, end_s=1)
+    mean = means([0.5, 0.6], [0.3, 0.5], first, other, end_s=1)
 
-    assert (2, pytest.approx(0.2), pytest.approx(0.03)) == (found.server_requests, found.queue_s, found.prefill_s)
+    assert (2, pytest.approx(0.2), pytest.approx(0.03)) == (mean.server_requests, mean.queue_s, mean.prefill_s)
 
 
 def test_requests_that_ended_while_nothing_was_scraped_are_the_reason():
     """Not that none ended: the scraper came late, or was lost."""
     late = scraped(page(0, 0, 0), page(1, 1, 1), first_s=2)
 
-    found = means([0.5, 0.6, 0.7], [0.3, 0.3, np.nan], late, end_s=1)
+    mean = means([0.5, 0.6, 0.7], [0.3, 0.3, np.nan], late, end_s=1)
 
-    assert "requests with a first token ended here (2), but only while nothing was scraped" == found.missing
+    assert "requests with a first token ended here (2), but only while nothing was scraped" == mean.missing
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_requests_that_ended_while_nothing_was_scraped_are_the_reason():
     ],
 )
 def test_means_that_cannot_be_known_have_a_reason(pages: list[str], ttft_s: float, reason: str):
-    found = means([0.5], [ttft_s], *([scraped(*pages)] if pages else []), end_s=1)
+    mean = means([0.5], [ttft_s], *([scraped(*pages)] if pages else []), end_s=1)
 
-    assert (None, None, reason) == (found.queue_s, found.prefill_s, found.missing)
+    assert (None, None, reason) == (mean.queue_s, mean.prefill_s, mean.missing)
 
 
 def test_why_nothing_was_scraped_is_what_the_caller_knows():
@@ -178,7 +178,7 @@ def test_why_nothing_was_scraped_is_what_the_caller_knows():
 def test_means_are_sums_over_counts(ttft_s: list[float], queue_s: float, prefill_s: float):
     count = len(ttft_s)
 
-    found = means([0.5] * count, ttft_s, scraped(page(0, 0, 0), page(count, queue_s, prefill_s)), end_s=1)
+    mean = means([0.5] * count, ttft_s, scraped(page(0, 0, 0), page(count, queue_s, prefill_s)), end_s=1)
 
-    assert found.ttft_s == pytest.approx(sum(ttft_s) / count)
-    assert (found.queue_s, found.prefill_s) == (pytest.approx(queue_s / count), pytest.approx(prefill_s / count))
+    assert mean.ttft_s == pytest.approx(sum(ttft_s) / count)
+    assert (mean.queue_s, mean.prefill_s) == (pytest.approx(queue_s / count), pytest.approx(prefill_s / count))

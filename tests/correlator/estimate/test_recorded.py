@@ -22,8 +22,8 @@ Floats = npt.NDArray[np.float64]
 def errors(case: Case, table: Attribution) -> tuple[PartError, PartError]:
     """Compare queue and prefill with the truth, where there is one, as a run does with what its spans tell."""
     truth = SimpleNamespace(source=np.full(len(table), "trace"), queue_s=case.queue_s, prefill_s=case.prefill_s)
-    found = agreement(truth, table)
-    return found["queue"], found["prefill"]
+    by_part = agreement(truth, table)
+    return by_part["queue"], by_part["prefill"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_whole_recording_is_attributed_within_the_figures(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_withheld_records_are_flagged_as_strangers(main: Case, seed: int):
+def test_withheld_records_are_flagged_as_unmatched(main: Case, seed: int):
     """With 30 % of the requests unknown, intervals that hold one are never called exact, and errors stay in bounds."""
     shared = main.every(5).withheld(0.3, seed)
     table = attribute(shared.requests, shared.scrapes)
@@ -82,8 +82,8 @@ def test_means_of_slices_are_off_by_less_than_a_millisecond(main: Case, nth: int
     slices = (thinned.requests.submit_ns - thinned.requests.submit_ns.min()) // (5 * 10**9)
     off_ms = {
         part: [
-            1e3 * abs(float(np.mean((getattr(table, part) - getattr(thinned, part))[slices == one])))
-            for one in np.unique(slices)
+            1e3 * abs(float(np.mean((getattr(table, part) - getattr(thinned, part))[slices == number])))
+            for number in np.unique(slices)
         ]
         for part in ("queue_s", "prefill_s")
     }
@@ -107,20 +107,24 @@ def test_percentiles_are_read_off_the_clients_spans(main: Case):
     table = attribute(thinned.requests, thinned.scrapes)
 
     for part, allowed in (("queue", (0.001, 0.02, 0.02)), ("prefill", (0.1, 0.1, 0.1))):
-        found = server_percentiles(table, [observe(endpoint) for endpoint in thinned.scrapes], part, [0.5, 0.9, 0.99])
-        assert ("client spans", 1.0) == (found.source, found.covered_ratio)
+        percentiles = server_percentiles(
+            table, [observe(endpoint) for endpoint in thinned.scrapes], part, [0.5, 0.9, 0.99]
+        )
+        assert ("client spans", 1.0) == (percentiles.source, percentiles.covered_ratio)
         truth = np.quantile(getattr(main, f"{part}_s"), [0.5, 0.9, 0.99])
-        assert (np.abs(found.values_s - truth) <= np.array(allowed) * np.maximum(truth, 1.0 * (part == "queue"))).all()
-        assert (found.low_s <= found.values_s).all()
-        assert (found.values_s <= found.high_s).all()
+        assert (
+            np.abs(percentiles.values_s - truth) <= np.array(allowed) * np.maximum(truth, 1.0 * (part == "queue"))
+        ).all()
+        assert (percentiles.low_s <= percentiles.values_s).all()
+        assert (percentiles.values_s <= percentiles.high_s).all()
 
 
 def test_percentiles_of_an_engine_that_others_use_stay_those_of_its_buckets(main: Case):
-    """Our requests do not speak of strangers."""
+    """Our requests do not stand for those of other clients."""
     shared = main.every(5).withheld(0.35, 1)
     table = attribute(shared.requests, shared.scrapes)
 
-    found = server_percentiles(table, [observe(endpoint) for endpoint in shared.scrapes], "queue", [0.5])
+    percentiles = server_percentiles(table, [observe(endpoint) for endpoint in shared.scrapes], "queue", [0.5])
 
-    assert "buckets and sums" == found.source
-    assert 0.6 < found.covered_ratio < 0.7
+    assert "buckets and sums" == percentiles.source
+    assert 0.6 < percentiles.covered_ratio < 0.7

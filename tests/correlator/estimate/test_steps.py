@@ -59,13 +59,13 @@ def test_conditioned_parts_add_up_to_sums_and_stay_in_the_box(seed: int, size: i
     """Queue and prefill over each interval, to the nanosecond."""
     given_problem = problem(seed, size, 5)
 
-    found = solve(given_problem)
+    solution = solve(given_problem)
 
     sums = np.zeros((5, 2))
-    np.add.at(sums, given_problem.interval, found.value[:, :2])
+    np.add.at(sums, given_problem.interval, solution.value[:, :2])
     assert given_problem.sums == pytest.approx(sums, abs=1e-9)
-    assert (given_problem.low <= found.value + 1e-12).all()
-    assert (found.value[:, :2] <= given_problem.high[:, :2] + 1e-12).all()
+    assert (given_problem.low <= solution.value + 1e-12).all()
+    assert (solution.value[:, :2] <= given_problem.high[:, :2] + 1e-12).all()
 
 
 def test_conditioning_is_that_of_the_normal_distribution():
@@ -80,11 +80,11 @@ def test_conditioning_is_that_of_the_normal_distribution():
     gain = variance @ rows.T @ np.linalg.inv(rows @ variance @ rows.T + noise)
     known = np.concatenate([given_problem.wait, given_problem.sums[0]])
 
-    found = solve(given_problem)
+    solution = solve(given_problem)
 
-    assert (mean + gain @ (known - rows @ mean)).reshape(3, 3) == pytest.approx(found.value, abs=1e-7)
+    assert (mean + gain @ (known - rows @ mean)).reshape(3, 3) == pytest.approx(solution.value, abs=1e-7)
     posterior = variance - gain @ rows @ variance
-    assert np.sqrt(np.diag(posterior)).reshape(3, 3) == pytest.approx(found.sd, rel=1e-3, abs=1e-7)
+    assert np.sqrt(np.diag(posterior)).reshape(3, 3) == pytest.approx(solution.sd, rel=1e-3, abs=1e-7)
 
 
 def test_the_lag_is_by_how_much_ends_come_late():
@@ -143,7 +143,7 @@ def test_a_model_is_learned_from_sums_alone():
     assert [0.002, 0.003] == pytest.approx(model.weights.tolist(), rel=0.1)
 
 
-def test_a_stranger_in_every_sum_is_taken_for_one_of_ours():
+def test_an_unmatched_request_in_every_sum_is_taken_for_ours():
     random = np.random.default_rng(np.random.SeedSequence(5))
     interval = np.repeat(np.arange(100), 4)
     features = np.column_stack((np.ones(400), random.uniform(1, 20, 400)))
@@ -164,9 +164,9 @@ def test_the_step_clock_finds_the_step_that_is_nearest_to_what_is_expected():
     """Steps ended 12, 40 and 100 ms before the first token; a chunk 1 ms before belongs to its own step."""
     chunk_s = np.array([0.9, 0.96, 0.988, 0.999])
 
-    found = nearest_step(np.full(3, 1.0), np.full(3, 0.5), chunk_s, np.array([0.02, 0.05, 0.4]))
+    nearest = nearest_step(np.full(3, 1.0), np.full(3, 0.5), chunk_s, np.array([0.02, 0.05, 0.4]))
 
-    assert [0.012, 0.04, 0.5] == pytest.approx(found.tolist())
+    assert [0.012, 0.04, 0.5] == pytest.approx(nearest.tolist())
 
 
 def test_a_request_waits_for_the_step_that_runs_when_it_comes():

@@ -29,8 +29,8 @@ def seen(*rows: tuple[float, float, float], url: Any = "http://engine") -> Reque
     return log_of(len(stamps), submit_ns=submit_ns, first_output_ns=first_output_ns, end_ns=end_ns, endpoint_url=url)
 
 
-def told(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 0.0, clock: Any = "") -> Joined:
-    """Spans by when the engine saw a request arrive, speak and end, ms; its clock is ahead. NaN: not told."""
+def traced(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 0.0, clock: Any = "") -> Joined:
+    """Spans by when the engine saw a request arrive, answer and end, ms; its clock is ahead. NaN: unknown."""
     at_ms, first_ms, end_ms = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     joined = unjoined(len(rows))
     ahead_ns = (np.broadcast_to(ahead_ms, len(rows)) * MS).astype(np.int64)
@@ -43,32 +43,32 @@ def told(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 
 
 def only(requests: RequestLog, joined: Joined) -> ClockOffset:
     """The clock of the only engine."""
-    (found,) = clock_offsets(requests, joined).by_engine.values()
-    return found
+    (offset,) = clock_offsets(requests, joined).by_engine.values()
+    return offset
 
 
 @pytest.mark.parametrize("ahead_ms", [0.0, 250.0, -3_600_000.0])
 def test_the_tightest_bounds_of_all_requests_count(ahead_ms: float):
     """One took 1 ms on its way in, another 3 ms on its way out: the middle of -1 and 3, and half of their distance."""
-    found = only(seen((0, 60, 100), (10, 63, 120)), told((1, 50, 90), (15, 60, 110), ahead_ms=ahead_ms))
+    offset = only(seen((0, 60, 100), (10, 63, 120)), traced((1, 50, 90), (15, 60, 110), ahead_ms=ahead_ms))
 
-    assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == found
+    assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == offset
 
 
 def test_the_end_of_a_reply_bounds_it_too():
     """Of a reply in one piece there is no first output."""
-    assert ClockOffset(offset_ns=0, error_ns=2 * MS, pairs=1) == only(seen((0, -1, 100)), told((2, 50, 98)))
+    assert ClockOffset(offset_ns=0, error_ns=2 * MS, pairs=1) == only(seen((0, -1, 100)), traced((2, 50, 98)))
 
 
 @pytest.mark.parametrize(
     ("requests", "spans", "reason"),
     [
-        (seen(), told(), NO_PAIRS),
-        (seen((0, 60, 100)), told((np.nan, np.nan, np.nan)), NO_PAIRS),
-        (seen((0, -1, -1)), told((1, 50, 90)), NO_BOUNDS),
+        (seen(), traced(), NO_PAIRS),
+        (seen((0, 60, 100)), traced((np.nan, np.nan, np.nan)), NO_PAIRS),
+        (seen((0, -1, -1)), traced((1, 50, 90)), NO_BOUNDS),
         (
             seen((0, 60, 100), (1000, 1060, 1100)),
-            told((1, 50, 90), (901, 950, 990)),
+            traced((1, 50, 90), (901, 950, 990)),
             (
                 "its stamps contradict each other by 89 ms: its clock was set during the run, or several engines are "
                 "behind it whose spans have no service.instance.id"
@@ -77,21 +77,21 @@ def test_the_end_of_a_reply_bounds_it_too():
     ],
 )
 def test_what_cannot_be_known_has_a_reason(requests: RequestLog, spans: Joined, reason: str):
-    found = only(requests, spans)
-    assert (None, None, reason) == (found.offset_ns, found.error_ns, found.reason)
+    offset = only(requests, spans)
+    assert (None, None, reason) == (offset.offset_ns, offset.error_ns, offset.reason)
 
 
 def test_bounds_that_contradict_each_other_by_little_are_an_error_of_that_size():
     """A stamp of ours was late by 4 ms: the offset is between the two."""
-    found = only(seen((4, 60, 100), (10, 61, 120)), told((0, 60, 90), (12, 60, 110)))
-    assert ClockOffset(offset_ns=2 * MS, error_ns=2 * MS, pairs=2) == found
+    offset = only(seen((4, 60, 100), (10, 61, 120)), traced((0, 60, 90), (12, 60, 110)))
+    assert ClockOffset(offset_ns=2 * MS, error_ns=2 * MS, pairs=2) == offset
 
 
 def test_a_span_that_lies_does_not_move_the_clock():
     """One of twelve is an hour off: it is left out, counted, and what the others say stands."""
     sent = [1000.0 * number for number in range(12)]
     requests = seen(*((at, at + 60, at + 100) for at in sent))
-    spans = told(
+    spans = traced(
         *((at + 1 + (3_600_000 if at == 0 else 0), at + 50 + (3_600_000 if at == 0 else 0), at + 90) for at in sent)
     )
 
@@ -101,7 +101,9 @@ def test_a_span_that_lies_does_not_move_the_clock():
 
 
 def test_a_first_token_is_known_with_arrival_and_ttft():
-    assert [START_NS + 50 * MS, -1, -1] == first_token_ns(told((1, 50, 90), (np.nan, 50, 90), (1, np.nan, 90))).tolist()
+    assert [START_NS + 50 * MS, -1, -1] == first_token_ns(
+        traced((1, 50, 90), (np.nan, 50, 90), (1, np.nan, 90))
+    ).tolist()
 
 
 @pytest.mark.parametrize(
@@ -118,36 +120,36 @@ def test_each_engine_has_its_own_clock(url: Any, clock: Any, names: list[str]):
     """Two of them, 5 s apart: each by its own requests, and each request by its own."""
     sent = [100.0 * number for number in range(6)]
     requests = seen(*((at, at + 60, at + 100) for at in sent), url=url)
-    spans = told(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3, clock=clock)
+    spans = traced(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3, clock=clock)
 
-    found = clock_offsets(requests, spans)
+    offsets = clock_offsets(requests, spans)
 
     near = ClockOffset(offset_ns=MS, error_ns=3 * MS, pairs=3)
     far = ClockOffset(offset_ns=-4999 * MS, error_ns=3 * MS, pairs=3)
-    assert dict(zip(names, (near, far), strict=True)) == found.by_engine
-    assert [MS, -4999 * MS] * 3 == found.offset_ns.tolist()
-    assert [3 * MS] * 6 == found.error_ns.tolist()
+    assert dict(zip(names, (near, far), strict=True)) == offsets.by_engine
+    assert [MS, -4999 * MS] * 3 == offsets.offset_ns.tolist()
+    assert [3 * MS] * 6 == offsets.error_ns.tolist()
 
 
 def test_an_engine_that_contradicts_itself_does_not_cost_the_other_its_clock():
     """Nor does one with a single request have another's error."""
     requests = seen((0, 60, 100), (10, 90, 120), (1000, 1060, 1100), (2000, 2060, 2100), url=["a", "b", "c", "c"])
-    spans = told((1, 58, 90), (15, 60, 110), (1001, 1050, 1090), (1901, 1950, 1990))
+    spans = traced((1, 58, 90), (15, 60, 110), (1001, 1050, 1090), (1901, 1950, 1990))
 
-    found = clock_offsets(requests, spans)
+    offsets = clock_offsets(requests, spans)
 
-    errors = {name: one.error_ns for name, one in found.by_engine.items()}
+    errors = {name: offset.error_ns for name, offset in offsets.by_engine.items()}
     assert {"a": int(1.5 * MS), "b": int(7.5 * MS), "c": None} == errors
-    assert [False, False, True, True] == np.isnan(found.offset_ns).tolist()
+    assert [False, False, True, True] == np.isnan(offsets.offset_ns).tolist()
 
 
 def test_engines_that_do_not_tell_themselves_apart_contradict_each_other():
     """Behind one URL: nothing is guessed, and what would tell them apart is said."""
     sent = [100.0 * number for number in range(6)]
     requests = seen(*((at, at + 60, at + 100) for at in sent))
-    found = only(requests, told(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3))
-    assert found.offset_ns is None
-    assert "several engines are behind it whose spans have no service.instance.id" in found.reason
+    offset = only(requests, traced(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3))
+    assert offset.offset_ns is None
+    assert "several engines are behind it whose spans have no service.instance.id" in offset.reason
 
 
 WAYS_MS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=1, max_size=20)
@@ -160,19 +162,19 @@ def test_each_truth_is_within_its_engines_error(engines: list[tuple[list[tuple[f
     chance.shuffle(rows)
     sent = [1000.0 * number for number in range(len(rows))]
     requests = seen(*((at, at + go + 100 + back, at + 1150) for at, (_, (go, back), _) in zip(sent, rows, strict=True)))
-    spans = told(
+    spans = traced(
         *((at + go, at + go + 100, np.nan) for at, (_, (go, _), _) in zip(sent, rows, strict=True)),
         ahead_ms=[ahead_ms for _, _, ahead_ms in rows],
         clock=[str(number) for number, _, _ in rows],
     )
 
-    found = clock_offsets(requests, spans)
+    offsets = clock_offsets(requests, spans)
 
     assert [len(ways) for ways, _ in engines] == [
-        found.by_engine[f"{number} at http://engine"].pairs for number in range(len(engines))
+        offsets.by_engine[f"{number} at http://engine"].pairs for number in range(len(engines))
     ]
-    off_ns = found.offset_ns + np.array([ahead_ms * MS for _, _, ahead_ms in rows])
-    assert (np.abs(off_ns) <= found.error_ns + 10).all()
+    off_ns = offsets.offset_ns + np.array([ahead_ms * MS for _, _, ahead_ms in rows])
+    assert (np.abs(off_ns) <= offsets.error_ns + 10).all()
 
 
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=10, max_size=40), st.data())
@@ -183,11 +185,11 @@ def test_one_in_ten_that_lie_by_seconds_do_not_move_the_clock(ways_ms: list[tupl
     ahead_ms = lies + [0] * (len(ways_ms) - len(lies))
     sent = [1000.0 * number for number in range(len(ways_ms))]
     requests = seen(*((at, at + go + 100 + back, at + 1150) for at, (go, back) in zip(sent, ways_ms, strict=True)))
-    spans = told(
+    spans = traced(
         *((at + go, at + go + 100, np.nan) for at, (go, _) in zip(sent, ways_ms, strict=True)), ahead_ms=ahead_ms
     )
 
-    found = only(requests, spans)
+    offset = only(requests, spans)
 
-    assert (len(ways_ms) - len(lies), len(lies)) == (found.pairs, found.left_out)
-    assert abs(found.offset_ns) <= found.error_ns + 10
+    assert (len(ways_ms) - len(lies), len(lies)) == (offset.pairs, offset.left_out)
+    assert abs(offset.offset_ns) <= offset.error_ns + 10

@@ -28,13 +28,13 @@ Texts = npt.NDArray[np.object_]
 
 
 def requests(*rows: Mapping[str, Any]) -> RequestLog:
-    """Requests told by what is special about each; what is not told is as in a good reply without any ids."""
+    """Return requests from what is special about each; all else is as in a good reply without any ids."""
     usual = {"status": "ok", "http_status": 200, "submit_ns": 1000 * MS, "end_ns": 3000 * MS}
     return recordings.request_log([{**usual, **row} for row in rows])
 
 
 def engine(*rows: Mapping[str, Any]) -> EngineSpans:
-    """Spans of vLLM told by what is special about each; times in ms."""
+    """Return spans of vLLM from what is special about each; times in ms."""
     texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
     stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS}
     times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode")}
@@ -79,7 +79,7 @@ def test_all_three_sources_tell_the_same(main: Recording):
     nameless = replace(main.requests, trace_id=np.full(397, "", dtype=np.object_))
     by_trace, by_id = join(main.requests, main.spans), join(nameless, main.spans)
     by_reply = join(main.requests, engine())
-    assert [{"trace"}, {"request id"}, {"response"}] == [set(one.source) for one in (by_trace, by_id, by_reply)]
+    assert [{"trace"}, {"request id"}, {"response"}] == [set(table.source) for table in (by_trace, by_id, by_reply)]
     for part in ("queue_s", "prefill_s", "decode_s"):
         expected = getattr(by_trace, part)
         assert expected.tobytes() == getattr(by_id, part).tobytes()
@@ -126,7 +126,7 @@ def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edg
 
 
 def test_ids_that_were_sent_three_times_join_nothing_by_themselves(edges: Recording):
-    """Without trace ids nobody can tell whose span is whose; the reply still tells."""
+    """Without trace ids no span is known to be a request's; the reply still names the engine's times."""
     here = edges.requests.workload_class == "same_x_request_id"
     nameless = replace(edges.requests, trace_id=np.full(len(here), "", dtype=np.object_))
     silent = replace(
@@ -193,8 +193,8 @@ def test_the_forms_are_the_engines_own():
 def test_a_gateways_span_joins_nothing_and_hides_nothing():
     """The engine's span in the same trace is what tells."""
     gateway = {"trace_id": "t", "engine": "dynamo", "is_gateway": True, "request_id": "sl-1"}
-    told = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
-    both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, told))
+    inner = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
+    both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, inner))
     alone = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway))
     assert ("trace", "e") == (both.source[0], both.span_id[0])
     assert ("none", "no span of it came; its reply tells neither queue nor prefill") == (
@@ -203,7 +203,7 @@ def test_a_gateways_span_joins_nothing_and_hides_nothing():
     )
 
 
-def test_a_trace_of_several_requests_is_told_apart_by_their_ids():
+def test_requests_of_one_trace_are_distinguished_by_their_ids():
     """As that of an agent: the trace id joins none of them."""
     rows = ({"trace_id": "t", "response_id": str(number)} for number in range(2))
     spans = engine(*({"trace_id": "t", "request_id": str(1 - number), "queue_ms": 10 * number} for number in range(2)))
@@ -213,16 +213,16 @@ def test_a_trace_of_several_requests_is_told_apart_by_their_ids():
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("reply", "reason"),
     [
         ({"server_queue_ms": 1.0, "server_prefill_ms": 2.0, "timings_source": "vllm"}, ""),
         ({"server_prefill_ms": 2.0, "timings_source": "llamacpp"}, "the reply tells no queue"),
         ({"server_queue_ms": 2.0, "timings_source": "tgi"}, "the reply tells no prefill"),
     ],
 )
-def test_a_reply_may_tell_a_part(told: dict[str, Any], reason: str):
+def test_a_reply_may_tell_a_part(reply: dict[str, Any], reason: str):
     """What it leaves open is said, and never a zero."""
-    joined = join(requests(told), engine())
+    joined = join(requests(reply), engine())
     assert ("response", reason) == (joined.source[0], joined.reason[0])
     assert np.isnan(joined.decode_s[0])
 
@@ -301,15 +301,15 @@ def test_nothing_is_joined_with_nothing():
     assert ("trace", "request id", "response", "none") == SOURCES
 
 
-@pytest.mark.parametrize("told", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
-def test_a_request_whose_span_was_refused_for_its_clock_is_told_so(told: dict[str, str]):
+@pytest.mark.parametrize("ids", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
+def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dict[str, str]):
     """Whichever way it would have been joined; another span of it that was not refused joins it all the same."""
-    off = {**told, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
+    off = {**ids, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
     request = requests({"trace_id": "a", "request_id": "r"})
     joined = join(request, engine(off))
     assert "none" == joined.source[0]
     assert joined.reason[0].startswith("its span was stamped by a clock 60 min off ours: refused;")
-    assert "none" != join(request, engine(off, {**told, "queue_ms": 5.0, "prefill_ms": 7.0})).source[0]
+    assert "none" != join(request, engine(off, {**ids, "queue_ms": 5.0, "prefill_ms": 7.0})).source[0]
 
 
 def test_stamps_of_a_request_are_all_by_one_clock():

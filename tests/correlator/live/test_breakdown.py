@@ -54,20 +54,20 @@ def test_the_whole_is_broken_down_beside_the_ttft():
     """What was outside the engine is then what the client's span took longer than the engine's."""
     table = ended(call(end_ms=1000), gateway("gateway", "client", end_ms=900), engine(parent="gateway", e2e_ms=710))
     whole = table.whole
-    found = {
+    measured = {
         part: 1e3 * float(getattr(whole, f"{part}_s")[0])
         for part in ("network", "gateway", "decode", "e2e_other", "e2e")
     }
     assert {"network": 100.0, "gateway": 190.0, "decode": 500.0, "e2e_other": 60.0, "e2e": 1000.0} == pytest.approx(
-        found
+        measured
     )
 
 
-def test_a_gateway_that_tells_no_first_token_is_not_told_from_the_network():
+def test_a_gateway_without_a_first_token_is_not_separated_from_the_network():
     """What it took of the TTFT is not what it took of the whole."""
     table = ended(call(first_ms=300), gateway("gateway", "client"), engine(parent="gateway"))
-    found = parts_ms(table)
-    assert (100.0, True) == (pytest.approx(found["network"]), bool(np.isnan(found["gateway"])))
+    parts = parts_ms(table)
+    assert (100.0, True) == (pytest.approx(parts["network"]), bool(np.isnan(parts["gateway"])))
 
 
 def test_without_a_first_token_the_whole_alone_is_broken_down():
@@ -118,10 +118,10 @@ def test_parts_always_add_up(
             e2e_ms=engine_ttft + decode,
         ),
     )
-    found = parts_ms(table)
-    assert sum(found[part] for part in TTFT_PARTS) == pytest.approx(found["ttft"], abs=1e-9)
+    parts = parts_ms(table)
+    assert sum(parts[part] for part in TTFT_PARTS) == pytest.approx(parts["ttft"], abs=1e-9)
     truth = {"network": way, "gateway": gate, "queue": queue, "prefill": prefill, "other": frontend}
-    assert truth == pytest.approx({part: found[part] for part in TTFT_PARTS}, abs=1e-3)
+    assert truth == pytest.approx({part: parts[part] for part in TTFT_PARTS}, abs=1e-3)
     all_of_it = [table.whole.network_s, table.whole.gateway_s, table.whole.queue_s, table.whole.prefill_s]
     all_of_it += [table.whole.decode_s, table.whole.e2e_other_s]
-    assert sum(float(one[0]) for one in all_of_it) == pytest.approx(float(table.whole.e2e_s[0]), abs=1e-9)
+    assert sum(float(column[0]) for column in all_of_it) == pytest.approx(float(table.whole.e2e_s[0]), abs=1e-9)

@@ -13,12 +13,12 @@ from correlator.live.client_spans import ClientSpan, client_span
 from scraper.spans.received import received
 
 
-def read(one: Span) -> ClientSpan:
-    return client_span(received(one, "", NOON, Resource()))
+def read(sent: Span) -> ClientSpan:
+    return client_span(received(sent, "", NOON, Resource()))
 
 
 @pytest.mark.parametrize(
-    ("told", "expected_s"),
+    ("attributes", "expected_s"),
     [
         ({"gen_ai.response.time_to_first_chunk": 0.25}, 0.25),
         ({"gen_ai.server.time_to_first_token": 0.25}, 0.25),
@@ -29,22 +29,22 @@ def read(one: Span) -> ClientSpan:
         ({}, math.nan),
     ],
 )
-def test_the_first_output_is_told_in_seconds(told: dict[str, str | float], expected_s: float):
-    """By the convention's attribute, or a metric's name used as one; what is longer than the span is no such time."""
-    assert expected_s == pytest.approx(read(span("chat", "a", attributes=told)).first_s, nan_ok=True)
+def test_the_first_output_is_read_in_seconds(attributes: dict[str, str | float], expected_s: float):
+    """By the convention's attribute, or a metric's name used as one; what is longer than the span is not one."""
+    assert expected_s == pytest.approx(read(span("chat", "a", attributes=attributes)).first_s, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", ["First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk"])
 def test_the_first_output_is_marked_by_an_event(name: str):
     """The first of them, where libraries mark each chunk; another event says nothing of it."""
-    one = span("chat", "a")
+    call = span("chat", "a")
     for after_ms, event in ((50, "sent"), (400, name), (200, name)):
-        one.events.add(name=event, time_unix_nano=NOON + after_ms * MS)
-    assert 0.2 == pytest.approx(read(one).first_s)
+        call.events.add(name=event, time_unix_nano=NOON + after_ms * MS)
+    assert 0.2 == pytest.approx(read(call).first_s)
 
 
 @pytest.mark.parametrize(
-    ("told", "is_call"),
+    ("attributes", "is_call"),
     [
         ({"gen_ai.operation.name": "chat"}, True),
         ({"gen_ai.operation.name": "text_completion"}, True),
@@ -57,9 +57,9 @@ def test_the_first_output_is_marked_by_an_event(name: str):
         ({}, False),
     ],
 )
-def test_a_call_of_a_model_says_so(told: dict[str, str | float], is_call: bool):
+def test_a_call_of_a_model_says_so(attributes: dict[str, str | float], is_call: bool):
     """By its operation, else by its path; a workflow around calls is none."""
-    assert is_call == read(span("x", "a", attributes=told)).is_call
+    assert is_call == read(span("x", "a", attributes=attributes)).is_call
 
 
 def test_only_clients_and_servers_wait():
@@ -77,19 +77,24 @@ def test_a_known_gateway_s_span_is_a_call():
 
 def test_tokens_and_whom_it_called_are_read():
     """-1 and nothing where it does not tell, or tells what cannot be."""
-    told = {
+    attributes = {
         "gen_ai.usage.input_tokens": 12.0,
         "gen_ai.usage.output_tokens": 7.0,
         "server.address": "10.0.0.1",
         "server.port": 8000.0,
     }
-    one = read(span("chat", "a", attributes=told))
-    assert (12, 7, -1, "http://10.0.0.1:8000") == (one.input_tokens, one.output_tokens, one.cached_tokens, one.server)
-    odd = read(span("chat", "a", attributes={**told, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
+    call = read(span("chat", "a", attributes=attributes))
+    assert (12, 7, -1, "http://10.0.0.1:8000") == (
+        call.input_tokens,
+        call.output_tokens,
+        call.cached_tokens,
+        call.server,
+    )
+    odd = read(span("chat", "a", attributes={**attributes, "gen_ai.usage.input_tokens": -3.0, "server.port": 1e9}))
     assert (-1, "") == (odd.input_tokens, odd.server)
 
 
 def test_an_error_is_read():
     """By the span's status, or by the attribute of errors."""
     failed = [call(failed=True), span("chat", "a", attributes={"error.type": "timeout"}), call()]
-    assert [True, True, False] == [read(one).failed for one in failed]
+    assert [True, True, False] == [read(failed_call).failed for failed_call in failed]

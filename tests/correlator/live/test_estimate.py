@@ -1,4 +1,4 @@
-"""Requests that no engine told of, estimated as they come, from a real vLLM's pages and against its own spans."""
+"""Requests without an engine's span, estimated as they come, from a real vLLM's pages and against its own spans."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ def traffic() -> Traffic:
 
 def _span(sent: RequestLog, place: int) -> Span:
     submit_ns = int(sent.submit_ns[place])
-    told: dict[str, str | float] = {
+    attributes: dict[str, str | float] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.response.time_to_first_chunk": (int(sent.first_output_ns[place]) - submit_ns) / 1e9,
         "gen_ai.usage.input_tokens": float(sent.input_tokens[place]),
         "gen_ai.usage.output_tokens": float(sent.output_tokens[place]),
     }
-    one = span("chat", "", kind=SERVER, attributes=told, trace=(place + 1).to_bytes(16))
-    one.span_id = (place + 1).to_bytes(8)
-    one.start_time_unix_nano, one.end_time_unix_nano = submit_ns, int(sent.end_ns[place])
-    return one
+    server_span = span("chat", "", kind=SERVER, attributes=attributes, trace=(place + 1).to_bytes(16))
+    server_span.span_id = (place + 1).to_bytes(8)
+    server_span.start_time_unix_nano, server_span.end_time_unix_nano = submit_ns, int(sent.end_ns[place])
+    return server_span
 
 
 def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> dict[int, Ended]:
     """Let time pass as it did, a second at a time; return what came out of each request, by its place."""
-    found: dict[int, Ended] = {}
-    spans = sorted(traffic.spans, key=lambda one: one.end_time_unix_nano)
+    by_place: dict[int, Ended] = {}
+    spans = sorted(traffic.spans, key=lambda span: span.end_time_unix_nano)
     pages = list(traffic.pages)
     now_ns = pages[0].request_ns
     last_ns = spans[-1].end_time_unix_nano + 40 * S
@@ -89,13 +89,13 @@ def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> 
         while spans and spans[0].end_time_unix_nano < now_ns:
             window.take(packed(now_ns, "grpc", body([spans.pop(0)])))
         finished = window.finished(now_ns)
-        order += [_place(one) for one in finished]
+        order += [_place(request) for request in finished]
         assert [] == hold_traced(estimate, finished, now_ns)
-        for one in (*estimate.estimates(now_ns), *estimate.leaving(now_ns)):
-            ended = estimated(one.requests, one.attribution, one.parts)
+        for batch in (*estimate.estimates(now_ns), *estimate.leaving(now_ns)):
+            ended = estimated(batch.requests, batch.attribution, batch.parts)
             for row in range(len(ended)):
-                found[order.pop(0)] = _row(ended, row)
-    return found
+                by_place[order.pop(0)] = _row(ended, row)
+    return by_place
 
 
 def _place(request: TracedRequest) -> int:
@@ -110,20 +110,20 @@ def _row(ended: Ended, row: int) -> Ended:
 
 def test_estimates_of_passing_traffic_are_near_the_engines_own_times(traffic: Traffic):
     """Of every request, as it passes, with what is known of it being a client's alone."""
-    found = watched(traffic, EstimateWindow(), TraceWindow())
-    assert set(range(161)) == set(found)
-    assert {"histogram"} == {str(one.parts.source[0]) for one in found.values()}
+    by_place = watched(traffic, EstimateWindow(), TraceWindow())
+    assert set(range(161)) == set(by_place)
+    assert {"histogram"} == {str(ended.parts.source[0]) for ended in by_place.values()}
     for part, truth_ms, wape in (("queue", traffic.queue_ms, 0.02), ("prefill", traffic.prefill_ms, 0.15)):
-        told = np.array([1e3 * float(getattr(found[place].parts, f"{part}_s")[0]) for place in range(161)])
-        assert np.abs(told - truth_ms).sum() / truth_ms.sum() < wape, part
+        estimated_ms = np.array([1e3 * float(getattr(by_place[place].parts, f"{part}_s")[0]) for place in range(161)])
+        assert np.abs(estimated_ms - truth_ms).sum() / truth_ms.sum() < wape, part
 
 
 def test_the_report_of_a_watch_estimates_as_it_did_while_it_went(traffic: Traffic):
     """From the same logs: every request by its trace, with the same estimates as when it passed."""
     live = watched(traffic, EstimateWindow(), TraceWindow())
     replay = Replay(recordings.overload().scrapes, [], nullcontext)
-    for one in sorted(traffic.spans, key=lambda one: one.end_time_unix_nano):
-        replay.take(packed(one.end_time_unix_nano + 1, "grpc", body([one])))
+    for sent in sorted(traffic.spans, key=lambda sent: sent.end_time_unix_nano):
+        replay.take(packed(sent.end_time_unix_nano + 1, "grpc", body([sent])))
     replayed = replay.replayed()
     assert {"histogram": 161} == Counter(replayed.parts.source.tolist())
     places = [int(trace_id, 16) - 1 for trace_id in replayed.requests.trace_id]
@@ -135,24 +135,26 @@ def test_the_report_of_a_watch_estimates_as_it_did_while_it_went(traffic: Traffi
 def all_at_once(traffic: Traffic) -> tuple[list[TracedRequest], int]:
     """All requests, and when the last of them had ended."""
     window = TraceWindow()
-    now_ns = max(one.end_time_unix_nano for one in traffic.spans)
+    now_ns = max(span.end_time_unix_nano for span in traffic.spans)
     window.take(packed(now_ns, "grpc", body(traffic.spans)))
     return window.finished(now_ns + 10 * S), now_ns
 
 
 def test_the_window_is_bounded(traffic: Traffic):
-    """What it cannot hold is told as not estimated, and none is forgotten."""
+    """What it cannot hold is returned as not estimated; no request is lost."""
     estimate = EstimateWindow(most=50)
     estimate.scraped(traffic.pages[0])
     requests, now_ns = all_at_once(traffic)
     assert [] == hold_traced(estimate, requests, now_ns)
     assert {"requests": 50, "waiting": 50} == estimate.sizes
     given_up = estimate.leaving(now_ns, all_of_it=True)
-    reasons = [reason for one in given_up for reason in estimated(one.requests, one.attribution, one.parts).reason]
+    reasons = [
+        reason for batch in given_up for reason in estimated(batch.requests, batch.attribution, batch.parts).reason
+    ]
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 
-def test_without_pages_nobody_waits_for_an_estimate(traffic: Traffic):
+def test_without_pages_no_request_waits_for_an_estimate(traffic: Traffic):
     """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
     never, no_more = EstimateWindow(), EstimateWindow()
     no_more.scraped(traffic.pages[0])

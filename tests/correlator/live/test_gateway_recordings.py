@@ -44,14 +44,14 @@ def recorded() -> Mapping[str, list[ExportRecord]]:
 def watched(exports: list[ExportRecord]) -> Parts:
     """Break the trace down as a watch does, to which the client's own span is sent."""
     window = TraceWindow()
-    for one in exports:
-        window.take(one)
+    for export in exports:
+        window.take(export)
     return break_down_ended(window.finished(exports[-1].received_ns, all_of_it=True)).parts
 
 
 def run(exports: list[ExportRecord]) -> Parts:
     """Break the trace down as a run does, whose requests are its own: the client's span stands for one of them."""
-    received = [span for one in exports for span in one.spans()]
+    received = [span for export in exports for span in export.spans()]
     (client,) = [client_span(span) for span in received if span.service == CLIENT]
     gateways, rest = GatewaySpans(), [span for span in received if span.service != CLIENT]
     for span in rest:
@@ -96,7 +96,7 @@ def test_a_real_gateway_s_part(
 def test_a_gateway_of_the_catalogue_may_be_of_another_kind(recorded: Mapping[str, list[ExportRecord]]):
     """Dynamo's frontend, whose span is INTERNAL and states its first output as a text in ms; no engine's span came."""
     gateways = GatewaySpans()
-    received: list[ReceivedSpan] = [span for one in recorded["dynamo"] for span in one.spans()]
+    received: list[ReceivedSpan] = [span for export in recorded["dynamo"] for span in export.spans()]
     for span in received:
         gateways.add(span)
     ((frontend,),) = gateways.by_trace().values()

@@ -19,8 +19,8 @@ Sent = dict[str, list[Span]]  # by service
 
 def gateway_first_output_s(exports: list[ExportRecord]) -> dict[str, float]:
     gateways = GatewaySpans()
-    for one in exports:
-        for received in one.spans():
+    for record in exports:
+        for received in record.spans():
             gateways.add(received)
     return {trace: spans[0].first_s for trace, spans in gateways.by_trace().items() if spans[0].first_s >= 0}
 
@@ -53,15 +53,15 @@ def test_a_gateway_off_our_clock_is_refused():
     assert {TRACE.hex(): 0.25} == gateway_first_output_s([export([call("g", first_ms=250.0, clock_ms=500_000.0)])])
 
 
-def server(own: str, parent: str = "client", *, path: bool = True, **changes: object) -> Span:
+def server(span_id: str, parent: str = "client", *, path: bool = True, **changes: object) -> Span:
     """Return a server's span as standard instrumentation makes it, from 40 to 940 ms."""
     whole = {"start_ms": 40.0, "end_ms": 940.0, **changes}
-    return span("POST", own, parent, kind=SERVER, attributes=PATH if path else {}, **whole)  # type: ignore[arg-type]
+    return span("POST", span_id, parent, kind=SERVER, attributes=PATH if path else {}, **whole)  # type: ignore[arg-type]
 
 
-def client(own: str, parent: str, start_ms: float, end_ms: float) -> Span:
+def client(span_id: str, parent: str, start_ms: float, end_ms: float) -> Span:
     """Return the span of an HTTP client."""
-    return span("POST", own, parent, start_ms=start_ms, end_ms=end_ms)
+    return span("POST", span_id, parent, start_ms=start_ms, end_ms=end_ms)
 
 
 def sends(parent: str, at_ms: float, event: str = "http.response.body") -> Span:
@@ -83,13 +83,16 @@ def parts_of(sent: Sent, *, watched: bool) -> list[tuple[str | float, ...]]:
         for received in record.spans() if service != "app" else ():
             gateways.add(received)
     requests = window.finished(NOON + S, all_of_it=True)
-    (request,) = (one for one in requests if one.engine)
+    (request,) = (candidate for candidate in requests if candidate.engine)
     if not watched:
         request = replace(request, gateways=gateways.by_trace().get(TRACE.hex(), ()))
-    found = break_down_ended([request]).parts.gateways[0]
+    broken_down = break_down_ended([request]).parts.gateways[0]
     return [
-        (one.service, *(round(1e3 * x, 6) if x >= 0 else -1 for x in (one.part_s, one.request_s, one.at_most_s)))
-        for one in found
+        (
+            gateway.service,
+            *(round(1e3 * x, 6) if x >= 0 else -1 for x in (gateway.part_s, gateway.request_s, gateway.at_most_s)),
+        )
+        for gateway in broken_down
     ]
 
 
@@ -148,8 +151,8 @@ def test_of_one_service_the_attempt_that_led_to_the_engine_counts():
     """Not one that failed before it."""
     tries = [server("t1", "c1", start_ms=0, end_ms=35), server("t2", "c2")]
     outer = [server("o", start_ms=-5, end_ms=950), client("c1", "o", 0, 35), client("c2", "o", 36, 945)]
-    found = parts_of({"outer": outer, "inner": tries, "llm": [engine(parent="t2")]}, watched=True)
-    assert [("outer", 41), ("inner", -1)] == [part[:2] for part in found]
+    gateways = parts_of({"outer": outer, "inner": tries, "llm": [engine(parent="t2")]}, watched=True)
+    assert [("outer", 41), ("inner", -1)] == [part[:2] for part in gateways]
 
 
 def test_a_gateway_that_states_more_than_there_was_is_not_believed():
@@ -184,10 +187,10 @@ def test_a_trace_of_many_requests_costs_no_more_than_it_has():
         spans["gw"].append(server(ids[1], ids[0], **whole))
         spans["llm"].append(engine(ids[2], ids[0], start_ms=at_ms + 50, end_ms=at_ms + 760))
     window = TraceWindow()
-    for service, own in spans.items():
-        window.take(export(own, service=service))
+    for service, service_spans in spans.items():
+        window.take(export(service_spans, service=service))
     requests = window.finished(NOON + S, all_of_it=True)
-    assert {("gw", 0.9)} == {(one.service, one.whole_s) for request in requests for one in request.gateways}
+    assert {("gw", 0.9)} == {(gateway.service, gateway.whole_s) for request in requests for gateway in request.gateways}
     assert [1] * 200 == [len(request.gateways) for request in requests]
 
 

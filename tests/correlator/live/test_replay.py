@@ -49,9 +49,9 @@ def test_a_row_is_what_the_clients_span_says_beside_where_the_wait_went():
 
 def test_an_error_is_named_by_its_kind():
     """As the convention has it; where the span does not say which, it is an error all the same."""
-    told = call(trace=b"1" * 16)
-    told.attributes.add(key="error.type").value.string_value = "timeout: \x1b[31m10 s"
-    rows = replayed(export([told, call(trace=b"2" * 16, failed=True)])).requests
+    timed_out = call(trace=b"1" * 16)
+    timed_out.attributes.add(key="error.type").value.string_value = "timeout: \x1b[31m10 s"
+    rows = replayed(export([timed_out, call(trace=b"2" * 16, failed=True)])).requests
     assert ["failed", "failed"] == rows.status.tolist()
     assert ["timeout [31m10 s", "error"] == [error.partition(":")[0] for error in rows.error]
 

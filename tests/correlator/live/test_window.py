@@ -15,10 +15,10 @@ from correlator.live import gateways
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
 
-Told = tuple[str, str, list[str]]
+Outline = tuple[str, str, list[str]]
 
 
-def told(requests: Sequence[TracedRequest]) -> list[Told]:
+def outlines(requests: Sequence[TracedRequest]) -> list[Outline]:
     """Return requests as the ids of their spans: client and engines, and whether there is a gateway."""
 
     def name(key: bytes) -> str:
@@ -26,22 +26,22 @@ def told(requests: Sequence[TracedRequest]) -> list[Told]:
 
     return sorted(
         (
-            name(one.client.span_id) if one.client else "",
-            "gateway" if one.gateways else "",
-            sorted(name(own.span.span_id) for own in one.engine),
+            name(request.client.span_id) if request.client else "",
+            "gateway" if request.gateways else "",
+            sorted(name(engine_span.span.span_id) for engine_span in request.engine),
         )
-        for one in requests
+        for request in requests
     )
 
 
-def finished(window: TraceWindow, at_s: float) -> list[Told]:
-    return told(window.finished(NOON + round(at_s * S)))
+def finished(window: TraceWindow, at_s: float) -> list[Outline]:
+    return outlines(window.finished(NOON + round(at_s * S)))
 
 
-def everything(spans: Sequence[Span]) -> list[Told]:
+def everything(spans: Sequence[Span]) -> list[Outline]:
     window = TraceWindow()
     window.take(export(spans))
-    return told(window.finished(NOON + S, all_of_it=True))
+    return outlines(window.finished(NOON + S, all_of_it=True))
 
 
 def test_a_request_comes_out_once_its_spans_are_all_there():
@@ -59,7 +59,7 @@ def test_a_request_comes_out_once_its_spans_are_all_there():
     [([engine()], ("", "", ["engine"])), ([call()], ("client", "", []))],
     ids=["engine", "client"],
 )
-def test_what_lacks_a_span_is_waited_for_six_seconds(spans: list[Span], expected: Told):
+def test_what_lacks_a_span_is_waited_for_six_seconds(spans: list[Span], expected: Outline):
     """Longer than any exporter waits."""
     window = TraceWindow()
     window.take(export(spans, at_s=1))
@@ -67,7 +67,7 @@ def test_what_lacks_a_span_is_waited_for_six_seconds(spans: list[Span], expected
     assert [expected] == finished(window, 7)
 
 
-def test_nobody_is_blamed_for_the_time_without_a_receiver():
+def test_no_request_is_blamed_for_the_time_without_a_receiver():
     """What was open then is waited for from the moment at which there is one again."""
     window = TraceWindow()
     window.take(export([engine()], at_s=1))
@@ -78,7 +78,7 @@ def test_nobody_is_blamed_for_the_time_without_a_receiver():
 
 
 def test_the_client_is_the_outermost_call_of_a_model():
-    """A gateway below it is told apart, a span of neither kind only leads to it."""
+    """A gateway below it is distinguished; a span of neither kind only leads to it."""
     spans = [
         call("client"),
         span("connect", "step", "client", kind=INTERNAL),
@@ -89,12 +89,12 @@ def test_the_client_is_the_outermost_call_of_a_model():
 
 
 def test_a_workflow_is_no_client_of_the_calls_in_it():
-    """Whether it holds several or one: what it does besides is no waiting for an engine."""
+    """Whether it holds several or one: what else it does is not waiting for an engine."""
     work = span("POST /ask", "work", kind=SERVER, end_ms=5000)
-    one, two = call("call-1", "work"), call("call-2", "work", start_ms=2000, end_ms=3000)
+    first, second = call("call-1", "work"), call("call-2", "work", start_ms=2000, end_ms=3000)
     engines = [engine("engine-1", "call-1"), engine("engine-2", "call-2", start_ms=2050, end_ms=2700)]
-    assert [("call-1", "", ["engine-1"]), ("call-2", "", ["engine-2"])] == everything([work, one, two, *engines])
-    assert [("call-1", "", ["engine-1"])] == everything([work, one, engines[0]])
+    assert [("call-1", "", ["engine-1"]), ("call-2", "", ["engine-2"])] == everything([work, first, second, *engines])
+    assert [("call-1", "", ["engine-1"])] == everything([work, first, engines[0]])
 
 
 def test_without_a_call_of_a_model_the_client_is_the_nearest_span():
@@ -127,7 +127,7 @@ def test_a_span_that_came_twice_counts_once():
 
 
 @pytest.mark.parametrize("again_s", [5, 30, 40, 59, 70, 150])
-def test_a_span_that_comes_again_late_loses_nobodys_request(again_s: int):
+def test_a_span_that_comes_again_late_loses_no_request(again_s: int):
     """An exporter sends again after a time-out or a restart, when its trace is the oldest of all that are kept."""
     window, came = TraceWindow(), 0
     for at_s in range(200):
@@ -153,29 +153,29 @@ def test_a_trace_that_is_older_than_its_place_is_forgotten_too():
 
 
 def test_a_span_that_breaks_the_rules_is_counted_by_the_receiver_alone():
-    """It is no part of any request; nor is one whose clock is an hour off."""
+    """It belongs to no request; nor does one whose clock is an hour off."""
     window = TraceWindow()
     assert 3 == window.take(export([call(trace=b"short"), call(end_ms=-5), engine(clock_ms=3_600_000)]))
     assert [] == window.finished(NOON, all_of_it=True)
 
 
-def test_the_oldest_make_room_and_are_told_as_what_they_are():
+def test_the_oldest_make_room_and_are_counted_as_evicted():
     """However many spans come, as many are kept as was said."""
     window = TraceWindow(most_spans=10)
     for number in range(25):
         window.take(export([call(trace=bytes([number + 1]) * 16)], at_s=1))
         assert window.sizes["spans"] <= 10
     requests = window.finished(NOON + 100 * S, all_of_it=True)
-    assert (25, 15, 15) == (len(requests), sum(one.evicted for one in requests), window.evicted)
+    assert (25, 15, 15) == (len(requests), sum(request.evicted for request in requests), window.evicted)
 
 
 def test_what_an_engine_writes_at_length_is_not_kept():
     """A prompt in an attribute costs no memory, and whatever comes is bounded in bytes too."""
     window = TraceWindow(most_bytes=4000)
     for number in range(20):
-        one = engine(trace=bytes([number + 1]) * 16)
-        one.attributes.add(key="prompt").value.string_value = "x" * 100_000
-        window.take(export([one]))
+        long_span = engine(trace=bytes([number + 1]) * 16)
+        long_span.attributes.add(key="prompt").value.string_value = "x" * 100_000
+        window.take(export([long_span]))
     assert 9 <= window.sizes["spans"] < 20
     assert 20 == window.sizes["spans"] + window.evicted
 
@@ -253,12 +253,12 @@ def test_the_order_of_coming_changes_nothing(order: list[int], sizes: list[int],
         engine("e4", "c3", trace=other),
         span("work", "work", kind=CLIENT),
     ]
-    window, found, rest = TraceWindow(), [], [spans[place] for place in order]
+    window, finished, rest = TraceWindow(), [], [spans[place] for place in order]
     for size, look in zip(sizes, looks, strict=True):
         if rest:
             window.take(export(rest[:size]))
             rest = rest[size:]
         if look:  # all of it within the second of quiet
-            found += told(window.finished(NOON + S))
-    found += told(window.finished(NOON + 100 * S))
-    assert [("c1", "gateway", ["e1"]), ("c2", "", ["e2"]), ("c3", "", ["e3", "e4"])] == sorted(found)
+            finished += outlines(window.finished(NOON + S))
+    finished += outlines(window.finished(NOON + 100 * S))
+    assert [("c1", "gateway", ["e1"]), ("c2", "", ["e2"]), ("c3", "", ["e3", "e4"])] == sorted(finished)

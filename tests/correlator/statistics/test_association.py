@@ -1,4 +1,4 @@
-"""Rank correlation of latency and load: found at its lag, told apart from other loads, with an interval that covers."""
+"""Rank correlation of latency and load: found at its lag, separated from other loads, with an interval that covers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = "only {} requests have both a value and a sample; at least 10 are needed"
 
 def associated(sent: Any, values: np.ndarray, *engines: Any, client: str = "ttft_ms") -> dict[str, Association]:
     """The associations of one measure, by quantity."""
-    return {one.server: one for one in associations(sent, {client: values}, engines)}
+    return {association.server: association for association in associations(sent, {client: values}, engines)}
 
 
 def walk(seed: int, size: int) -> np.ndarray:
@@ -36,14 +36,14 @@ def test_latency_that_follows_the_queue_half_a_second_later_is_found_at_that_lag
     at_s = np.sort(np.random.default_rng(7).uniform(2, 55, 300))
     ttft = 50 + 10 * np.interp(at_s + 0.4, gauge_s, gauge)
 
-    found = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
 
-    assert found.lag_s == 0.5
-    assert found.rho > 0.95
-    assert 0 < found.ci95[0] < found.rho < found.ci95[1] <= 1
-    assert found.rho_lag0 < found.rho
-    assert (300, "one", UNSET) == (found.pairs, found.combined, found.missing)
-    assert 0 < found.blocks < 300
+    assert association.lag_s == 0.5
+    assert association.rho > 0.95
+    assert 0 < association.ci95[0] < association.rho < association.ci95[1] <= 1
+    assert association.rho_lag0 < association.rho
+    assert (300, "one", UNSET) == (association.pairs, association.combined, association.missing)
+    assert 0 < association.blocks < 300
 
 
 def test_without_lag_the_pairs_are_those_of_the_last_scrape_before_submission():
@@ -52,9 +52,9 @@ def test_without_lag_the_pairs_are_those_of_the_last_scrape_before_submission():
     at_s = np.random.default_rng(2).uniform(0, 99, 80)
     ttft = np.random.default_rng(3).normal(size=80)
 
-    found = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
 
-    assert spearmanr(ttft, gauge[at_s.astype(int)]).statistic == pytest.approx(found.rho_lag0)
+    assert spearmanr(ttft, gauge[at_s.astype(int)]).statistic == pytest.approx(association.rho_lag0)
 
 
 def test_lags_are_from_eight_seconds_before_to_eight_after():
@@ -80,15 +80,15 @@ def test_what_moves_latency_only_through_the_queue_has_no_partial_correlation():
     at_s = gauge_s[20:-20] + 0.1
     ttft = waiting[20:-20] + 0.5 * random.normal(size=len(at_s))
 
-    found = associated(requests(at_s), ttft, engine(gauge_s, waiting=waiting, running=running))
+    by_quantity = associated(requests(at_s), ttft, engine(gauge_s, waiting=waiting, running=running))
 
-    assert found["requests_running"].rho_lag0 == pytest.approx(0.62, abs=0.05)
-    assert found["requests_running"].partial_rho == pytest.approx(0.0, abs=0.06)
-    assert ("requests_waiting",) == found["requests_running"].given
-    assert found["requests_waiting"].partial_rho == pytest.approx(0.8, abs=0.04)
-    low, high = found["requests_running"].ci95_partial or (1.0, 1.0)
+    assert by_quantity["requests_running"].rho_lag0 == pytest.approx(0.62, abs=0.05)
+    assert by_quantity["requests_running"].partial_rho == pytest.approx(0.0, abs=0.06)
+    assert ("requests_waiting",) == by_quantity["requests_running"].given
+    assert by_quantity["requests_waiting"].partial_rho == pytest.approx(0.8, abs=0.04)
+    low, high = by_quantity["requests_running"].ci95_partial or (1.0, 1.0)
     assert low < 0 < high
-    low, high = found["requests_waiting"].ci95_partial or (0.0, 0.0)
+    low, high = by_quantity["requests_waiting"].ci95_partial or (0.0, 0.0)
     assert 0.75 < low < 0.8 < high < 0.85
 
 
@@ -110,10 +110,10 @@ def test_two_gauges_that_say_the_same_have_no_partial_correlation():
     """Nothing is left of one once the other is given: unknown, not zero."""
     gauge_s, at_s = np.arange(100.0), np.arange(10, 90, 0.5)
     gauge = walk(3, 100)
-    found = associated(requests(at_s), walk(4, len(at_s)), engine(gauge_s, waiting=gauge, running=2 * gauge))
+    by_quantity = associated(requests(at_s), walk(4, len(at_s)), engine(gauge_s, waiting=gauge, running=2 * gauge))
 
-    assert found["requests_waiting"].rho is not None
-    assert (None, None) == (found["requests_waiting"].partial_rho, found["requests_waiting"].ci95_partial)
+    assert by_quantity["requests_waiting"].rho is not None
+    assert (None, None) == (by_quantity["requests_waiting"].partial_rho, by_quantity["requests_waiting"].ci95_partial)
 
 
 @pytest.mark.parametrize(
@@ -128,23 +128,23 @@ def test_two_gauges_that_say_the_same_have_no_partial_correlation():
 )
 def test_no_answer_is_a_reason(count: int, gauge: np.ndarray, values: np.ndarray, reason: str):
     shown = engine(np.arange(0, 10, 0.25), waiting=gauge)
-    found = associated(requests(np.linspace(3, 7, count)), values, shown)["requests_waiting"]
+    association = associated(requests(np.linspace(3, 7, count)), values, shown)["requests_waiting"]
 
-    assert reason == found.missing
-    assert (None, None, None, 0) == (found.rho, found.rho_lag0, found.ci95, found.blocks)
+    assert reason == association.missing
+    assert (None, None, None, 0) == (association.rho, association.rho_lag0, association.ci95, association.blocks)
 
 
 def test_every_measure_is_set_beside_every_quantity():
     shown = engine(np.arange(0, 10, 0.25), waiting=walk(1, 40))
     measures = {"ttft_ms": walk(1, 20), "e2e_ms": walk(2, 20)}
-    found = associations(requests(np.linspace(3, 7, 20)), measures, [shown])
+    table = associations(requests(np.linspace(3, 7, 20)), measures, [shown])
 
-    assert 10 == len({(one.client, one.server) for one in found})
+    assert 10 == len({(association.client, association.server) for association in table})
 
 
 def test_no_requests_are_no_error():
-    found = associated(requests([]), np.zeros(0), engine(np.arange(0, 10), waiting=np.arange(10)))
-    assert (found["requests_waiting"].missing or "").startswith("only 0 requests")
+    by_quantity = associated(requests([]), np.zeros(0), engine(np.arange(0, 10), waiting=np.arange(10)))
+    assert (by_quantity["requests_waiting"].missing or "").startswith("only 0 requests")
 
 
 def test_a_lag_that_loses_its_pairs_is_not_the_best():
@@ -156,16 +156,16 @@ def test_a_lag_that_loses_its_pairs_is_not_the_best():
     ttft = random.normal(size=len(at_s))
     ttft[:12] = gauge[((at_s[:12] + 8) / 0.5).astype(int)]
 
-    found = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
 
-    assert found.rho < 0.9
-    assert 8 != found.lag_s
+    assert association.rho < 0.9
+    assert 8 != association.lag_s
 
 
 @pytest.mark.parametrize(("rho", "phi"), [(0.0, 0.9), (0.7, 0.9), (0.5, 0.95), (0.0, 0.0)])
 def test_intervals_cover_what_they_claim(rho: float, phi: float):
     """60 runs of 400 requests whose neighbours resemble each other: the true rank correlation is inside in nine of ten,
-    and where neighbours do not resemble each other the interval is no wider than the textbook's by more than a quarter.
+    and where neighbours do not resemble each other the interval is at most a quarter wider than the textbook's.
     """
     truth = 6 / math.pi * math.asin(rho / 2)
     at_s = np.arange(10, 410) + 0.5
@@ -174,9 +174,9 @@ def test_intervals_cover_what_they_claim(rho: float, phi: float):
         random = np.random.default_rng(np.random.SeedSequence(seed))
         gauge = autoregressive(random, 420, phi)
         ttft = rho * gauge[10:410] + math.sqrt(1 - rho * rho) * autoregressive(random, 400, phi)
-        found = associated(requests(at_s), ttft, engine(np.arange(420), waiting=gauge))["requests_waiting"]
-        covered.append(found.ci95_lag0[0] <= truth <= found.ci95_lag0[1])
-        widths.append(found.ci95_lag0[1] - found.ci95_lag0[0])
+        association = associated(requests(at_s), ttft, engine(np.arange(420), waiting=gauge))["requests_waiting"]
+        covered.append(association.ci95_lag0[0] <= truth <= association.ci95_lag0[1])
+        widths.append(association.ci95_lag0[1] - association.ci95_lag0[0])
 
     assert np.mean(covered) >= 0.88
     assert phi > 0 or np.mean(widths) < 1.25 * 2 * 1.96 / math.sqrt(400)
@@ -209,7 +209,7 @@ def test_rank_correlation_is_the_same_of_any_rising_function(pairs: list[tuple[i
 def test_a_correlation_that_is_perfect_has_an_interval_up_to_it():
     gauge_s, at_s = np.arange(100.0), np.arange(10, 90) + 0.5
     gauge = np.random.default_rng(3).permutation(100).astype(float)
-    found = associated(requests(at_s), gauge[10:90], engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), gauge[10:90], engine(gauge_s, waiting=gauge))["requests_waiting"]
 
-    assert 1.0 == pytest.approx(found.rho_lag0)
-    assert 0.999 < found.ci95_lag0[0] <= found.ci95_lag0[1] <= 1.0
+    assert 1.0 == pytest.approx(association.rho_lag0)
+    assert 0.999 < association.ci95_lag0[0] <= association.ci95_lag0[1] <= 1.0

@@ -46,17 +46,17 @@ def test_a_block_is_from_one_to_a_fifth_of_the_values(values: np.ndarray, length
 @given(arrays(np.float64, st.tuples(st.integers(1, 30), st.integers(1, 3)), elements=st.floats(-1e6, 1e6)))
 def test_a_block_of_everything_adds_up_to_the_whole(columns: np.ndarray):
     """Wherever it starts: a block that reaches the end goes on from the beginning."""
-    found = resampled_sums(columns, len(columns), resamples=7)
+    sums = resampled_sums(columns, len(columns), resamples=7)
 
-    assert np.tile(columns.sum(axis=0), (7, 1)) == pytest.approx(found, abs=1e-6)
+    assert np.tile(columns.sum(axis=0), (7, 1)) == pytest.approx(sums, abs=1e-6)
 
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_a_resample_has_as_many_rows_as_whole_blocks_that_cover_them(size: int, block: int):
     block = min(block, size)
-    found = resampled_sums(np.ones((size, 1)), block, resamples=3)
+    sums = resampled_sums(np.ones((size, 1)), block, resamples=3)
 
-    assert [[-(-size // block) * block]] * 3 == found.tolist()
+    assert [[-(-size // block) * block]] * 3 == sums.tolist()
 
 
 def test_resamples_are_the_same_every_time():
@@ -84,9 +84,9 @@ def test_one_block_has_no_interval():
 
 
 def test_normal_blocks_have_a_degree_of_freedom_each_but_one():
-    found = degrees_of_freedom(np.random.default_rng(6).normal(size=(40_000, 1)), 4)
+    degrees = degrees_of_freedom(np.random.default_rng(6).normal(size=(40_000, 1)), 4)
 
-    assert 9999 == pytest.approx(found[0], rel=0.1)
+    assert 9999 == pytest.approx(degrees[0], rel=0.1)
 
 
 def test_one_block_that_outweighs_the_others_has_one_degree_of_freedom():
@@ -99,7 +99,7 @@ def test_one_block_that_outweighs_the_others_has_one_degree_of_freedom():
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 50), st.just(2)), elements=st.floats(-1e6, 1e6)), st.integers(1, 10))
 def test_degrees_of_freedom_are_never_none_nor_more_than_the_blocks(influence: np.ndarray, block: int):
-    found = degrees_of_freedom(influence, min(block, len(influence)))
+    degrees = degrees_of_freedom(influence, min(block, len(influence)))
 
-    assert (found >= 1).all()
-    assert (found <= max(block_count(len(influence), min(block, len(influence))) - 1, 1)).all()
+    assert (degrees >= 1).all()
+    assert (degrees <= max(block_count(len(influence), min(block, len(influence))) - 1, 1)).all()

@@ -11,7 +11,7 @@ WINDOW = Window(start_ns=0, end_ns=10 * SECOND)
 
 
 def test_only_scrapes_that_show_a_waiting_request_count():
-    """Before the window, and while nothing waits, whatever runs is no evidence; the most that ran is of the window."""
+    """Before the window, and while nothing waits, what runs is not evidence; the most that ran is of the window."""
     shown = engine([-1, 1, 2, 3, 4], waiting=[9, 0, 1, 5, 2], running=[9, 1, 4, 4, 2], kv=[0.99, 0.1, 0.2, 0.4, 0.3])
 
     assert while_waiting([shown], WINDOW) == WhileWaiting(
@@ -26,15 +26,15 @@ def test_each_engine_is_compared_with_its_own_most():
         engine([1, 2], "http://b:1/metrics", waiting=[1, 0], running=[1, 0], kv=[0.1, 0.1]),
     )
 
-    found = while_waiting(engines, WINDOW)
+    state = while_waiting(engines, WINDOW)
 
-    assert (3, 4.0, 1.0) == (found.scrapes, found.running_most, found.at_most_ratio)
+    assert (3, 4.0, 1.0) == (state.scrapes, state.running_most, state.at_most_ratio)
 
 
 def test_an_engine_without_a_gauge_of_its_cache_leaves_that_unknown():
-    found = while_waiting([engine([1, 2], waiting=[1, 1], running=[1, 1])], WINDOW)
+    state = while_waiting([engine([1, 2], waiting=[1, 1], running=[1, 1])], WINDOW)
 
-    assert (2, 1.0, None) == (found.scrapes, found.at_most_ratio, found.kv_cache_max)
+    assert (2, 1.0, None) == (state.scrapes, state.at_most_ratio, state.kv_cache_max)
 
 
 def test_an_engine_that_does_not_say_what_runs_leaves_that_unknown():

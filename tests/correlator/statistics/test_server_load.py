@@ -21,8 +21,8 @@ NAN = float("nan")
 
 def met(name: str, sent: object, *engines: EndpointSeries) -> list[float | None]:
     """The quantity at each submission, None where unknown."""
-    found = server_loads(sent, engines)[name]  # type: ignore[arg-type]
-    values = found.at(sent.submit_ns)  # type: ignore[attr-defined]
+    load = server_loads(sent, engines)[name]  # type: ignore[arg-type]
+    values = load.at(sent.submit_ns)  # type: ignore[attr-defined]
     return [None if np.isnan(value) else value for value in values.tolist()]
 
 
@@ -94,24 +94,24 @@ def behind_a_gateway() -> tuple[EndpointSeries, EndpointSeries]:
 def test_engines_behind_a_gateway_are_taken_together(name: str, combined: str, expected: float):
     """Counts add up, of the caches the fullest counts, and the hit rate is that of all look-ups."""
     sent = requests([1], "http://gateway/v1")
-    found = server_loads(sent, behind_a_gateway())[name]
+    load = server_loads(sent, behind_a_gateway())[name]
 
-    assert combined == found.combined
+    assert combined == load.combined
     assert [expected] == met(name, sent, *behind_a_gateway())
 
 
 def test_a_request_meets_the_engine_that_it_was_sent_to():
-    """Where addresses tell; one that went to a server which nobody scrapes meets nothing known."""
+    """Where addresses show it; one that went to a server that is not scraped has nothing known."""
     sent = requests([1, 1, 1], ["http://a:1/v1", "http://b:1/v1", "http://c:1/v1"])
-    found = server_loads(sent, behind_a_gateway())["requests_waiting"]
+    load = server_loads(sent, behind_a_gateway())["requests_waiting"]
 
-    assert "own" == found.combined
+    assert "own" == load.combined
     assert [2.0, 20.0, None] == met("requests_waiting", sent, *behind_a_gateway())
 
 
 def test_engines_whose_pages_want_a_password_are_met_by_their_address():
     first, second = behind_a_gateway()
-    secured = [replace(one, url=one.url.replace("//", "//***@")) for one in (first, second)]
+    secured = [replace(endpoint, url=endpoint.url.replace("//", "//***@")) for endpoint in (first, second)]
     sent = requests([1, 1], ["http://A:1/v1", "http://b:1/v1"])
 
     assert "own" == server_loads(sent, secured)["requests_waiting"].combined  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ def test_a_frontend_listed_before_its_worker_does_not_lead():
     endpoints = build(rows(pages))
     summary = server_summary(endpoints, Window(start_ns=SECOND, end_ns=3 * SECOND), SECOND)
 
-    assert ["http://front/metrics", "http://worker/metrics"] == [one.url for one in endpoints]
+    assert ["http://front/metrics", "http://worker/metrics"] == [endpoint.url for endpoint in endpoints]
     assert "vllm" == summary.engine.name
     assert [1.0, 2.0] == met("requests_waiting", requests([1.5, 2.5], "http://front/v1"), *endpoints)
 
@@ -155,17 +155,17 @@ def test_part_of_a_sum_is_not_the_sum():
 def test_an_engine_that_does_not_tell_leaves_the_whole_unknown():
     first, second = behind_a_gateway()
     silent = engine([0, 1, 2], "http://c:1/metrics", running=[1, 1, 1])
-    found = server_loads(requests([1], "http://gateway/v1"), [first, second, silent])["requests_waiting"]
+    load = server_loads(requests([1], "http://gateway/v1"), [first, second, silent])["requests_waiting"]
 
-    assert "the page shows no gauge vllm:num_requests_waiting" == found.reason
+    assert "the page shows no gauge vllm:num_requests_waiting" == load.reason
 
 
 def test_one_engine_is_met_whatever_its_address():
     """The page may stand at another address than the API."""
     sent = requests([1], "http://elsewhere/v1")
-    found = server_loads(sent, [engine([0, 1], waiting=[1, 2])])["requests_waiting"]
+    load = server_loads(sent, [engine([0, 1], waiting=[1, 2])])["requests_waiting"]
 
-    assert "one" == found.combined
+    assert "one" == load.combined
     assert [2.0] == met("requests_waiting", sent, engine([0, 1], waiting=[1, 2]))
 
 
@@ -178,12 +178,12 @@ def test_one_engine_is_met_whatever_its_address():
     ],
 )
 def test_no_engine_is_a_reason(engines: list[EndpointSeries], reason: str):
-    assert {reason} == {one.reason for one in server_loads(requests([1]), engines).values()}  # type: ignore[union-attr]
+    assert {reason} == {load.reason for load in server_loads(requests([1]), engines).values()}  # type: ignore[union-attr]
     assert Missing(reason) == met_at_submission(requests([1]), engines)["requests_waiting"]
 
 
 def test_a_request_that_was_never_submitted_met_nothing():
-    found = met_at_submission(requests([-1, 1]), [engine([-5, -1, 1], waiting=[5, 4, 3])])["requests_waiting"]
+    values = met_at_submission(requests([-1, 1]), [engine([-5, -1, 1], waiting=[5, 4, 3])])["requests_waiting"]
 
-    assert not isinstance(found, Missing)
-    assert [True, False] == np.isnan(found).tolist()
+    assert not isinstance(values, Missing)
+    assert [True, False] == np.isnan(values).tolist()
