@@ -86,9 +86,9 @@ def test_cells(value: float | None, shown: str):
 
 
 def row(text: str, label: str) -> list[str]:
-    """The cells of the last row of this label: the server's table comes after the client's."""
-    found = [line for line in text.splitlines() if line.strip().startswith(label)]
-    return re.split(r" {2,}", found[-1].strip())[1:]
+    """Return the columns of the last row of this label: the server's table comes after the client's."""
+    rows = [line for line in text.splitlines() if line.strip().startswith(label)]
+    return re.split(r" {2,}", rows[-1].strip())[1:]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_a_percentile_is_shown_as_certain_as_it_is(quantity: Histogram, shown: s
 def test_a_percentile_through_the_clients_eyes_goes_before_that_of_buckets(
     value_s: float, low_s: float, high_s: float, shown: str
 ):
-    """Where next to nobody else was served; that of buckets alone stays where it is the only one."""
+    """Where hardly any other client was served; that of buckets alone stays where it is the only one."""
     columns = {"values_s": value_s, "low_s": low_s, "high_s": high_s}
     seen = replace(summaries.PERCENTILES, source="client spans", **{key: np.full(10, s) for key, s in columns.items()})
-    found = replace(summaries.findings(), percentiles={"queue_ms": seen, "prefill_ms": Missing("why")})
-    text = as_text(summaries.summary(summaries.correlated(found)))
+    findings = replace(summaries.findings(), percentiles={"queue_ms": seen, "prefill_ms": Missing("why")})
+    text = as_text(summaries.summary(summaries.correlated(findings)))
     assert ["100", "150.0", shown, shown] == row(text, "queue time, ms")
     assert ["100", "30.0", "≤ 300", "≤ 300"] == row(text, "prefill time, ms")
 

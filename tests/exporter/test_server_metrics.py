@@ -144,8 +144,8 @@ def test_histogram_statistics(small: Small):
     assert isinstance(series["stats"]["count"], int)
     assert 14 == len(series["stats"])
     assert series["stats"]["p50_estimate"] <= 1.0 <= series["stats"]["p99_estimate"]
-    (one,) = series["timeslices"]
-    assert (5, 5.5, {"1.0": 4, "+Inf": 5}) == (one["count"], one["sum"], one["buckets"])
+    (timeslice,) = series["timeslices"]
+    assert (5, 5.5, {"1.0": 4, "+Inf": 5}) == (timeslice["count"], timeslice["sum"], timeslice["buckets"])
 
 
 def test_histogram_without_observations(small: Small):
@@ -162,14 +162,14 @@ def test_gauge_and_counter_of_one_short_name_are_both_kept(small: Small):
 
 def test_endpoints_that_disagree_about_a_type_are_both_kept():
     """What is met later has its type in its name."""
-    one = endpoint_of(["# TYPE x gauge\nx 1\n"] * 3)
+    first = endpoint_of(["# TYPE x gauge\nx 1\n"] * 3)
     other = endpoint_of(["# TYPE x counter\nx 1\n"] * 3, url="http://b/metrics")
-    metrics = export(source_of(one, other))["metrics"]
+    metrics = export(source_of(first, other))["metrics"]
     assert {"x": "gauge", "x:counter": "counter"} == {name: metric["type"] for name, metric in metrics.items()}
 
 
 def test_the_exposed_name_stands_beside_another(small: Small):
-    """Whoever writes PromQL finds what the page says; where the names are equal, nothing is added."""
+    """A PromQL query finds what the page says; where the names are equal, nothing is added."""
     metrics = small(["# TYPE a_total counter\na_total 2\n# TYPE g gauge\ng 1\n"] * 3)
     assert "a_total" == metrics["a"]["exposed_name"]
     assert "exposed_name" not in metrics["g"]
@@ -185,7 +185,7 @@ def test_series_of_several_endpoints_stand_under_one_name():
         ("http://a/metrics", "2"),
         ("http://b/metrics", "1"),
         ("http://b/metrics", "2"),
-    ] == [(one["endpoint_url"], one["labels"]["a"]) for one in series]
+    ] == [(entry["endpoint_url"], entry["labels"]["a"]) for entry in series]
 
 
 def test_fields_are_those_of_a_real_file(recorded: Recorded, reference: Path):
@@ -200,15 +200,17 @@ def test_fields_are_those_of_a_real_file(recorded: Recorded, reference: Path):
     shared = [name for name in theirs["metrics"] if name in ours["metrics"]]
     assert 15 < len(shared)
     for name in shared:
-        metric, mine = theirs["metrics"][name], ours["metrics"][name]
-        assert set(metric) <= set(mine), name
-        assert metric["type"] == mine["type"], name
-        assert metric.get("unit", mine["unit"]) == mine["unit"], name
-        one, other = metric["series"][0], mine["series"][0]
+        metric, our_metric = theirs["metrics"][name], ours["metrics"][name]
+        assert set(metric) <= set(our_metric), name
+        assert metric["type"] == our_metric["type"], name
+        assert metric.get("unit", our_metric["unit"]) == our_metric["unit"], name
+        their_series, other = metric["series"][0], our_metric["series"][0]
         if other["stats"].get("count") != 0:
-            assert set(one) <= set(other), name
-            assert set(one["stats"]) == set(other["stats"]), name
-            assert set(one["timeslices"][0]) <= {field for piece in other["timeslices"] for field in piece}, name
+            assert set(their_series) <= set(other), name
+            assert set(their_series["stats"]) == set(other["stats"]), name
+            assert set(their_series["timeslices"][0]) <= {field for piece in other["timeslices"] for field in piece}, (
+                name
+            )
 
 
 def test_rates_of_a_window_shorter_than_two_slices(small: Small):
@@ -240,7 +242,7 @@ def test_rates_are_over_what_scrapes_cover():
     metrics = export(source)["metrics"]
     stats = metrics["a"]["series"][0]["stats"]
     assert (40, pytest.approx(40 / 3.5)) == (stats["total"], stats["rate"])
-    assert pytest.approx([40 / 3.5]) == [one["rate"] for one in metrics["a"]["series"][0]["timeslices"]]
+    assert pytest.approx([40 / 3.5]) == [piece["rate"] for piece in metrics["a"]["series"][0]["timeslices"]]
     stats = metrics["h_seconds"]["series"][0]["stats"]
     assert pytest.approx((40 / 3.5, 20 / 3.5)) == (stats["count_rate"], stats["sum_rate"])
 

@@ -21,8 +21,8 @@ SCHEMA = json.loads((REPOSITORY / "exporter/server_metrics.schema.json").read_te
 
 def errors(instance: object) -> list[str]:
     """Return what the schema objects to."""
-    found = Draft202012Validator(SCHEMA).iter_errors(instance)
-    return sorted(f"{list(error.absolute_path)}: {error.message}" for error in found)
+    faults = Draft202012Validator(SCHEMA).iter_errors(instance)
+    return sorted(f"{list(error.absolute_path)}: {error.message}" for error in faults)
 
 
 def test_it_is_a_schema():
@@ -31,8 +31,8 @@ def test_it_is_a_schema():
 
     def objects(node: Any) -> list[Any]:
         inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
-        own = [node] if isinstance(node, dict) and "object" in str(node.get("type")) else []
-        return own + [found for child in inner for found in objects(child)]
+        here = [node] if isinstance(node, dict) and "object" in str(node.get("type")) else []
+        return here + [item for child in inner for item in objects(child)]
 
     assert [] == [node for node in objects(SCHEMA) if "additionalProperties" not in node]
 

@@ -31,7 +31,7 @@ from exporter.tables import requests_table, timeslices_table
         ),
     ],
 )
-def test_a_requests_parts_are_columns_and_null_where_they_are_not_told(source: str, shown: dict[str, Any]):
+def test_a_requests_parts_are_columns_and_null_where_they_are_unknown(source: str, shown: dict[str, Any]):
     parts = summaries.parts(source, reason="it failed" if source == "none" else "")
     row = requests_table(log_of(100), parts).to_pylist()[7]
     assert {"breakdown_source": source, **shown} == {name: row[name] for name in ("breakdown_source", *shown)}
@@ -40,8 +40,8 @@ def test_a_requests_parts_are_columns_and_null_where_they_are_not_told(source: s
 def test_a_slices_means_are_rows_with_their_coverage_and_quality():
     summary = summaries.summary(summaries.correlated(), summaries.NO_SERVER)
     rows = [row for row in timeslices_table(summary).to_pylist() if row["slice"] == 4]
-    told = {row["statistic"]: (row["value"], row["unit"]) for row in rows}
+    by_statistic = {row["statistic"]: (row["value"], row["unit"]) for row in rows}
     assert {"ttft_breakdown"} == {row["quantity"] for row in rows}
-    assert ((150.0, "milliseconds"), (20.0, "requests")) == (told["queue_ms"], told["covered"])
-    assert ((1.0, "ratio"), (20.0, "requests")) == (told["coverage_trace"], told["quality_exact"])
-    assert "gateway_ms" not in told
+    assert ((150.0, "milliseconds"), (20.0, "requests")) == (by_statistic["queue_ms"], by_statistic["covered"])
+    assert ((1.0, "ratio"), (20.0, "requests")) == (by_statistic["coverage_trace"], by_statistic["quality_exact"])
+    assert "gateway_ms" not in by_statistic

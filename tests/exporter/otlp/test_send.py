@@ -98,12 +98,12 @@ class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without 
 @asynccontextmanager
 async def service(later: int = 0) -> AsyncIterator[tuple[str, Service]]:
     """A gRPC server of OpenTelemetry's own stubs."""
-    server, found = aio.server(), Service(later)
-    add_TraceServiceServicer_to_server(found, server)
+    server, collector = aio.server(), Service(later)
+    add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield f"grpc://127.0.0.1:{port}", found
+        yield f"grpc://127.0.0.1:{port}", collector
     finally:
         await server.stop(0)
 
@@ -120,7 +120,7 @@ async def test_a_collector_gets_every_span(wire: str):
     given: list[ExportTraceServiceRequest] = []
     # By its clock the year is 1970, as it is by these spans.
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
-    async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
+    async with Receiver(spec, log=None, say=print, deliver=lambda _, export: given.append(export)) as receiver:
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
         assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), report=print)
     assert EXPORTS == given
@@ -131,15 +131,17 @@ async def test_bodies_go_zipped_over_http():
     """They are a tenth of the size."""
     async with answering((200, {})) as (url, came):
         assert ALL == await send(EXPORTS, url, Access(), report=print)
-    assert [("gzip", one.SerializeToString()) for one in EXPORTS] == [(how, gzip.decompress(one)) for how, one in came]
+    assert [("gzip", export.SerializeToString()) for export in EXPORTS] == [
+        (how, gzip.decompress(body)) for how, body in came
+    ]
 
 
 async def test_what_a_collector_rejects_of_an_export_is_counted():
     """With its reason; the rest is taken. Credentials in the URL are sent as OTLP over gRPC has them."""
-    async with service() as (url, found):
+    async with service() as (url, collector):
         sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), report=print)
     assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == sent
-    metadata = found.came[0][1]
+    metadata = collector.came[0][1]
     assert ("Basic bWU6c2VjcmV0", "a") == (metadata["authorization"], metadata["x-team"])
 
 
@@ -156,14 +158,14 @@ async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
 @pytest.mark.usefixtures("impatient")
 async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
     """By the codes that OTLP names."""
-    async with service(later=2) as (url, found):
+    async with service(later=2) as (url, collector):
         sent = await send(EXPORTS[:1], url, Access(), report=print)
     assert (2, 1) == (sent.taken, sent.rejected)
-    assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in found.came]
+    assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in collector.came]
 
 
 async def test_a_wait_beyond_our_patience_is_not_begun():
-    """Whoever says `in an hour` is not waited for at all."""
+    """A collector that asks for a pause of an hour is not asked again."""
     async with answering((503, {"Retry-After": "3600"})) as (url, came):
         sent = await send(EXPORTS, url, Access(), report=print)
     assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503"), 1) == (sent, len(came))
@@ -177,7 +179,7 @@ async def test_a_collector_that_refuses_is_not_asked_again(status: int):
     assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (sent, len(came))
 
 
-async def test_a_refusal_is_told_in_the_collectors_words():
+async def test_a_refusal_is_reported_in_the_collectors_words():
     """Whether they are plain, or as OTLP has them; a page is not shown."""
     async with answering((401, {}), text="no org id\n") as (url, _):
         assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), report=print)).reason

@@ -92,16 +92,16 @@ def source_of(*rows: tuple[dict[str, Any], dict[str, Any]], protocol: str = "cha
 def plain(attributes: Any) -> dict[str, Any]:
     """Attributes as plain values."""
 
-    def value(one: KeyValue) -> Any:
-        kind = one.value.WhichOneof("value")
+    def value(attribute: KeyValue) -> Any:
+        kind = attribute.value.WhichOneof("value")
         if kind == "array_value":
-            return [item.string_value for item in one.value.array_value.values]
-        return getattr(one.value, str(kind))
+            return [item.string_value for item in attribute.value.array_value.values]
+        return getattr(attribute.value, str(kind))
 
-    return {one.key: value(one) for one in attributes}
+    return {attribute.key: value(attribute) for attribute in attributes}
 
 
-def laid(found: list[Span]) -> list[tuple[str, float, float, str, str]]:
+def laid(request_spans: list[Span]) -> list[tuple[str, float, float, str, str]]:
     """Child spans as name, begin, end (ms), source and whose stamps."""
     return [
         (
@@ -111,7 +111,7 @@ def laid(found: list[Span]) -> list[tuple[str, float, float, str, str]]:
             plain(span.attributes)["sidelight.source"],
             plain(span.attributes)["sidelight.placed"],
         )
-        for span in found[1:]
+        for span in request_spans[1:]
     ]
 
 
@@ -132,7 +132,7 @@ def test_the_clients_span_follows_the_conventions():
     assert (100 * MS, 300 * MS) == (client.start_time_unix_nano, client.end_time_unix_nano)
     assert Status.STATUS_CODE_UNSET == client.status.code
     assert [("first_token", 175 * MS), ("last_token", 290 * MS)] == [
-        (one.name, one.time_unix_nano) for one in client.events
+        (event.name, event.time_unix_nano) for event in client.events
     ]
     known = plain(client.attributes)
     assert {
@@ -206,7 +206,7 @@ def test_phases_without_stamps_follow_each_other():
         "arrival_ns": -1,
         "engine_first_token_ns": -1,
     }
-    found = spans(
+    request_spans = spans(
         source_of((REQUEST, {**TRACED, **unknown, "source": "histogram", "error_ms": 1.5, "quality": "tight"})), 0
     )
     assert [
@@ -217,15 +217,15 @@ def test_phases_without_stamps_follow_each_other():
         ("prefill", 140, 170, "histogram", "in order"),
         ("decode", 170, 290, "histogram", "in order"),
         BLANK,
-    ] == laid(found)
-    attributes = plain(found[0].attributes)
+    ] == laid(request_spans)
+    attributes = plain(request_spans[0].attributes)
     assert ("histogram", "tight", 1.5) == tuple(
         attributes[f"sidelight.{name}"] for name in ("source", "quality", "error_ms")
     )
 
 
 @pytest.mark.parametrize("source", ["trace", "response"])
-def test_parts_that_are_not_told_apart_are_one_phase_with_their_names(source: str):
+def test_parts_that_are_not_separated_are_one_phase_with_their_names(source: str):
     """Also where stamps are not believed: those place nothing, and the parts follow each other from the submission."""
     unsaid = dict.fromkeys(("network_ms", "request_network_ms", "response_network_ms", "engine_frontend_ms"), np.nan)
     if source == "response":
@@ -259,7 +259,7 @@ def test_a_phase_that_took_no_time_has_no_span():
     assert 0.0 == plain(client.attributes)["sidelight.queue_ms"]
 
 
-def test_a_reply_in_one_piece_shows_what_the_engine_told():
+def test_a_reply_in_one_piece_shows_the_engines_times():
     """It has no first token here, so nothing of the way out."""
     request = {**REQUEST, "first_output_ns": -1, "first_token_ns": -1, "last": -1}
     whole = {
@@ -304,25 +304,27 @@ UNSENT = {"connected": -1, "submit": -1, "first": -1, "last": -1, "http_status":
 def test_a_request_that_failed_says_so(row: dict[str, Any], kind: str, message: str, end_ms: int):
     """Its type is HTTP's status, else the kind of our error; one that never ended ends where it was last seen."""
     request = {**REQUEST, **{name: -1 for name in ("first_output_ns", "first_token_ns") if "submit" in row}, **row}
-    found = spans(source_of((request, {})), 0)
-    assert (Status.STATUS_CODE_ERROR, message) == (found[0].status.code, found[0].status.message)
-    assert kind == plain(found[0].attributes)["error.type"]
-    assert end_ms * MS == found[0].end_time_unix_nano
-    assert "submit" not in row or [found[0]] == found
+    request_spans = spans(source_of((request, {})), 0)
+    assert (Status.STATUS_CODE_ERROR, message) == (request_spans[0].status.code, request_spans[0].status.message)
+    assert kind == plain(request_spans[0].attributes)["error.type"]
+    assert end_ms * MS == request_spans[0].end_time_unix_nano
+    assert "submit" not in row or [request_spans[0]] == request_spans
 
 
 def test_an_export_has_512_spans_at_most_and_keeps_a_request_together():
     """With the resource that they are of; all of a run's requests are in it, once."""
     run = source_of(*[(REQUEST, TRACED)] * 100)
-    found = list(exports(run))
-    of_scope = [export.resource_spans[0].scope_spans[0] for export in found]
+    batches = list(exports(run))
+    of_scope = [export.resource_spans[0].scope_spans[0] for export in batches]
     assert [9 * 56, 9 * 44] == [len(scope.spans) for scope in of_scope]
     clients = [[span for span in scope.spans if not span.parent_span_id] for scope in of_scope]
     assert [span_id(RUN, index) for index in range(100)] == [span.span_id.hex() for some in clients for span in some]
-    for scope, own in zip(of_scope, clients, strict=True):
-        assert {span.span_id for span in own} == {span.parent_span_id for span in scope.spans if span.parent_span_id}
+    for scope, client_spans in zip(of_scope, clients, strict=True):
+        assert {span.span_id for span in client_spans} == {
+            span.parent_span_id for span in scope.spans if span.parent_span_id
+        }
     assert {"service.name": "sidelight", "service.version": "1.2.3", "sidelight.run_id": RUN} == plain(
-        found[0].resource_spans[0].resource.attributes
+        batches[0].resource_spans[0].resource.attributes
     )
     assert ("sidelight", "1.2.3") == (of_scope[0].scope.name, of_scope[0].scope.version)
 
@@ -335,7 +337,8 @@ def test_a_run_without_requests_exports_nothing():
 def test_the_same_run_exports_the_same_bytes():
     """A collector that is sent a run twice has it once."""
     first, again = (
-        [one.SerializeToString(deterministic=True) for one in exports(source_of((REQUEST, TRACED)))] for _ in range(2)
+        [export.SerializeToString(deterministic=True) for export in exports(source_of((REQUEST, TRACED)))]
+        for _ in range(2)
     )
     assert first == again
 
@@ -346,32 +349,32 @@ durations = st.floats(0, 1e5)
 @given(st.lists(durations, min_size=7, max_size=7), st.booleans(), st.booleans())
 def test_phases_fill_ttft_and_break_no_rule(ms: list[float], is_stamped: bool, is_merged: bool):
     """Whatever they are: each begins where the one before it ended, from submission to first token, to 10 ns."""
-    way_in, way_out, admission, queue, prefill, blank, decode = ms
-    output_ns = 110 * MS + round((way_in + admission + queue + prefill + way_out) * MS)
+    request_network, response_network, frontend, queue, prefill, blank, decode = ms
+    output_ns = 110 * MS + round((request_network + frontend + queue + prefill + response_network) * MS)
     token_ns = output_ns + round(blank * MS)
     parts = {
         **{name: value for name, value in TRACED.items() if is_stamped or not name.endswith("_ns")},
         "ttft_ms": (token_ns - 110 * MS) / MS,
-        "request_network_ms": way_in if is_stamped else np.nan,
-        "response_network_ms": way_out if is_stamped else np.nan,
-        "network_ms": way_in + way_out,
-        "engine_frontend_ms": admission,
+        "request_network_ms": request_network if is_stamped else np.nan,
+        "response_network_ms": response_network if is_stamped else np.nan,
+        "network_ms": request_network + response_network,
+        "engine_frontend_ms": frontend,
         "queue_ms": queue,
         "prefill_ms": prefill,
         "blank_output_ms": blank,
-        "other_ms": admission + blank,
+        "other_ms": frontend + blank,
         "decode_ms": decode,
     }
     if is_stamped:
-        parts["engine_first_token_ns"] = 110 * MS + round((way_in + admission + queue + prefill) * MS)
+        parts["engine_first_token_ns"] = 110 * MS + round((request_network + frontend + queue + prefill) * MS)
     elif is_merged:
         unsaid = {"network_ms": np.nan, "engine_frontend_ms": np.nan, "merged": "network and engine frontend"}
-        parts |= {**unsaid, "other_ms": way_in + way_out + admission + blank}
+        parts |= {**unsaid, "other_ms": request_network + response_network + frontend + blank}
     request = {**REQUEST, "first_output_ns": output_ns, "first_token_ns": token_ns, "last": -1, "end": 1e6}
-    found = spans(source_of((request, parts)), 0)
-    assert [] == [span.name for span in found if fault(span, span.end_time_unix_nano)]
+    request_spans = spans(source_of((request, parts)), 0)
+    assert [] == [span.name for span in request_spans if fault(span, span.end_time_unix_nano)]
     at_ns = 110 * MS
-    for span in found[2:]:
+    for span in request_spans[2:]:
         if span.name != "decode":
             assert span.start_time_unix_nano == pytest.approx(at_ns, abs=10, rel=0)
             at_ns = span.end_time_unix_nano

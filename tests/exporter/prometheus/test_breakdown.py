@@ -24,7 +24,11 @@ def samples(parts: PartCounts | None, watch: WatchCounts | None = None) -> Sampl
     page = LivePage()
     page.update(Snapshot(version="0", run_id="r", phase="watch", parts=parts, watch=watch))
     families = text_string_to_metric_families(page.render().decode())
-    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 def ended(number: int) -> Ended:
@@ -43,31 +47,35 @@ def count(table: Ended) -> PartCounts:
     return counted(start, table.parts, whole=table.whole, reasons=table.reason)
 
 
-def summed(found: Samples, name: str, source: str) -> float:
-    return sum(value for (one, labels), value in found.items() if one == f"{name}_sum" and ("source", source) in labels)
+def summed(page: Samples, name: str, source: str) -> float:
+    return sum(
+        value
+        for (sample_name, labels), value in page.items()
+        if sample_name == f"{name}_sum" and ("source", source) in labels
+    )
 
 
 def test_every_series_is_there_before_the_first_request():
     """With 0: Prometheus does not see the first rise of a series that begins above it."""
-    found = samples(nothing_counted(sources=("trace",), reasons=REASONS))
+    page = samples(nothing_counted(sources=("trace",), reasons=REASONS))
     for part in TTFT_PARTS:
-        assert 0 == found["sidelight_ttft_part_seconds_count", (("part", part.name), ("source", "trace"))]
+        assert 0 == page["sidelight_ttft_part_seconds_count", (("part", part.name), ("source", "trace"))]
     for part in E2E_PARTS:
-        assert 0 == found["sidelight_e2e_part_seconds_count", (("part", part.name), ("source", "trace"))]
+        assert 0 == page["sidelight_e2e_part_seconds_count", (("part", part.name), ("source", "trace"))]
     for reason in REASONS:
-        assert 0 == found["sidelight_breakdown_missing_total", (("reason", reason),)]
+        assert 0 == page["sidelight_breakdown_missing_total", (("reason", reason),)]
 
 
 def test_requests_are_counted_by_source_quality_and_reason():
     """One without a TTFT has a source all the same, for its whole is broken down."""
-    found = samples(count(ended(3)))
-    totals = {source: found["sidelight_requests_total", (("source", source),)] for source in ("trace", "none")}
+    page = samples(count(ended(3)))
+    totals = {source: page["sidelight_requests_total", (("source", source),)] for source in ("trace", "none")}
     assert {"trace": 4, "none": 1} == totals
-    assert 4 == found["sidelight_breakdown_quality_total", (("quality", "exact"),)]
+    assert 4 == page["sidelight_breakdown_quality_total", (("quality", "exact"),)]
     ways = ("attribute", "unknown", "no_gateway")
-    gateways = [found["sidelight_gateway_requests_total", (("first_output", way),)] for way in ways]
+    gateways = [page["sidelight_gateway_requests_total", (("first_output", way),)] for way in ways]
     assert [3, 0, 1] == gateways
-    missing = {reason: found["sidelight_breakdown_missing_total", (("reason", reason),)] for reason in REASONS}
+    missing = {reason: page["sidelight_breakdown_missing_total", (("reason", reason),)] for reason in REASONS}
     assert {"no_first_token": 1, "no_engine_span": 1} == {reason: n for reason, n in missing.items() if n}
 
 
@@ -75,11 +83,11 @@ def test_requests_are_counted_by_source_quality_and_reason():
 def test_the_parts_on_the_page_add_up_to_the_waits(number: int):
     """Of TTFT and whole, whatever buckets they fall into."""
     table = ended(number)
-    found = samples(count(table))
+    page = samples(count(table))
     ttft_s = np.nansum(np.where(table.parts.covered, table.parts.ttft_s, np.nan))
     e2e_s = np.nansum(np.where(table.whole.source != "none", table.whole.e2e_s, np.nan))
-    assert float(ttft_s) == pytest.approx(summed(found, "sidelight_ttft_part_seconds", "trace"))
-    assert float(e2e_s) == pytest.approx(summed(found, "sidelight_e2e_part_seconds", "trace"))
+    assert float(ttft_s) == pytest.approx(summed(page, "sidelight_ttft_part_seconds", "trace"))
+    assert float(e2e_s) == pytest.approx(summed(page, "sidelight_e2e_part_seconds", "trace"))
 
 
 def test_counting_on_is_counting_all_at_once():
@@ -88,7 +96,7 @@ def test_counting_on_is_counting_all_at_once():
     once = count(table)
     twice = counted(once, table.parts, whole=table.whole, reasons=table.reason)
     key = ("queue", "trace")
-    assert [2 * one for one in once.ttft[key].counts] == list(twice.ttft[key].counts)
+    assert [2 * number for number in once.ttft[key].counts] == list(twice.ttft[key].counts)
     assert {name: 2 * n for name, n in once.requests.items()} == twice.requests
 
 
@@ -109,7 +117,10 @@ def test_a_run_breaks_down_both_by_the_same_table():
     """One without a first token has its whole broken down; reasons are in its report, not in labels."""
     table = ended(2)
     after = counted(nothing_counted(), table.parts)
-    assert (2, 3, {}) == (*(sum(one["queue", "trace"].counts) for one in (after.ttft, after.e2e)), dict(after.missing))
+    assert (2, 3, {}) == (
+        *(sum(counts["queue", "trace"].counts) for counts in (after.ttft, after.e2e)),
+        dict(after.missing),
+    )
 
 
 def test_what_a_watch_says_of_itself_is_on_the_page():
@@ -132,21 +143,21 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
         repeated=4,
         evicted=0,
     )
-    found = samples(None, watch)
-    assert 50 == found["sidelight_receiver_spans_total", ()]
-    assert 1 == found["sidelight_receiver_restarts_total", ()]
+    page = samples(None, watch)
+    assert 50 == page["sidelight_receiver_spans_total", ()]
+    assert 1 == page["sidelight_receiver_restarts_total", ()]
     kinds = ("off_clock", "malformed", "turned_away")
-    assert [4, 1, 3] == [found["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
-    assert 2 == found["sidelight_window_size", (("what", "pending"),)]
+    assert [4, 1, 3] == [page["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
+    assert 2 == page["sidelight_window_size", (("what", "pending"),)]
 
 
 def test_other_on_the_page_is_the_summarys():
     """The engine's front end is in it, and beside it by itself."""
     table = ended(5)
-    found = samples(count(table))
+    page = samples(count(table))
     other_s, frontend_s = (np.nansum(column) for column in (table.parts.other_s, table.parts.engine_frontend_s))
     of = {name: (("part", name), ("source", "trace")) for name in ("other", "engine_frontend")}
     assert other_s > 0.1
-    assert other_s == pytest.approx(found["sidelight_ttft_part_seconds_sum", of["other"]])
-    assert ("sidelight_ttft_part_seconds_sum", of["engine_frontend"]) not in found
-    assert frontend_s == pytest.approx(found["sidelight_inner_part_seconds_sum", of["engine_frontend"]])
+    assert other_s == pytest.approx(page["sidelight_ttft_part_seconds_sum", of["other"]])
+    assert ("sidelight_ttft_part_seconds_sum", of["engine_frontend"]) not in page
+    assert frontend_s == pytest.approx(page["sidelight_inner_part_seconds_sum", of["engine_frontend"]])

@@ -1,4 +1,4 @@
-"""Whoever runs containers asks two questions: does it run, and can it be sent traffic."""
+"""The two questions of a container's supervisor: does it run, and can it be sent traffic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ async def asked(url: str, path: str) -> tuple[int, str]:
 
 async def test_readiness_says_what_is_missing_until_nothing_is():
     """With 503; it runs all the same."""
-    lacking = ["the receiver is down"]
-    async with serving(LivePage(), "127.0.0.1", 0, unready=lambda: lacking[0]) as url:
+    reasons = ["the receiver is down"]
+    async with serving(LivePage(), "127.0.0.1", 0, unready=lambda: reasons[0]) as url:
         assert (503, "the receiver is down\n") == await asked(url, "/readyz")
         assert (200, "ok\n") == await asked(url, "/healthz")
-        lacking[0] = ""
+        reasons[0] = ""
         assert (200, "ready\n") == await asked(url, "/readyz")
 
 

@@ -27,7 +27,7 @@ NEVER = WhileWaiting(missing=NEVER_WAITED)
 def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = None, **sections: Any) -> Summary:
     """A run whose TTFT is 90 % one part, with this evidence beside it."""
     correlation = summaries.correlated()
-    shares = {json_name(one): 0.9 if one.name == part else 0.02 for one in TTFT_PARTS}
+    shares = {json_name(ttft_part): 0.9 if ttft_part.name == part else 0.02 for ttft_part in TTFT_PARTS}
     parts = {name: replace(getattr(correlation.breakdown, name), share_of_ttft=share) for name, share in shares.items()}
     correlation = replace(
         correlation,
@@ -150,7 +150,7 @@ def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
 
 
 def test_there_is_none_where_every_objective_was_met():
-    """Nobody is to change what is good enough."""
+    """What is good enough needs no change."""
     wanted = made_of("queue", waiting=SEATS)
     assert 2 == len(list(advice(wanted)))
     met = SloResult(text="ttft_p99<1s", met=True, good_requests=100, undetermined_requests=0, objectives=[])

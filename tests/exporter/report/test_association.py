@@ -35,13 +35,13 @@ FOUND = Association(
 UNKNOWN = Association(client="ttft_ms", server="preemptions", combined="one", pairs=397, missing="it never changed")
 
 
-def shares(**told: float) -> dict[str, float | None]:
-    return dict.fromkeys(PARTS) | told
+def shares(**known: float) -> dict[str, float | None]:
+    return dict.fromkeys(PARTS) | known
 
 
 def tail(*, from_ms: float = 5000.0, **change: Any) -> Tail:
     """Ten requests at p99: 92 % queue."""
-    made = Tail(
+    usual = Tail(
         from_ms=from_ms,
         requests=10,
         explained=10,
@@ -52,12 +52,12 @@ def tail(*, from_ms: float = 5000.0, **change: Any) -> Tail:
         share=shares(queue=0.92, prefill=0.05, network=0.01, other=0.02),
         above_median_ms=shares(queue=5500.0, prefill=20.0, network=0.0, other=10.0),
     )
-    return structs.replace(made, **change)
+    return structs.replace(usual, **change)
 
 
-def blamed(p99: Tail, **change: Any) -> TailShares:
+def shares_with(p99: Tail, **change: Any) -> TailShares:
     """1,000 requests whose TTFT varies by the queue, which dominates from 4 waiting requests on."""
-    made = TailShares(
+    usual = TailShares(
         requests=1000,
         with_ttft=1000,
         blocks=40,
@@ -72,7 +72,7 @@ def blamed(p99: Tail, **change: Any) -> TailShares:
         tails={"p95": structs.replace(p99, share=shares(prefill=0.7, queue=0.3)), "p99": p99},
         threshold=Threshold(waiting=4.0, requests=300, fewest=0.0),
     )
-    return replace(made, **change)
+    return replace(usual, **change)
 
 
 HALF = shares(queue=0.45, prefill=0.4, other=0.15)
@@ -81,76 +81,76 @@ UNSCRAPED = Threshold(waiting=None, requests=0, fewest=None, missing="not scrape
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("shares", "expected"),
     [
-        (blamed(tail()), "The slowest 1 % (10 requests) spent 92 % of their TTFT in the engine's queue."),
-        (blamed(tail(), with_ttft=99), "The slowest 5 % (10 requests) spent 70 % of their TTFT in prefill."),
+        (shares_with(tail()), "The slowest 1 % (10 requests) spent 92 % of their TTFT in the engine's queue."),
+        (shares_with(tail(), with_ttft=99), "The slowest 5 % (10 requests) spent 70 % of their TTFT in prefill."),
         (
-            blamed(tail(requests=1, explained=1)),
+            shares_with(tail(requests=1, explained=1)),
             "The slowest 1 % (1 request) spent 92 % of their TTFT in the engine's queue.",
         ),
         (
-            blamed(tail(share=shares(queue=0.999, prefill=0.001), estimated=10)),
+            shares_with(tail(share=shares(queue=0.999, prefill=0.001), estimated=10)),
             "The slowest 1 % (10 requests, estimated) spent over 99 % of their TTFT in the engine's queue.",
         ),
         (
-            blamed(tail(estimated=4, explained=8)),
+            shares_with(tail(estimated=4, explained=8)),
             (
                 "The slowest 1 % (10 requests, 8 of them with a breakdown, partly estimated) spent 92 % of their TTFT "
                 "in the engine's queue."
             ),
         ),
         (
-            blamed(tail(share=shares(network=0.8, queue=0.2))),
+            shares_with(tail(share=shares(network=0.8, queue=0.2))),
             "The slowest 1 % (10 requests) spent 80 % of their TTFT outside the engine.",
         ),
         (
-            blamed(tail(share=shares(gateway=0.8, queue=0.2))),
+            shares_with(tail(share=shares(gateway=0.8, queue=0.2))),
             "The slowest 1 % (10 requests) spent 80 % of their TTFT in the gateway.",
         ),
         (
-            blamed(tail(share=REST)),
+            shares_with(tail(share=REST)),
             "The slowest 1 % (10 requests) spent 70 % of their TTFT in the engine outside queue and prefill.",
         ),
         (
-            blamed(tail(share=REST), merged={"network and engine frontend": 1000}),
+            shares_with(tail(share=REST), merged={"network and engine frontend": 1000}),
             (
                 "The slowest 1 % (10 requests) spent 70 % of their TTFT in network and the API server (together: no "
                 "source separates them)."
             ),
         ),
         (
-            blamed(tail(share=REST), merged={"network and engine frontend": 100}),
+            shares_with(tail(share=REST), merged={"network and engine frontend": 100}),
             "The slowest 1 % (10 requests) spent 70 % of their TTFT in the engine outside queue and prefill.",
         ),
         (
-            blamed(tail(share=HALF)),
+            shares_with(tail(share=HALF)),
             "The slowest 1 % (10 requests) spent 45 % of their TTFT in the engine's queue and 40 % in prefill.",
         ),
         (
-            blamed(tail(from_ms=108.0)),
+            shares_with(tail(from_ms=108.0)),
             "TTFT hardly varies (p99 is 1.08 times p50): 80 % of it is spent in prefill.",
         ),
-        (blamed(tail(explained=4)), "Of the slowest 1 %, only 4 of 10 requests have a breakdown."),
+        (shares_with(tail(explained=4)), "Of the slowest 1 %, only 4 of 10 requests have a breakdown."),
         (Missing("no server was scraped"), "What makes slow requests slow is not known: no server was scraped."),
     ],
 )
-def test_the_sentence(found: TailShares | Missing, expected: str):
+def test_the_sentence(shares: TailShares | Missing, expected: str):
     """Where the slow requests spent most of their TTFT; what is estimated, merged or unknown is said."""
-    assert expected == tail_attribution(found).sentence
+    assert expected == tail_attribution(shares).sentence
 
 
 @pytest.mark.parametrize(
-    ("found", "largest"),
+    ("shares", "largest"),
     [
-        (blamed(tail()), "queue"),
-        (blamed(tail(from_ms=108.0)), "prefill"),
-        (blamed(tail(explained=4)), UNSET),
+        (shares_with(tail()), "queue"),
+        (shares_with(tail(from_ms=108.0)), "prefill"),
+        (shares_with(tail(explained=4)), UNSET),
         (Missing("why"), UNSET),
     ],
 )
-def test_the_part_that_the_sentence_names_first_is_stated(found: TailShares | Missing, largest: object):
-    assert largest == tail_attribution(found).largest
+def test_the_part_that_the_sentence_names_first_is_stated(shares: TailShares | Missing, largest: object):
+    assert largest == tail_attribution(shares).largest
 
 
 def as_json(tail: TailAttribution) -> dict[str, Any]:
@@ -161,17 +161,17 @@ def as_json(tail: TailAttribution) -> dict[str, Any]:
 
 
 def test_what_the_tail_is_made_of_is_strict_json():
-    found = as_json(tail_attribution(blamed(tail())))
-    assert {"queue": 0.9, "gateway": None} == {name: found["variance_share"][name] for name in ("queue", "gateway")}
-    assert [0.8, 0.95] == found["ci95"]["queue"]
-    assert {"waiting": 4.0, "requests": 300, "fewest": 0.0} == found["threshold"]
-    assert 5500.0 == found["tail"]["p99"]["above_median_ms"]["queue"]
-    assert "queue" == found["largest"]
+    written = as_json(tail_attribution(shares_with(tail())))
+    assert {"queue": 0.9, "gateway": None} == {name: written["variance_share"][name] for name in ("queue", "gateway")}
+    assert [0.8, 0.95] == written["ci95"]["queue"]
+    assert {"waiting": 4.0, "requests": 300, "fewest": 0.0} == written["threshold"]
+    assert 5500.0 == written["tail"]["p99"]["above_median_ms"]["queue"]
+    assert "queue" == written["largest"]
 
 
 def test_a_threshold_that_is_not_known_says_why():
-    found = as_json(tail_attribution(blamed(tail(), threshold=UNSCRAPED)))
-    assert {"waiting": None, "requests": 0, "fewest": None, "missing": "not scraped"} == found["threshold"]
+    written = as_json(tail_attribution(shares_with(tail(), threshold=UNSCRAPED)))
+    assert {"waiting": None, "requests": 0, "fewest": None, "missing": "not scraped"} == written["threshold"]
 
 
 def test_a_tail_that_is_not_known_is_its_reason_and_the_sentence():
@@ -194,7 +194,7 @@ def correlation_with(**change: Any) -> Correlation:
 
 
 def paragraphs(*, verdict: str = "stable", **change: Any) -> str:
-    shown = summaries.summary(correlation_with(tail_attribution=tail_attribution(blamed(tail(), **change))))
+    shown = summaries.summary(correlation_with(tail_attribution=tail_attribution(shares_with(tail(), **change))))
     stability = structs.replace(shown.methodology.stability, verdict=verdict)
     return " ".join(
         conclusion(structs.replace(shown, methodology=structs.replace(shown.methodology, stability=stability)))
@@ -250,7 +250,7 @@ def test_a_ttft_that_hardly_varies_differs_by_nothing():
 
 def test_significant_correlations_share_a_line():
     """The strongest first; whatever has zero in its interval, no interval, or no answer is not in it."""
-    found = [
+    associations = [
         structs.replace(FOUND, server="weaker", rho_lag0=-0.6, ci95_lag0=(-0.8, -0.2)),
         FOUND,
         structs.replace(FOUND, server="b", ci95_lag0=None),
@@ -258,5 +258,5 @@ def test_significant_correlations_share_a_line():
         UNKNOWN,
     ]
     line = "Rank correlation of TTFT, at submission, with: requests_waiting 0.88, weaker -0.60."
-    assert [f"{line} Others are not significant."] == list(association_line(found))
-    assert [] == list(association_line(found[2:]))
+    assert [f"{line} Others are not significant."] == list(association_line(associations))
+    assert [] == list(association_line(associations[2:]))

@@ -47,7 +47,7 @@ def test_each_device_has_a_row_and_tokens_have_a_price():
 
 
 def test_where_nothing_was_measured_there_is_no_section():
-    """Nobody asked; the reasons, which can be long, stand in the summary."""
+    """It was not asked for; the reasons, which can be long, stand in the summary."""
     assert "" == printed(hardware_summary([ABSENT], window=WINDOW, output_tokens=1500))
 
 

@@ -28,20 +28,20 @@ def test_numbers_are_those_of_the_json_in_full(recorded: Recorded):
     exported = document(source_of(recorded[1], slice_ns=10 * S))
     tables = blocks(as_csv(exported))
     expected = [
-        (metric["type"], name, one)
+        (metric["type"], name, series)
         for kind in ("gauge", "counter", "histogram", "unknown")
         for name, metric in exported["metrics"].items()
         if metric["type"] == kind
-        for one in metric["series"]
+        for series in metric["series"]
     ]
     rows = [row for table in tables.values() for row in table]
     assert [(kind, name) for kind, name, _ in expected] == [(row["Type"], row["Metric"]) for row in rows]
-    for (_, _, one), row in zip(expected, rows, strict=True):
-        assert one["stats"] == {name: float(row[name]) for name in one["stats"]}
-        assert one.get("labels", {}) == {name: row[name] for name in one.get("labels", {})}
-        if one.get("buckets"):
+    for (_, _, series), row in zip(expected, rows, strict=True):
+        assert series["stats"] == {name: float(row[name]) for name in series["stats"]}
+        assert series.get("labels", {}) == {name: row[name] for name in series.get("labels", {})}
+        if series.get("buckets"):
             pairs = (pair.split("=") for pair in row["buckets"].split(";"))
-            assert one["buckets"] == {le: int(count) for le, count in pairs}
+            assert series["buckets"] == {le: int(count) for le, count in pairs}
 
 
 def test_columns_are_those_of_a_real_file(recorded: Recorded, reference: Path):
@@ -49,13 +49,13 @@ def test_columns_are_those_of_a_real_file(recorded: Recorded, reference: Path):
     theirs = (reference / "server_metrics_export.csv").read_text()
     ours = as_csv(document(source_of(recorded[1], slice_ns=10 * S)))
     for kind, table in blocks(theirs).items():
-        mine = blocks(ours)[kind]
+        our_rows = blocks(ours)[kind]
         plain = [name for name in table[0] if name not in {"engine", "model_name", "finished_reason", "handler"}]
-        assert plain == [name for name in mine[0] if name in plain], kind
-        labels = list(mine[0])[len(plain) - (2 if kind == "histogram" else 1) : -2 if kind == "histogram" else -1]
+        assert plain == [name for name in our_rows[0] if name in plain], kind
+        labels = list(our_rows[0])[len(plain) - (2 if kind == "histogram" else 1) : -2 if kind == "histogram" else -1]
         assert sorted(labels) == labels
         assert {row["Endpoint"] for row in table} == {"127.0.0.1:38411"}
-        assert {row["Endpoint"] for row in mine} == {"127.0.0.1:8000"}
+        assert {row["Endpoint"] for row in our_rows} == {"127.0.0.1:8000"}
     comments = [[line for line in text.splitlines() if line.startswith("#")] for text in (theirs, ours)]
     assert len(comments[0]) == len(comments[1])
     assert comments[0][2] == comments[1][2]
@@ -80,7 +80,7 @@ def test_a_label_called_like_a_column_is_renamed():
     assert ("1.0", "x", "y") == (row["avg"], row["label_avg"], row["z"])
 
 
-def test_pages_of_one_host_are_told_apart():
+def test_pages_of_one_host_are_distinguished():
     """An endpoint is its host and port where that is enough, else its URL."""
     urls = ("http://a:1/metrics", "http://a:1/other", "http://b:2/metrics")
     endpoints = [endpoint_of(["# TYPE g gauge\ng 1\n"] * 3, url=url) for url in urls]

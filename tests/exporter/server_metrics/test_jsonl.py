@@ -44,7 +44,7 @@ def test_every_sample_of_a_page_is_there(recorded: Recorded, lines: Lines):
                 name = sample.name if sample.name.endswith("_created") else family.name
                 inner = {"le", "quantile"} if family.type in ("histogram", "summary") else set()
                 labels = {key: value for key, value in sample.labels.items() if key not in inner}
-                (entry,) = (one for one in line["metrics"][name] if one.get("labels", {}) == labels)
+                (entry,) = (row for row in line["metrics"][name] if row.get("labels", {}) == labels)
                 if "le" in sample.labels:
                     value = entry["buckets"][sample.labels["le"]]
                 elif family.type in ("histogram", "summary"):

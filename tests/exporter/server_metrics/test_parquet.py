@@ -52,17 +52,17 @@ def test_the_documented_query_gives_the_rates_of_the_json(tmp_path: Path, record
         connection.execute(f"SET file_search_path = '{tmp_path}'")
         cursor = connection.execute(query)
         names = [column[0] for column in cursor.description]
-        found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        results = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     expected = {
-        (name, *sorted(one.get("labels", {}).values())): one["stats"]["rate"]
+        (name, *sorted(series.get("labels", {}).values())): series["stats"]["rate"]
         for name, metric in document(source)["metrics"].items()
         if metric["type"] == "counter"
-        for one in metric["series"]
+        for series in metric["series"]
     }
     about = {"endpoint_url", "metric_name", "unit", "description", "rate"}
     rates = {
         (row["metric_name"], *sorted(row[name] for name in set(names) - about if row[name] is not None)): row["rate"]
-        for row in found
+        for row in results
     }
     assert any(rate > 0 for rate in rates.values())
     assert pytest.approx(expected, rel=1e-12) == rates
@@ -77,20 +77,20 @@ def test_last_rows_are_the_totals_of_the_json(recorded: Recorded, written: Rows)
     first = {row["timestamp_ns"] for row in rows if row["metric_type"] == "counter"}
     last: dict[Any, dict[str, Any]] = {}
     for row in rows:
-        own = tuple((name, row[name]) for name in labels if row[name] is not None)
-        last[row["metric_name"], own, row["bucket_le"]] = row
+        label_values = tuple((name, row[name]) for name in labels if row[name] is not None)
+        last[row["metric_name"], label_values, row["bucket_le"]] = row
         if row["timestamp_ns"] == min(first) and row["metric_type"] in ("counter", "histogram"):
             assert {0.0} == {row[name] for name in ("value", "sum", "count", "bucket_count") if row[name] is not None}
     compared = 0
     for name, metric in metrics.items():
-        for one in metric["series"]:
-            own = tuple(sorted(one.get("labels", {}).items()))
+        for series in metric["series"]:
+            label_values = tuple(sorted(series.get("labels", {}).items()))
             if metric["type"] == "counter":
-                assert one["stats"]["total"] == last[name, own, None]["value"]
-            for le, count in one.get("buckets", {}).items():
-                row = last[name, own, le]
-                assert (count, one["stats"]["count"]) == (row["bucket_count"], row["count"])
-                assert one["stats"].get("sum", 0.0) == row["sum"]
+                assert series["stats"]["total"] == last[name, label_values, None]["value"]
+            for le, count in series.get("buckets", {}).items():
+                row = last[name, label_values, le]
+                assert (count, series["stats"]["count"]) == (row["bucket_count"], row["count"])
+                assert series["stats"].get("sum", 0.0) == row["sum"]
             compared += 1
     assert 50 < compared
 
@@ -102,7 +102,7 @@ def test_every_series_is_there(recorded: Recorded, written: Rows):
     at_ns = int(endpoint.response_ns[-1])
     assert {"gauge", "counter", "histogram", "summary"} == {row["metric_type"] for row in rows}
     of_page = [row for row in rows if row["timestamp_ns"] == at_ns]
-    doubled = sum(one.type == "histogram" and not one.name.endswith("_bucket") for one in endpoint.series)
+    doubled = sum(series.type == "histogram" and not series.name.endswith("_bucket") for series in endpoint.series)
     assert len(endpoint.series) - doubled == len(of_page)
     assert set(endpoint.response_ns.tolist()) == {row["timestamp_ns"] for row in rows}
 
@@ -179,9 +179,11 @@ def test_columns_and_metadata_are_those_of_a_real_file(tmp_path: Path, recorded:
     names = list(ours.schema_arrow.names)
     labels = names[names.index("timestamp_ns") + 1 : names.index("value")]
     assert labels == sorted(labels)
-    told, own = ({k.decode(): v.decode() for k, v in file.metadata.metadata.items()} for file in (theirs, ours))
+    their_metadata, our_metadata = (
+        {k.decode(): v.decode() for k, v in file.metadata.metadata.items()} for file in (theirs, ours)
+    )
     absent = {"ARROW:schema", "aiperf.version", "aiperf.export_timestamp_utc"}
     absent |= {"aiperf.python_version", "aiperf.pyarrow_version"}
-    assert set(told) - absent == {name for name in own if name.startswith("aiperf.")}
-    assert labels == json.loads(own["aiperf.label_columns"])
-    assert {"sidelight.version", "sidelight.rate_seconds", "sidelight.reference_ns"} < set(own)
+    assert set(their_metadata) - absent == {name for name in our_metadata if name.startswith("aiperf.")}
+    assert labels == json.loads(our_metadata["aiperf.label_columns"])
+    assert {"sidelight.version", "sidelight.rate_seconds", "sidelight.reference_ns"} < set(our_metadata)

@@ -1,4 +1,4 @@
-"""Units told from names and descriptions, as the export format has them."""
+"""Units from names and descriptions, as the export format has them."""
 
 from __future__ import annotations
 

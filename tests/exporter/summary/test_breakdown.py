@@ -49,7 +49,7 @@ def mixed(*pieces: tuple[int, Parts]) -> Parts:
     columns: dict[str, Any] = {}
     for name in Parts.__dataclass_fields__:
         ends = np.cumsum([size for size, _ in pieces])
-        cut = [getattr(one, name)[end - size : end] for (size, one), end in zip(pieces, ends, strict=True)]
+        cut = [getattr(table, name)[end - size : end] for (size, table), end in zip(pieces, ends, strict=True)]
         columns[name] = np.concatenate(cut)
     return Parts(**columns)
 
@@ -89,8 +89,8 @@ def test_a_server_without_a_metrics_page_is_answered_with_what_to_give():
 )
 def test_comparable_is_within_two_percent(server_requests: int, comparable: bool):
     """The engine may have finished 2 % more or fewer than succeeded here."""
-    found = summaries.findings(whole=summaries.means(server_requests=server_requests))
-    assert comparable == correlation(found).comparable
+    findings = summaries.findings(whole=summaries.means(server_requests=server_requests))
+    assert comparable == correlation(findings).comparable
 
 
 def test_the_table_has_every_part_with_its_share_source_and_error():
@@ -113,8 +113,8 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
 def test_the_network_is_called_so_only_where_no_gateway_can_be_in_it(with_gateway: int, label: str):
     """In the table and the summary; else it is all that is outside the engine."""
     of = summaries.parts()
-    found = summaries.findings(replace(of, gateway_s=np.where(np.arange(100) < with_gateway, 0.001, np.nan)))
-    shown = summaries.correlated(found)
+    findings = summaries.findings(replace(of, gateway_s=np.where(np.arange(100) < with_gateway, 0.001, np.nan)))
+    shown = summaries.correlated(findings)
     assert label == shown.breakdown.network_label
     assert [*label.split(), "5.00"] in [row[: len(label.split()) + 1] for row in table_of(shown)]
 
@@ -155,7 +155,7 @@ def test_the_table_is_whole_however_long_the_wait():
 
 
 def test_estimates_show_their_standard_error():
-    """And what is not told has no row."""
+    """And what is unknown has no row."""
     rows = table_of(summaries.correlated(summaries.findings(summaries.parts("histogram"))))
     assert ["queue", "150.0", "150.0", "150.0", "75", "%", "█" * 6, "estimate", "±3.00"] in rows
     assert not any(row[:1] in (["to"], ["gateway"]) for row in rows)
@@ -194,19 +194,19 @@ def test_slices_are_of_the_requests_submitted_in_them():
     """Their means add up to their TTFT, and how sure they are is never dropped."""
     of = mixed((20, summaries.parts()), (30, summaries.parts("histogram")), (50, summaries.parts("none", reason="why")))
     slices = correlation(summaries.findings(of)).timeslices
-    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(one.requests, one.covered) for one in slices]
-    for one in slices[:3]:
-        assert pytest.approx(one.ttft_ms) == sum(getattr(one, name) or 0.0 for name in TTFT_PARTS)
-    assert [0, 20, 10] == [one.quality.shared for one in slices[:3]]
-    assert [0.0, 4.0, 4.0] == [one.error_ms for one in slices[:3]]
+    assert [(20, 20), (20, 20), (20, 10), (20, 0), (20, 0)] == [(piece.requests, piece.covered) for piece in slices]
+    for piece in slices[:3]:
+        assert pytest.approx(piece.ttft_ms) == sum(getattr(piece, name) or 0.0 for name in TTFT_PARTS)
+    assert [0, 20, 10] == [piece.quality.shared for piece in slices[:3]]
+    assert [0.0, 4.0, 4.0] == [piece.error_ms for piece in slices[:3]]
     assert ("why", 200.0, None) == (slices[3].missing, slices[3].ttft_ms, slices[3].queue_ms)
 
 
 def test_classes_and_urls_are_groups_of_their_own():
     """Only where there are several; together they are the whole."""
-    found = summaries.findings()
+    findings = summaries.findings()
     classes = np.array(["chat"] * 30 + ["code"] * 70, dtype=np.object_)
-    shown = correlation(replace(found, workload_class=classes))
+    shown = correlation(replace(findings, workload_class=classes))
     assert ({"chat": 30, "code": 70}, {}) == (
         {name: group.requests for name, group in shown.classes.items()},
         shown.urls,
@@ -264,7 +264,7 @@ def test_requests_that_a_page_never_showed_are_said_to_be_less_sure():
 
 
 def test_a_clock_that_contradicts_itself_is_stated():
-    """Whoever reads the report need not look in the summary for why there is no way in."""
+    """The report itself says why the network's time to the engine is missing."""
     offset = replace(summaries.NO_CLOCK, pairs=100, reason="several engines' clocks differ")
     said = "The engine's clock cannot be compared with ours: several engines' clocks differ."
     assert said in list(basis(summaries.correlated(summaries.findings(clock=offset))))
@@ -296,22 +296,22 @@ def test_several_engines_clocks_are_listed_and_the_largest_error_is_stated():
 
 
 def test_of_several_engines_one_contradicts_itself():
-    """Why its requests have no ways is said of the part that nobody tells."""
+    """Why its requests have no network times is the reason of the part that is missing."""
     clocks = {
         "a": replace(summaries.NO_CLOCK, reason="one side only"),
         "b": replace(summaries.NO_CLOCK, reason="was set"),
     }
-    found = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
-    assert "in network_ms: one side only; was set" == correlation(found).breakdown.request_network_ms.missing
+    findings = replace(summaries.findings(summaries.parts("response")), clocks=clocks)
+    assert "in network_ms: one side only; was set" == correlation(findings).breakdown.request_network_ms.missing
 
 
 @pytest.mark.parametrize(("spans", "said"), [(100, True), (0, False), (None, False)])
 def test_spans_that_came_and_were_not_joined_are_said(spans: int | None, said: bool):
     """Where none came, `run` has warned of that already."""
-    found = summaries.findings(summaries.parts("histogram", reason="its span tells impossible times"))
+    findings = summaries.findings(summaries.parts("histogram", reason="its span tells impossible times"))
     counts = dict.fromkeys(ReceivedSpans.__struct_fields__, 0)
     received = None if spans is None else ReceivedSpans(**counts | {"spans": spans})
-    shown = summaries.correlated(replace(found, spans=received))
+    shown = summaries.correlated(replace(findings, spans=received))
     line = "100 requests were estimated although spans or timings came: its span tells impossible times."
     assert said == (line in list(basis(shown)))
 
@@ -350,11 +350,11 @@ def test_where_none_succeeded_the_reason_is_that():
     assert why == correlation(replace(nothing, ok=np.zeros(100, dtype=np.bool_))).missing
 
 
-def test_replies_in_one_piece_have_their_end_to_end_time_told():
+def test_replies_in_one_piece_are_described_by_their_end_to_end_time():
     """They have no TTFT; where the rest went is known all the same."""
     whole = replace(summaries.parts(), ttft_s=np.full(100, np.nan))
-    found = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
-    assert ("Of the mean, 83 % was spent in decoding and 12 % in the engine's queue.") == answer(correlation(found))
+    findings = summaries.findings(whole, whole=summaries.means(missing="no request with a first token ended here"))
+    assert ("Of the mean, 83 % was spent in decoding and 12 % in the engine's queue.") == answer(correlation(findings))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_the_object_is_strict_json_and_fits_its_schema(shown: Correlation):
     assert shown == convert(written, Correlation)
     whole = schema.summary()
     part = {"$defs": whole["$defs"], **whole["properties"]["correlation"]}
-    assert [] == [f"{one.json_path}: {one.message}" for one in Draft202012Validator(part).iter_errors(written)]
+    assert [] == [f"{error.json_path}: {error.message}" for error in Draft202012Validator(part).iter_errors(written)]
     assert set(QUALITIES) == set(written["quality"])
 
 

@@ -31,7 +31,7 @@ def test_the_longest_ttft_comes_first_with_its_parts_and_what_ran_beside_it():
     """Also of a run of three requests, from which no statistic of a tail could be made."""
     first, *others = three()
 
-    assert ["t1", "t2", "t0"] == [one.trace_id for one in (first, *others)]
+    assert ["t1", "t2", "t0"] == [request.trace_id for request in (first, *others)]
     assert (300.0, 150.0, 30.0, None) == (first.ttft_ms, first.queue_ms, first.prefill_ms, first.gateway_ms)
     assert (4.0, None, 1, 0.1) == (
         first.requests_waiting,
@@ -42,7 +42,7 @@ def test_the_longest_ttft_comes_first_with_its_parts_and_what_ran_beside_it():
 
 
 def test_input_tokens_are_the_servers_else_the_tokenizers():
-    assert [9, 9, 7] == [one.input_tokens for one in three()]
+    assert [9, 9, 7] == [request.input_tokens for request in three()]
 
 
 def test_there_are_five_at_most_and_none_without_a_first_token():
