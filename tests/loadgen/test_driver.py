@@ -74,12 +74,12 @@ class _Server:
     ) -> None:
         """Drive a plan to its end; times count from when the server was made."""
         until_ns = None if until_ms is None else self.start_ns + until_ms * MS
-        told = Order(start_ns=self.start_ns + start_ms * MS, until_ns=until_ns, **order)
-        await run_phase(plan, told, send=send or self.send, clock=self.clock, stop=self.stop)
+        phase_order = Order(start_ns=self.start_ns + start_ms * MS, until_ns=until_ns, **order)
+        await run_phase(plan, phase_order, send=send or self.send, clock=self.clock, stop=self.stop)
 
 
 def _near(*sent: tuple[int, int, int]) -> list[object]:
-    """What was sent, times to within 3 ms; -1 is no time."""
+    """What was sent, times to within 3 ms; -1 stands for none."""
     return [(index, due if due < 0 else pytest.approx(due, abs=3), pytest.approx(at, abs=3)) for index, due, at in sent]
 
 
@@ -142,7 +142,7 @@ async def test_a_closed_loop_fills_its_slots_one_turn_of_the_event_loop_each():
 @pytest.mark.looptime
 @pytest.mark.parametrize("concurrency", [None, 2])
 async def test_a_phase_ends_though_its_plan_does_not(concurrency: int | None):
-    """At the end of the submitting time nobody waits for more of the plan."""
+    """At the end of the submitting time the driver does not wait for more of the plan."""
     server = _Server()
     await server.drive(_plan(0, 1, then=asyncio.Event().wait), concurrency=concurrency, until_ms=50)
     assert [0, 1] == server.indices
@@ -188,7 +188,7 @@ async def test_the_drain_bound_counts_from_the_end_of_submitting(
 
 @pytest.mark.looptime
 async def test_a_phase_that_has_drained_does_not_wait_for_its_bound():
-    """It ends with its last request, and nobody wished a stop."""
+    """It ends with its last request, without a stop."""
     server = _Server(lambda _: 0.01)
     await server.drive(_plan(0, 200_000 * MS), until_ms=100_000, drain_s=1000.0)
     assert (True, "") == (server.clock.now_ns() - server.start_ns < 50 * MS, server.stop.reason)
@@ -258,7 +258,7 @@ def test_slots_are_shared_evenly(concurrency: int, workers: int):
     ids=lambda arrival: arrival.kind,
 )
 async def test_a_server_that_hangs_for_three_seconds_moves_no_submission(arrival: Arrival):
-    """Whoever asks between 1 s and 4 s is answered at 4 s; every request goes out at its moment all the same."""
+    """A wait that ends between 1 s and 4 s ends at 4 s; every request goes out at its moment all the same."""
     offsets = schedule(arrival, seed=3, duration_s=5).tolist()
     late_ns: list[int] = []
     server = _Server(look_ns=10_000)
@@ -395,8 +395,13 @@ def test_every_session_is_one_workers_and_they_are_shared_evenly(lengths: list[i
     first = list(itertools.accumulate(lengths, initial=0))
     sessions = [msgspec.structs.replace(_request(at), session=number) for number, at in enumerate(first[:-1])]
     for plan in (sessions, [_request(index) for index in range(len(lengths))]):
-        shares = [[one for one in plan if is_share(one, workers=workers, worker=worker)] for worker in range(workers)]
-        assert sorted(one.index for one in plan) == sorted(one.index for share in shares for one in share)
+        shares = [
+            [request for request in plan if is_share(request, workers=workers, worker=worker)]
+            for worker in range(workers)
+        ]
+        assert sorted(request.index for request in plan) == sorted(
+            request.index for share in shares for request in share
+        )
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -405,7 +410,7 @@ def test_requests_of_a_cap_are_dealt_by_seat(cap: int, workers: int):
     """A worker's share of as many requests as there are seats is its share of the seats."""
     workers = min(workers, cap)
     for worker in range(workers):
-        dealt = [one for one in range(cap) if is_share(_request(one), workers=workers, worker=worker, seats=cap)]
+        dealt = [index for index in range(cap) if is_share(_request(index), workers=workers, worker=worker, seats=cap)]
         assert slots(cap, workers=workers, worker=worker) == len(dealt)
 
 

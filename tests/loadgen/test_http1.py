@@ -13,7 +13,7 @@ pieces = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 
 
 def _framed(body: list[bytes]) -> bytes:
-    return b"".join(b"%x;ext=1\r\n%b\r\n" % (len(one), one) for one in body) + b"0\r\n\r\n"
+    return b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in body) + b"0\r\n\r\n"
 
 
 @given(pieces, st.integers(0, 400))
@@ -57,7 +57,7 @@ def test_a_chunk_size_is_hexadecimal_digits(line: bytes):
     [b"<html>\r\n\r\n", b"HTTP/2 200\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n"],
 )
 def test_a_head_that_is_none_is_refused(head: bytes):
-    """Whatever does not begin as HTTP/1.x, or has a line that is no header."""
+    """Whatever does not begin as HTTP/1.x, or has a line that cannot be a header."""
     with pytest.raises(http1.ProtocolError):
         http1.parse_head(head)
 

@@ -149,7 +149,7 @@ def _text(protocol: str, head: bytes, *pieces: bytes) -> str | None:
     return asyncio.run(reply_text(PROTOCOLS[protocol], head, b"".join(pieces), accumulate(map(len, pieces))))
 
 
-def _told(reply: Reply) -> list[object]:
+def _summary(reply: Reply) -> list[object]:
     """All that does not depend on when the reads came."""
     return [
         reply.output_tokens, reply.input_tokens, reply.finish_reason, reply.error, reply.complete, reply.done,
@@ -164,7 +164,7 @@ def test_one_reply_in_every_protocol(protocol: str):
     reply = _read(protocol, *pieces)
     ids = "" if protocol in {"tgi", "ollama"} else "r1"
     reason = "" if protocol == "grpc" else "length"
-    assert [3, 9, reason, "", True, True, ids, "content", [3, 1, 3], 0] == _told(reply)
+    assert [3, 9, reason, "", True, True, ids, "content", [3, 1, 3], 0] == _summary(reply)
     before = {"chat": 1, "responses": 2}.get(protocol, 0)
     assert [before + 1, before + 2, before + 3] == reply.chunk_ns.tolist()
     assert (before + 1, before + 3) == (reply.first_token_ns, reply.last_token_ns)
@@ -186,7 +186,7 @@ def test_how_the_bytes_fall_into_reads_changes_only_the_stamps(data: st.DataObje
     reads = _cut(data, bytes(wire))
     reply = _read(protocol, *reads, head=_head(kind, "Transfer-Encoding: chunked"))
     expected = _read(protocol, *pieces)
-    assert _told(expected) == _told(reply)
+    assert _summary(expected) == _summary(reply)
     ends = list(accumulate(map(len, reads)))
     starts = [0, *accumulate(map(len, pieces))]
     # A data line is complete before the blank line that ends its event.
@@ -268,7 +268,7 @@ def test_errors_of_the_responses_endpoint():
     assert ("stop", True) == (completed.finish_reason, completed.complete)
 
 
-def test_an_error_of_grpc_is_told_in_the_message():
+def test_an_error_of_grpc_is_read_from_the_message():
     """As Triton does it, under the status OK."""
     message = kserve._messages()["ModelStreamInferResponse"](error_message="unexpected\n input")
     reply = _read("grpc", message.SerializeToString(), b"")
@@ -319,7 +319,7 @@ TOOLS: dict[str, list[bytes]] = {
 
 @pytest.mark.parametrize("protocol", REASONING)
 def test_reasoning_and_tool_calls_are_content_of_their_kind(protocol: str):
-    """They are first tokens and chunks, told apart, and no part of what a session carries on."""
+    """They are first tokens and chunks of their own kind; a session does not carry them on."""
     said = STREAMS[protocol][1]
     for kind, first in (("reasoning", REASONING[protocol]), ("tool", TOOLS[protocol])):
         reply = _read(protocol, *first, *said)

@@ -61,10 +61,10 @@ def test_events_by_the_standard(stream: bytes, expected: list[tuple[str, bytes, 
 @given(st.lists(st.sampled_from([b"data: a", b"data:b", b"data: ", b"data", b"event: x", b": c", b"", b"", b""])))
 def test_events_are_the_same_whichever_line_end(lines: list[bytes]):
     """LF and CR mean the same: names, data and ends of all events are equal."""
-    told = [
+    replies = [
         [(event.name, event.data, event.end) for event in sse.events(end.join([*lines, b""]))] for end in (b"\r", b"\n")
     ]
-    assert told[0] == told[1]
+    assert replies[0] == replies[1]
 
 
 def test_role_and_usage_are_no_tokens():
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_that_events_error(payload: bytes):
     assert _read(payload, status=500).error.startswith("http_500: ")
 
 
-def test_an_error_message_that_is_no_utf_8_is_told_as_well_as_it_can():
+def test_an_error_message_that_is_not_utf_8_is_read_with_replacements():
     """With a replacement character in place of the byte."""
     assert _stream(_delta(content="a")).error == ""
     assert _read(b'data: {"error":{"message":"\xff"}}\n\n').error == 'server: {"message":"\ufffd"}'
@@ -181,7 +181,7 @@ def test_http_errors_carry_the_servers_words(status: int, body: bytes, error: st
     assert (error, False) == (reply.error, reply.complete)
 
 
-def test_how_long_a_server_wants_to_be_left_alone_is_told():
+def test_the_retry_after_of_a_server_is_read():
     """Retry-After is part of the error; a failure is data, and nothing is tried again."""
     head = b"HTTP/1.1 429 X\r\nRetry-After: 3\r\n\r\n"
     assert _read(b'{"error":"busy"}', status=429, head=head).error == "http_429: busy (Retry-After: 3)"

@@ -225,7 +225,7 @@ def test_the_compiled_definition_is_that_of_the_source():
 
 def _nested(descriptor: Any) -> list[Any]:
     """A message and those inside it, but for what a map is made of."""
-    inside = [kind for one in descriptor.nested_types for kind in _nested(one)]
+    inside = [kind for inner in descriptor.nested_types for kind in _nested(inner)]
     return [] if descriptor.GetOptions().map_entry else [descriptor, *inside]
 
 

@@ -69,8 +69,8 @@ def _reads(request: dict) -> list[tuple[int, bytes]]:
         return [(request["done_ns"], request["error"].encode())]
     if not request["stream"]:
         said = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": request["finish_reason"]}
-        told = {"usage": request["usage"], "metrics": request["server_metrics"]}
-        return [(request["done_ns"], json.dumps({"id": request["response_id"], "choices": [said], **told}).encode())]
+        totals = {"usage": request["usage"], "metrics": request["server_metrics"]}
+        return [(request["done_ns"], json.dumps({"id": request["response_id"], "choices": [said], **totals}).encode())]
     reads: dict[int, tuple[int, bytes]] = {}
     for event in request["events"]:
         stamp, number = event[0], event[1]
@@ -93,9 +93,9 @@ def _parts(index: int, request: dict) -> list[records.RequestPart]:
     error = CANCELLED.get(request["error"], "") if request["status"] else f"connect: {request['error']}"
     parts = []
     for seq, begin in enumerate(range(0, max(len(reads), 1), READS_A_PART)):
-        mine = reads[begin : begin + READS_A_PART]
-        ends = array("q", np.cumsum([len(data) for _, data in mine], dtype=np.int64).tolist())
-        packed = pack(array("q", [stamp for stamp, _ in mine]), ends, b"".join(data for _, data in mine))
+        part_reads = reads[begin : begin + READS_A_PART]
+        ends = array("q", np.cumsum([len(data) for _, data in part_reads], dtype=np.int64).tolist())
+        packed = pack(array("q", [stamp for stamp, _ in part_reads]), ends, b"".join(data for _, data in part_reads))
         last = begin + READS_A_PART >= len(reads)
         parts.append(
             records.RequestPart(
@@ -110,7 +110,7 @@ def _parts(index: int, request: dict) -> list[records.RequestPart]:
 
 
 def _logged(streams: list[dict]) -> log.RequestLog:
-    return log.assemble([], (part for at, one in enumerate(streams) for part in _parts(at, one)), run_id="r")
+    return log.assemble([], (part for at, stream in enumerate(streams) for part in _parts(at, stream)), run_id="r")
 
 
 def _expected_status(request: dict) -> str:
@@ -127,9 +127,9 @@ def test_the_log_tells_how_each_request_ended(recorded: Path, scenario: str):
     streams = _streams(recorded, scenario)
     got = _logged(streams)
 
-    assert [_expected_status(one) for one in streams] == got.status.tolist()
-    assert [one["status"] or 0 for one in streams] == got.http_status.tolist()
-    assert [one["finish_reason"] or "" for one in streams] == got.finish_reason.tolist()
+    assert [_expected_status(stream) for stream in streams] == got.status.tolist()
+    assert [stream["status"] or 0 for stream in streams] == got.http_status.tolist()
+    assert [stream["finish_reason"] or "" for stream in streams] == got.finish_reason.tolist()
     for request, error in zip(streams, got.error, strict=True):
         if request["usage"]:
             assert error == ""
@@ -144,12 +144,12 @@ def test_the_log_tells_how_each_request_ended(recorded: Path, scenario: str):
 def test_tokens_are_the_servers(recorded: Path, scenario: str):
     """Usage of what finished, whether it came in chunks or whole, for one choice or three.
 
-    Of what was cut off: the tokens its last event told.
+    Of what was cut off: the tokens of its last event.
     """
     streams = _streams(recorded, scenario)
     got = _logged(streams)
 
-    finished = [at for at, one in enumerate(streams) if one["usage"]]
+    finished = [at for at, stream in enumerate(streams) if stream["usage"]]
     assert len(finished) > 20
     assert [streams[at]["usage"]["completion_tokens"] for at in finished] == got.output_tokens[finished].tolist()
     assert [streams[at]["usage"]["prompt_tokens"] for at in finished] == got.input_tokens[finished].tolist()
@@ -162,7 +162,7 @@ def test_tokens_are_the_servers(recorded: Path, scenario: str):
 @pytest.mark.parametrize("scenario", ["main", "multi_api_server"])
 def test_all_tokens_together_are_what_the_engine_counted(recorded: Path, scenario: str):
     """Where every request finished, the log's tokens sum to the generation_tokens_total of the last page."""
-    pages = [one["body"] for one in _lines(recorded / scenario / "scrapes.jsonl.gz") if one.get("body")]
+    pages = [line["body"] for line in _lines(recorded / scenario / "scrapes.jsonl.gz") if line.get("body")]
     generated = sum(map(float, GENERATED.findall(pages[-1])))
 
     assert generated == _logged(_streams(recorded, scenario)).output_tokens.sum()
@@ -180,9 +180,9 @@ def test_the_engines_own_times_are_in_the_log(recorded: Path, scenario: str):
     }
 
     for column, name in names.items():
-        told = [(one.get("server_metrics") or {}).get(name, np.nan) for one in streams]
-        np.testing.assert_array_equal(np.array(told, np.float64), getattr(got, column), column)
-    assert ["vllm" if one.get("server_metrics") else "" for one in streams] == got.timings_source.tolist()
+        reported = [(stream.get("server_metrics") or {}).get(name, np.nan) for stream in streams]
+        np.testing.assert_array_equal(np.array(reported, np.float64), getattr(got, column), column)
+    assert ["vllm" if stream.get("server_metrics") else "" for stream in streams] == got.timings_source.tolist()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

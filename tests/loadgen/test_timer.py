@@ -15,13 +15,13 @@ MS = 1_000_000
 
 @pytest.fixture
 def alarm() -> Iterator[Alarm]:
-    with Alarm() as made:
-        if not made.precise:
+    with Alarm() as alarm_clock:
+        if not alarm_clock.precise:
             pytest.skip("there is no timerfd here")
-        yield made
+        yield alarm_clock
 
 
-async def test_nobody_wakes_early(alarm: Alarm):
+async def test_no_wait_ends_early(alarm: Alarm):
     """Whatever the order in which they ask, all wake at their moment or after it, and in its order."""
     begin_ns = time.monotonic_ns()
     dues_ns = [begin_ns + wait * MS for wait in (8, 2, 5, 2, 11)]
@@ -36,7 +36,7 @@ async def test_nobody_wakes_early(alarm: Alarm):
     assert sorted(dues_ns) == woken
 
 
-async def test_a_wait_that_is_given_up_holds_up_nobody(alarm: Alarm):
+async def test_a_wait_that_is_given_up_delays_no_other(alarm: Alarm):
     """The others wake; so does one whose moment has passed."""
     begin_ns = time.monotonic_ns()
     given_up = asyncio.create_task(alarm.until(begin_ns + MS))

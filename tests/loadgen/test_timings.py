@@ -31,23 +31,31 @@ def _last(**extra: object) -> bytes:
     return b"".join(f"data: {json.dumps(payload)}\n\n".encode() for payload in (delta, last)) + b"data: [DONE]\n\n"
 
 
-def _same(expected: ServerTimings, told: ServerTimings | None) -> None:
-    assert told is not None
+def _same(expected: ServerTimings, timings: ServerTimings | None) -> None:
+    assert timings is not None
     for name in ServerTimings.__slots__:
         wanted = getattr(expected, name)
-        assert (wanted if isinstance(wanted, str) else pytest.approx(wanted, nan_ok=True)) == getattr(told, name), name
+        assert (wanted if isinstance(wanted, str) else pytest.approx(wanted, nan_ok=True)) == getattr(timings, name), (
+            name
+        )
 
 
 def test_vllm(shared: Path):
     """Recorded: the body's first token time is the span's prefill, its queue the span's queue."""
     path = shared / "fixtures/vllm/recorded/main"
     with gzip.open(path / "requests.jsonl.gz", "rt") as file:
-        told = {one["trace_id"]: one["server_metrics"] for one in map(json.loads, file) if one["server_metrics"]}
+        metrics = {
+            request["trace_id"]: request["server_metrics"]
+            for request in map(json.loads, file)
+            if request["server_metrics"]
+        }
     with gzip.open(path / "spans.jsonl.gz", "rt") as file:
-        spans = [span for span in map(json.loads, file) if span["trace_id"] in told and span["name"] == "llm_request"]
+        spans = [
+            span for span in map(json.loads, file) if span["trace_id"] in metrics and span["name"] == "llm_request"
+        ]
     assert len(spans) > 300
     for span in spans:
-        timings = _read(_last(metrics=told[span["trace_id"]])).timings
+        timings = _read(_last(metrics=metrics[span["trace_id"]])).timings
         attributes = span["attributes"]
         expected = ServerTimings(
             source="vllm",
@@ -124,7 +132,7 @@ def test_exos_prefill_after_a_cache_hit_is_unknown(hit: str):
 
 
 def test_sglang():
-    """In meta_info, of the native endpoint and of a chat; without --enable-metrics only the whole is told."""
+    """In meta_info, of the native endpoint and of a chat; without --enable-metrics only the whole is there."""
     meta = {
         "id": "r", "finish_reason": {"type": "stop"}, "queue_time": 0.5, "forward_entry_time": 1700000000.5,
         "prefill_finished_time": 1700000001.0, "request_finished_ts": 1700000003.0, "first_token_latency": 1.25,
@@ -211,5 +219,5 @@ def test_a_response_carries_them_too(inside: dict[str, object], beside: dict[str
         {"type": "response.completed", "response": {"id": "x", "status": "completed", "usage": usage, **inside}}
         | beside,
     )
-    body = b"".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in events)
+    body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
     _same(expected, _read(body, protocol="responses").timings)

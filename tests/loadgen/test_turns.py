@@ -94,7 +94,7 @@ def test_what_is_carried_is_what_was_said(texts: list[str]):
 
 
 async def test_a_whole_reply_is_carried_too():
-    """JSON that is no stream; reasoning is not shown to the model again."""
+    """JSON instead of a stream; reasoning is not shown to the model again."""
     message = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
@@ -104,7 +104,7 @@ async def test_a_whole_reply_is_carried_too():
 
 
 async def test_a_turn_that_failed_is_the_last(wire: type[Wire]):
-    """No reply, a torn one, an error's status, an error under 200, and what is no reply at all."""
+    """No reply, a torn one, an error's status, an error under 200, and what cannot be a reply at all."""
     first = session(0, "a", "b", index=0)
     good = answer(wire, "Good.")
     failed = [
@@ -118,7 +118,7 @@ async def test_a_turn_that_failed_is_the_last(wire: type[Wire]):
         exchange(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n", b"<html>"),
         exchange(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n", b'{"error":{"message":"no"}}'),
     ]
-    assert [None] * len(failed) == [await next_turn(first, one, protocol=CHAT) for one in failed]
+    assert [None] * len(failed) == [await next_turn(first, outcome, protocol=CHAT) for outcome in failed]
 
 
 async def test_others_go_on_while_a_long_reply_is_read(wire: type[Wire]):
@@ -143,12 +143,12 @@ async def test_others_go_on_while_a_long_reply_is_read(wire: type[Wire]):
 
 
 async def driven(start: Start, url: str, *sessions: PlannedRequest, **command: object) -> dict[str, object]:
-    """What a worker says of a plan of sessions that it was told to drive, two at a time."""
+    """What a worker says of a plan of sessions, two at a time."""
     worker = await start(url, sessions=True)
     path = worker.directory / "plan"
     frame_log = frames.FrameLog(path)
-    for one in (*sessions, records.plan_end("measure")):
-        records.append_record(frame_log, one)
+    for record in (*sessions, records.plan_end("measure")):
+        records.append_record(frame_log, record)
     frame_log.close()
     await worker.send(**{"cmd": "run", "plan": str(path), "start_ns": 0, "concurrency": 2} | command)
     return await worker.hear()
@@ -160,7 +160,7 @@ def parts(directory: Path) -> list[RequestPart]:
 
 
 async def test_a_worker_carries_each_sessions_own_history(serve: Serve, wire: type[Wire], start: Start, tmp_path: Path):
-    """Two sessions at once; the server's replies repeat what it was told last. Every turn is in the log."""
+    """Two sessions at once; the server's replies repeat what it was sent last. Every turn is in the log."""
 
     async def script(peer: Peer) -> None:
         said = json.loads(peer.body)["messages"][-1]["content"]

@@ -161,7 +161,7 @@ async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire],
 
 
 async def test_a_full_disk_ends_the_worker(serve: Serve, wire: type[Wire], start: Start):
-    """Nothing is sent that nobody records: an error event, and exit code 1."""
+    """Nothing is sent without being recorded: an error event, and exit code 1."""
 
     server = await serve(wire.answer(1))
     worker = await start(server.url, out="/dev/full")

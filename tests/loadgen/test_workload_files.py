@@ -49,37 +49,39 @@ def drawn(workload: workloads.Workload, count: int = COUNT) -> list[workloads.Wo
 
 def test_conversations_come_from_the_file_as_they_are(sharegpt: Path):
     """The first user message that has a reply, and the reply's length; each as often as the others."""
-    made = workloads.build("conversation", seed=1, dataset=sharegpt)
-    requests = drawn(made, 300)
+    workload = workloads.build("conversation", seed=1, dataset=sharegpt)
+    requests = drawn(workload, 300)
     count = reference().count
     expected = {
         "How are you?": count("Fine, thank you."),
         "What is a token?": count("A piece of text that a model reads."),
         "\U0001f600?": count("Yes"),
     }
-    assert expected == {one.text: one.max_tokens for one in requests}
-    assert {100} == set(Counter(one.text for one in requests).values())
-    assert all(not one.turns for one in requests)
+    assert expected == {request.text: request.max_tokens for request in requests}
+    assert {100} == set(Counter(request.text for request in requests).values())
+    assert all(not request.turns for request in requests)
 
 
 def test_half_of_the_conversations_share_a_system_prompt(sharegpt: Path):
     """One of 200 tokens."""
-    systems = [one.system for one in drawn(workloads.build("conversation", seed=1, dataset=sharegpt)) if one.system]
+    systems = [
+        request.system for request in drawn(workloads.build("conversation", seed=1, dataset=sharegpt)) if request.system
+    ]
     assert abs(len(systems) / COUNT - 0.5) <= 4.5 * math.sqrt(0.25 / COUNT)
-    assert {200} == {one.tokens for one in systems}
+    assert {200} == {system.tokens for system in systems}
     assert len(set(systems)) == 1
 
 
 def test_the_file_is_stated_with_version_subset_and_preprocessing(sharegpt: Path):
-    """SHA-256, name, how many conversations were there and how many are used; no stand-in."""
-    made = workloads.build("conversation", seed=1, dataset=sharegpt)
-    data = made.about["data"]
+    """SHA-256, name, how many conversations were there and how many are used; not synthetic."""
+    workload = workloads.build("conversation", seed=1, dataset=sharegpt)
+    data = workload.about["data"]
     assert hashlib.sha256(sharegpt.read_bytes()).hexdigest() == data["sha256"]
     assert ("sharegpt.json", 7) == (data["file"], data["conversations_in_file"])
     assert "3 conversations" in data["subset"]
     assert data["preprocessing"]
-    assert ("conversation", False, ()) == (made.label, made.about["stand_in"], made.notes)
-    json.dumps(made.about)
+    assert ("conversation", False, ()) == (workload.label, workload.about["stand_in"], workload.notes)
+    json.dumps(workload.about)
 
 
 def test_half_a_surrogate_pair_spoils_no_file(tmp_path: Path):
@@ -91,14 +93,14 @@ def test_half_a_surrogate_pair_spoils_no_file(tmp_path: Path):
     ):
         messages = f'{{"from": "human", "value": "{text}"}}, {{"from": "gpt", "value": "yes"}}'
         path.write_text(f'[{{"conversations": [{messages}]}}]', encoding="utf-8")
-        made = workloads.build("conversation", seed=1, dataset=path)
-        assert expected == next(made.requests).text
+        workload = workloads.build("conversation", seed=1, dataset=path)
+        assert expected == next(workload.requests).text
 
 
 def test_a_conversation_can_be_a_session(sharegpt: Path):
     """Later exchanges are later turns; what has no reply is none."""
-    made = workloads.build("conversation", seed=1, dataset=sharegpt, sessions=True, think_s=2.5)
-    turns = {one.text: [(turn.text, turn.think_s) for turn in one.turns] for one in drawn(made, 30)}
+    workload = workloads.build("conversation", seed=1, dataset=sharegpt, sessions=True, think_s=2.5)
+    turns = {request.text: [(turn.text, turn.think_s) for turn in request.turns] for request in drawn(workload, 30)}
     assert {"How are you?": [("And now?", 2.5)], "What is a token?": [], "\U0001f600?": []} == turns
 
 
@@ -164,27 +166,29 @@ def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def test_code_comes_from_the_file(stack: Path):
     """A prompt is the beginning of one of its functions; four of five begin with one of ten contexts of the file."""
-    made = workloads.build("code-completion", seed=1, dataset=stack)
-    requests = drawn(made)
+    workload = workloads.build("code-completion", seed=1, dataset=stack)
+    requests = drawn(workload)
     corpus, _ = code_completion.read(stack)
     assert len(corpus.functions) == 36 * 2 + 1
-    assert all(any(function.startswith(one.text or "?") for function in corpus.functions) for one in requests[:50])
-    prefixes = {one.prefix for one in requests if one.prefix}
+    assert all(
+        any(function.startswith(request.text or "?") for function in corpus.functions) for request in requests[:50]
+    )
+    prefixes = {request.prefix for request in requests if request.prefix}
     assert len(prefixes) == 10
-    for one in prefixes:
-        assert 512 <= one.tokens <= 1024
-        assert abs(reference().count(one.text) - one.tokens) <= 2
-    assert abs(sum(one.prefix is not None for one in requests) / COUNT - 0.8) <= 4.5 * math.sqrt(0.16 / COUNT)
-    assert "73 functions of 37 files" in made.about["data"]["subset"]
-    assert (False, "code-completion") == (made.about["stand_in"], made.label)
-    json.dumps(made.about)
+    for prefix in prefixes:
+        assert 512 <= prefix.tokens <= 1024
+        assert abs(reference().count(prefix.text) - prefix.tokens) <= 2
+    assert abs(sum(request.prefix is not None for request in requests) / COUNT - 0.8) <= 4.5 * math.sqrt(0.16 / COUNT)
+    assert "73 functions of 37 files" in workload.about["data"]["subset"]
+    assert (False, "code-completion") == (workload.about["stand_in"], workload.label)
+    json.dumps(workload.about)
 
 
 def test_both_formats_give_the_same_requests(tmp_path: Path):
     """Parquet and JSON lines of the same rows."""
     files = [written(tmp_path / name) for name in ("a.parquet", "a.jsonl")]
-    made = [drawn(workloads.build("code-completion", seed=9, dataset=path), 20) for path in files]
-    assert made[0] == made[1]
+    plans = [drawn(workloads.build("code-completion", seed=9, dataset=path), 20) for path in files]
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_both_formats_give_the_same_requests(tmp_path: Path):
         ("code-completion", "a.parquet", "x", r"a\.parquet: no Parquet: .*give a Parquet or JSON lines file"),
     ],
 )
-def test_a_wrong_file_is_told(workload: str, name: str, content: str, says: str, tmp_path: Path):
+def test_a_wrong_file_is_refused(workload: str, name: str, content: str, says: str, tmp_path: Path):
     """With its name, what is wrong, and what it should be."""
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
@@ -211,7 +215,7 @@ def test_a_wrong_file_is_told(workload: str, name: str, content: str, says: str,
         workloads.build(workload, seed=1, dataset=path)
 
 
-def test_a_file_that_is_missing_or_of_no_use_is_told(tmp_path: Path):
+def test_a_file_that_is_missing_or_of_no_use_is_refused(tmp_path: Path):
     """Not there; or given to a workload that reads none."""
     with pytest.raises(WorkloadError, match=r"none\.json: No such file or directory; .*--dataset"):
         workloads.build("conversation", seed=1, dataset=tmp_path / "none.json")
@@ -228,12 +232,12 @@ def test_a_trace_gives_its_lengths(tmp_path: Path):
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:50.99,20,9\n",
         encoding="utf-8",
     )
-    made = workloads.build("trace", seed=1, trace=path)
-    requests = list(made.requests)
-    assert [(374, 44), (20, 9)] == [(one.input_tokens, one.max_tokens) for one in requests]
-    assert [374, 20] == [reference().count(reference().text(one.token_ids)) for one in requests]
-    assert "trace azure" == made.label
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == made.about["data"]["sha256"]
+    workload = workloads.build("trace", seed=1, trace=path)
+    requests = list(workload.requests)
+    assert [(374, 44), (20, 9)] == [(request.input_tokens, request.max_tokens) for request in requests]
+    assert [374, 20] == [reference().count(reference().text(request.token_ids)) for request in requests]
+    assert "trace azure" == workload.label
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == workload.about["data"]["sha256"]
 
 
 def test_equal_hash_ids_are_equal_blocks(tmp_path: Path):
@@ -245,7 +249,7 @@ def test_equal_hash_ids_are_equal_blocks(tmp_path: Path):
         {"timestamp": 9, "input_length": 600, "output_length": 5, "hash_ids": [1]},
     ]
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    first, second, third = (one.token_ids for one in workloads.build("trace", seed=1, trace=path).requests)
+    first, second, third = (request.token_ids for request in workloads.build("trace", seed=1, trace=path).requests)
     assert (1100, 1030, 600) == (len(first), len(second), len(third))
     assert first[:1024] == second[:1024]
     assert first[1024:1030] != second[1024:]

@@ -56,33 +56,33 @@ def built(
 ) -> tuple[workloads.Workload, list[workloads.WorkloadRequest]]:
     path = tmp_path / "desk.yaml"
     path.write_text(text, encoding="utf-8")
-    made = workloads.build(str(path), seed=3)
-    return made, list(itertools.islice(made.requests, count))
+    workload = workloads.build(str(path), seed=3)
+    return workload, list(itertools.islice(workload.requests, count))
 
 
 def test_classes_are_mixed_by_weight_with_what_stands_above_them(tmp_path: Path):
     """Three of four are short; content, temperature and output come from the top where a class has none."""
-    made, requests = built(WHOLE, tmp_path)
-    assert made.label == "support desk (custom)"
-    classes = Counter(one.workload_class for one in requests)
+    workload, requests = built(WHOLE, tmp_path)
+    assert workload.label == "support desk (custom)"
+    classes = Counter(request.workload_class for request in requests)
     assert set(classes) == {"short", "long"}
     assert abs(classes["short"] / len(requests) - 0.75) < 0.05
-    short = [one for one in requests if one.workload_class == "short"]
-    long = [one for one in requests if one.workload_class == "long"]
-    assert all(64 + 50 <= one.input_tokens <= 256 + 50 and one.system is not None for one in short)
-    assert all(one.max_tokens == 32 and one.temperature == 0.5 for one in long)
-    assert all(1024 <= len(one.token_ids) <= 4096 for one in long)
-    assert len({one.prefix for one in long if one.prefix}) == 4
-    assert {0, 1, 2, 3} == {len(one.turns) for one in long}
-    assert all(0.5 <= turn.think_s <= 5.0 for one in long for turn in one.turns)
-    assert all(not one.turns for one in short)
+    short = [request for request in requests if request.workload_class == "short"]
+    long = [request for request in requests if request.workload_class == "long"]
+    assert all(64 + 50 <= request.input_tokens <= 256 + 50 and request.system is not None for request in short)
+    assert all(request.max_tokens == 32 and request.temperature == 0.5 for request in long)
+    assert all(1024 <= len(request.token_ids) <= 4096 for request in long)
+    assert len({request.prefix for request in long if request.prefix}) == 4
+    assert {0, 1, 2, 3} == {len(request.turns) for request in long}
+    assert all(0.5 <= turn.think_s <= 5.0 for request in long for turn in request.turns)
+    assert all(not request.turns for request in short)
 
 
 def test_a_file_states_itself_in_the_manifest(tmp_path: Path):
     """Every class with its fraction and distributions, as plain JSON."""
-    made, _ = built(WHOLE, tmp_path, count=0)
-    about = json.loads(json.dumps(made.about))
-    assert [("short", 0.75), ("long", 0.25)] == [(one["name"], one["fraction"]) for one in about["classes"]]
+    workload, _ = built(WHOLE, tmp_path, count=0)
+    about = json.loads(json.dumps(workload.about))
+    assert [("short", 0.75), ("long", 0.25)] == [(entry["name"], entry["fraction"]) for entry in about["classes"]]
     assert about["classes"][1]["turns"] == {"type": "uniform", "min": 1, "max": 4}
     assert about["source"] == "custom"
 
@@ -90,15 +90,19 @@ def test_a_file_states_itself_in_the_manifest(tmp_path: Path):
 def test_one_class_needs_no_list(tmp_path: Path):
     """Input and output at the top are a whole workload."""
     _, requests = built("input: 100\noutput: {fixed: 7}\n", tmp_path, count=3)
-    assert [(100, 7, "desk")] * 3 == [(one.input_tokens, one.max_tokens, one.workload_class) for one in requests]
+    assert [(100, 7, "desk")] * 3 == [
+        (request.input_tokens, request.max_tokens, request.workload_class) for request in requests
+    ]
 
 
 def test_long_context_of_the_drafts_other_range_can_be_written(tmp_path: Path):
     """Uniform(8192, 32768) with a question of one's own."""
     text = "content: words\ninput: {uniform: {min: 8192, max: 32768}}\noutput: 256\nquestion: ' What is it about?'\n"
     _, requests = built(text, tmp_path, count=20)
-    assert all(8192 <= one.input_tokens <= 32_768 for one in requests)
-    assert all(one.input_tokens - reference().count(one.suffix) == len(one.token_ids) for one in requests)
+    assert all(8192 <= request.input_tokens <= 32_768 for request in requests)
+    assert all(
+        request.input_tokens - reference().count(request.suffix) == len(request.token_ids) for request in requests
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,11 +196,11 @@ def test_nothing_without_weight_is_picked(weights: list[float], seed: int):
 
 def test_one_class_does_not_disturb_another():
     """A class's requests are the same whatever stands beside it."""
-    one, other = (
+    first, other = (
         custom.parse({"input": {"uniform": {"min": 1, "max": 99}}, "output": n}, name="w").classes[0] for n in (1, 2)
     )
-    alone = list(itertools.islice(mix.requests([one], seed=5), 50))
-    mixed = (request for request in mix.requests([one, other], seed=5) if request.max_tokens == 1)
+    alone = list(itertools.islice(mix.requests([first], seed=5), 50))
+    mixed = (request for request in mix.requests([first, other], seed=5) if request.max_tokens == 1)
     assert alone == list(itertools.islice(mixed, 50))
 
 

@@ -18,7 +18,7 @@ TRACKING = (
 ABSENT = Missing(reason="read on Linux only")
 
 
-def test_this_machines_clock_is_told_or_missing():
+def test_this_machines_clock_is_described_or_missing():
     """Every part is a value or a reason, whatever this machine is."""
     got = clock_summary(clock_state())
     assert set(got.missing) == {name for name in ("source", "kernel", "chrony", "ptp") if getattr(got, name) is None}
@@ -28,7 +28,7 @@ def test_this_machines_clock_is_told_or_missing():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="adjtimex is Linux's")
 def test_the_kernels_clock_is_read():
-    """Its bound holds its estimate; a kernel without a daemon says that nobody keeps it."""
+    """Its bound holds its estimate; a kernel without a daemon says that it is not synchronised."""
     kernel = clock_state().kernel
     if isinstance(kernel, Missing):
         pytest.skip(kernel.reason)
@@ -97,7 +97,7 @@ def _kernel(*, synchronised: bool, max_error_ms: float) -> KernelClock:
 def test_the_best_known_bound_is_stated(
     kernel: KernelClock | Missing, chrony: Chrony | Missing, error_ms: float | None, within: bool | None, method: str
 ):
-    """chrony's, else the kernel's where it is kept; none is no zero."""
+    """chrony's, else the kernel's where it is synchronised; missing is not zero."""
     got = clock_summary(ClockState(source="tsc", kernel=kernel, chrony=chrony, ptp=ABSENT))
     assert within == got.within_10_ms
     assert error_ms == (None if got.error_ms is None else pytest.approx(got.error_ms))

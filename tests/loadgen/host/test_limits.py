@@ -15,7 +15,7 @@ def test_a_load_that_fits_is_no_shortage():
     assert descriptors.shortage(10) is None
 
 
-def test_more_connections_than_open_files_are_told_with_their_cure():
+def test_more_connections_than_open_files_are_a_warning_with_the_cure():
     """One line: how many are needed, how many may be had, what helps."""
     limit = descriptors.descriptor_limit()
     said = descriptors.shortage(limit + 1)
@@ -31,11 +31,11 @@ def test_workers_share_the_connections():
     assert f" need {half * 2 + 2 + 32} open files" in str(descriptors.shortage(half * 4 + 3, workers=2))
 
 
-def test_more_connections_than_ports_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_connections_than_ports_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Ports are counted for each address; a machine that does not tell is not doubted."""
-    told = tmp_path / "range"
-    told.write_text("32768\t32777\n")
-    monkeypatch.setattr(descriptors, "_PORT_RANGE", told)
+    port_range = tmp_path / "range"
+    port_range.write_text("32768\t32777\n")
+    monkeypatch.setattr(descriptors, "_PORT_RANGE", port_range)
     assert descriptors.port_count() == 10
     assert "this machine has 10" in str(descriptors.shortage(11))
     assert descriptors.shortage(11, targets=2) is None

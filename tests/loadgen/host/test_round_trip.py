@@ -42,7 +42,7 @@ async def test_a_kernel_answers_for_a_process_that_does_not():
 
 
 async def test_a_second_address_is_tried(serve: Serve):
-    """localhost may be ::1 first, where nobody listens."""
+    """localhost may be ::1 first, where nothing listens."""
     server = await serve(_idle)
     got = await measure_rtt(server.url.replace("127.0.0.1", "localhost"))
     assert isinstance(got, Rtt)

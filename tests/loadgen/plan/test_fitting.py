@@ -39,14 +39,14 @@ async def planned(
     requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
 ) -> list[fitter.Planned]:
     target = Target(base_url="http://h", model="m", endpoint=endpoint)
-    made = fitter.plan(
+    plan = fitter.plan(
         requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )
-    return [one async for one in made]
+    return [planned_request async for planned_request in plan]
 
 
-def messages(one: fitter.Planned) -> dict[str, str]:
-    return {message["role"]: message["content"] for message in json.loads(one.request.body)["messages"]}
+def messages(plan: fitter.Planned) -> dict[str, str]:
+    return {message["role"]: message["content"] for message in json.loads(plan.request.body)["messages"]}
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -57,23 +57,23 @@ async def test_parts_are_put_together_to_the_wanted_length(server: tokenizers.Se
     wanted = [
         request(200 + n, token_ids=IDS[: 100 + n], system=SYSTEM, prefix=PREFIX, suffix=" Why?") for n in range(5)
     ]
-    made = await planned(wanted, tokenizer)
-    whole = [messages(one) for one in made]
-    assert len({one["system"] for one in whole}) == 1
+    plan = await planned(wanted, tokenizer)
+    whole = [messages(fitted) for fitted in plan]
+    assert len({message["system"] for message in whole}) == 1
     assert count(whole[0]["system"]) == 30
-    assert all(one["user"].endswith(" Why?") for one in whole)
-    assert len({one["user"][:40] for one in whole}) == 1
-    for number, (one, text) in enumerate(zip(made, whole, strict=True)):
-        assert 200 + number == one.request.input_tokens
+    assert all(message["user"].endswith(" Why?") for message in whole)
+    assert len({message["user"][:40] for message in whole}) == 1
+    for number, (fitted, text) in enumerate(zip(plan, whole, strict=True)):
+        assert 200 + number == fitted.request.input_tokens
         if not reference:
-            assert one.request.input_tokens == count(text["system"]) + count(text["user"])
-        assert (False, 0) == (one.clipped_input, one.missed_tokens)
+            assert fitted.request.input_tokens == count(text["system"]) + count(text["user"])
+        assert (False, 0) == (fitted.clipped_input, fitted.missed_tokens)
 
 
 async def test_a_protocol_without_roles_gets_one_text(server: tokenizers.ServerTokenizer):
     """The system prompt, a blank line, the prompt."""
-    (made,) = await planned([request(100, system=SYSTEM)], server, endpoint="completions")
-    prompt = json.loads(made.request.body)["prompt"]
+    (fitted,) = await planned([request(100, system=SYSTEM)], server, endpoint="completions")
+    prompt = json.loads(fitted.request.body)["prompt"]
     assert tokenizers.reference().text(IDS)[:30] + "\n\n" == prompt[:32]
 
 
@@ -81,8 +81,8 @@ async def test_a_files_text_goes_out_as_it_is(server: tokenizers.ServerTokenizer
     """What the tokenizer counts is declared; it is cut only for the model's length."""
     text = "What is a token? " * 10
     for tokenizer, tokens in ((server, len(text)), (tokenizers.reference(), tokenizers.reference().count(text))):
-        (made,) = await planned([request(-1, token_ids=(), text=text)], tokenizer)
-        assert (text, tokens, False) == (messages(made)["user"], made.request.input_tokens, made.clipped_input)
+        (fitted,) = await planned([request(-1, token_ids=(), text=text)], tokenizer)
+        assert (text, tokens, False) == (messages(fitted)["user"], fitted.request.input_tokens, fitted.clipped_input)
         (cut,) = await planned([request(-1, token_ids=(), text=text)], tokenizer, max_model_len=100)
         assert cut.clipped_input
         assert text.startswith(messages(cut)["user"])
@@ -93,10 +93,10 @@ async def test_what_is_too_long_loses_its_own_text_before_its_parts(server: toke
     """Then the prefix, then the system prompt; it always fits."""
     wanted = request(400, system=SYSTEM, prefix=PREFIX, suffix="Why?")
     for limit, system, prefix in ((84 + 200, True, True), (84 + 60, True, False), (84 + 20, False, False)):
-        (made,) = await planned([wanted], server, max_model_len=limit)
-        text = messages(made)
-        assert made.clipped_input
-        assert made.request.input_tokens == sum(map(len, text.values())) <= limit - 64 - 20
+        (fitted,) = await planned([wanted], server, max_model_len=limit)
+        text = messages(fitted)
+        assert fitted.clipped_input
+        assert fitted.request.input_tokens == sum(map(len, text.values())) <= limit - 64 - 20
         assert system == ("system" in text)
         assert prefix == (len(text["user"]) > 50)
         assert text["user"].endswith("Why?")
@@ -106,25 +106,25 @@ async def test_what_is_too_long_loses_its_own_text_before_its_parts(server: toke
 async def test_exact_prompts_count_the_chat_template(server: tokenizers.ServerTokenizer, system: Shared | None):
     """What is declared was counted with the messages under the template, and is the wanted length."""
     wanted = [request(n, system=system) for n in (60, 61, 300, 900)]
-    for one in await planned(wanted, server, exact=True):
-        text = messages(one)
-        assert one.request.input_tokens == TEMPLATE + sum(map(len, text.values()))
-        assert one.missed_tokens == 0
-    assert [60, 61, 300, 900] == [one.request.input_tokens for one in await planned(wanted, server, exact=True)]
+    for fitted in await planned(wanted, server, exact=True):
+        text = messages(fitted)
+        assert fitted.request.input_tokens == TEMPLATE + sum(map(len, text.values()))
+        assert fitted.missed_tokens == 0
+    assert [60, 61, 300, 900] == [fitted.request.input_tokens for fitted in await planned(wanted, server, exact=True)]
 
 
-async def test_a_prompt_shorter_than_the_template_is_told(server: tokenizers.ServerTokenizer):
+async def test_a_prompt_shorter_than_the_template_is_counted_as_missed(server: tokenizers.ServerTokenizer):
     """The count that was verified is declared, and how far it is off."""
-    (made,) = await planned([request(3)], server, exact=True)
-    assert (TEMPLATE, TEMPLATE - 3) == (made.request.input_tokens, made.missed_tokens)
+    (fitted,) = await planned([request(3)], server, exact=True)
+    assert (TEMPLATE, TEMPLATE - 3) == (fitted.request.input_tokens, fitted.missed_tokens)
 
 
 async def test_exact_prompts_need_a_template():
     """cl100k_base has none; a protocol without a template needs none."""
     with pytest.raises(tokenizers.TokenizerError, match=r"cl100k_base .* has no chat template"):
         await planned([request(50)], tokenizers.reference(), exact=True)
-    (made,) = await planned([request(50)], tokenizers.reference(), exact=True, endpoint="completions")
-    assert tokenizers.reference().count(json.loads(made.request.body)["prompt"]) == 50 == made.request.input_tokens
+    (fitted,) = await planned([request(50)], tokenizers.reference(), exact=True, endpoint="completions")
+    assert tokenizers.reference().count(json.loads(fitted.request.body)["prompt"]) == 50 == fitted.request.input_tokens
 
 
 def talk(turns: int) -> WorkloadRequest:
@@ -135,40 +135,40 @@ def talk(turns: int) -> WorkloadRequest:
 
 
 async def test_a_session_is_one_record_with_its_turns():
-    """Each turn has an index of its own, what it adds as its body, and its pause; a single request is no session."""
-    made = await planned([talk(3), talk(1), talk(2)], tokenizers.reference(), first_index=10)
+    """Each turn has an index of its own, what it adds as its body, and its pause; a single request has no session."""
+    plan = await planned([talk(3), talk(1), talk(2)], tokenizers.reference(), first_index=10)
     assert [(10, 0, 0), (13, -1, 0), (14, 2, 0)] == [
-        (one.request.index, one.request.session, one.request.turn) for one in made
+        (fitted.request.index, fitted.request.session, fitted.request.turn) for fitted in plan
     ]
-    turns = made[0].request.turns
+    turns = plan[0].request.turns
     assert [(11, 0, 1, 0), (12, 0, 2, 500_000_000)] == [
-        (one.index, one.session, one.turn, one.think_ns) for one in turns
+        (turn.index, turn.session, turn.turn, turn.think_ns) for turn in turns
     ]
-    assert [-1, -1] == [one.offset_ns for one in turns]
-    added = [json.loads(one.body)["messages"] for one in turns]
+    assert [-1, -1] == [turn.offset_ns for turn in turns]
+    added = [json.loads(turn.body)["messages"] for turn in turns]
     assert [[{"role": "user", "content": tokenizers.reference().text(IDS[:n])}] for n in (10, 11)] == added
-    assert [10, 11] == [one.input_tokens for one in turns]
+    assert [10, 11] == [turn.input_tokens for turn in turns]
 
 
 async def test_offsets_and_counts_are_of_sessions():
     """One offset a session; count says how many."""
-    made = await planned([talk(2)] * 5, tokenizers.reference(), offsets_ns=np.array([3, 4, 5]), count=2)
-    assert [(0, 3), (2, 4)] == [(one.request.index, one.request.offset_ns) for one in made]
+    plan = await planned([talk(2)] * 5, tokenizers.reference(), offsets_ns=np.array([3, 4, 5]), count=2)
+    assert [(0, 3), (2, 4)] == [(fitted.request.index, fitted.request.offset_ns) for fitted in plan]
 
 
 async def test_turns_that_lead_beyond_the_model_are_dropped():
     """Counted with all that came before them; a warm-up drops all of them, and a protocol that carries none too."""
-    (made,) = await planned([talk(5)], tokenizers.reference(), max_model_len=330)
-    assert (2, 2) == (len(made.request.turns), made.dropped_turns)
-    (made,) = await planned([talk(5)], tokenizers.reference(), sessions=False)
-    assert ((), -1, 0) == (made.request.turns, made.request.session, made.dropped_turns)
+    (fitted,) = await planned([talk(5)], tokenizers.reference(), max_model_len=330)
+    assert (2, 2) == (len(fitted.request.turns), fitted.dropped_turns)
+    (fitted,) = await planned([talk(5)], tokenizers.reference(), sessions=False)
+    assert ((), -1, 0) == (fitted.request.turns, fitted.request.session, fitted.dropped_turns)
 
 
 async def test_urls_take_turns():
     """A session stays at its own."""
-    made = await planned([talk(2)] * 5, tokenizers.reference(), urls=2)
-    assert [0, 1, 0, 1, 0] == [one.request.url for one in made]
-    assert [0, 1, 0, 1, 0] == [one.request.turns[0].url for one in made]
+    plan = await planned([talk(2)] * 5, tokenizers.reference(), urls=2)
+    assert [0, 1, 0, 1, 0] == [fitted.request.url for fitted in plan]
+    assert [0, 1, 0, 1, 0] == [fitted.request.turns[0].url for fitted in plan]
 
 
 async def test_shared_pieces_are_fitted_once(server: tokenizers.ServerTokenizer):

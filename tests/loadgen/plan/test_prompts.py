@@ -48,7 +48,9 @@ async def planned(
     target = Target(base_url="http://e", model="m", endpoint=endpoint)
     order = PlanOrder(phase="measure", count=count, max_model_len=max_model_len)
     requests = given(path, endpoint, **options).requests
-    return [one.request async for one in plan(requests, target=target, tokenizer=ReferenceTokenizer(), order=order)]
+    return [
+        fitted.request async for fitted in plan(requests, target=target, tokenizer=ReferenceTokenizer(), order=order)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,9 @@ async def test_a_conversation_goes_out_as_it_is(write: Any):
     """Roles and parts unchanged, in chat and in responses; what is asked of the output keeps to the model's length."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": "u"}]}]
     file = write([{"messages": TALK, "max_tokens": 900}, {"messages": parts, "max_tokens": 9}])
-    one, two = await planned(file, 2, max_model_len=200)
-    assert TALK == json.loads(one.body)["messages"]
-    assert (4, 132) == (one.input_tokens, json.loads(one.body)["max_tokens"])
+    first, two = await planned(file, 2, max_model_len=200)
+    assert TALK == json.loads(first.body)["messages"]
+    assert (4, 132) == (first.input_tokens, json.loads(first.body)["max_tokens"])
     assert parts == json.loads(two.body)["messages"]
     assert TALK == json.loads((await planned(file, 1, endpoint="responses"))[0].body)["input"]
 
@@ -143,10 +145,10 @@ async def test_headers_are_named_by_position(write: Any):
 def test_a_warm_up_is_as_long_but_sends_other_words(write: Any):
     """Nothing that is measured is in the engine's cache."""
     file = write([{"prompt": "Tell me about the sea.", "max_tokens": 3}, {"messages": TALK, "headers": {"A": "b"}}])
-    one, two = itertools.islice(workloads.likenesses(file, seed=1, protocol=PROTOCOLS["chat"]), 2)
-    assert (6, 3, -1) == (one.input_tokens, one.max_tokens, one.headers)
+    first, two = itertools.islice(workloads.likenesses(file, seed=1, protocol=PROTOCOLS["chat"]), 2)
+    assert (6, 3, -1) == (first.input_tokens, first.max_tokens, first.headers)
     assert (4, 0) == (two.input_tokens, two.headers)
-    assert (None, ()) == (one.text, two.messages)
+    assert (None, ()) == (first.text, two.messages)
 
 
 def test_what_is_not_used_and_what_is_not_stated_is_said_once(write: Any):

@@ -35,8 +35,8 @@ def session(index: int) -> PlannedRequest:
 
 def replayed(path: Path, model: str | None = None, **order: Any) -> list[PlannedRequest]:
     async def collect() -> list[PlannedRequest]:
-        made = saved.replay(path, order=PlanOrder(**({"phase": "measure"} | order)), model=model)
-        return [one.request async for one in made]
+        plan = saved.replay(path, order=PlanOrder(**({"phase": "measure"} | order)), model=model)
+        return [fitted.request async for fitted in plan]
 
     return asyncio.run(collect())
 
@@ -84,20 +84,22 @@ def test_equal_requests_are_equal_files(tmp_path: Path):
 def test_a_replay_sends_the_same_bodies_as_ordered(path: Path):
     """Fewer, renumbered, at other offsets, over several URLs, without later turns."""
     saved.save(path, [session(0), planned(3), planned(4)], workload=ABOUT)
-    assert [planned(0).body] * 3 == [one.body for one in replayed(path)]
-    assert [20, 23, 24] == [one.index for one in replayed(path, first_index=20)]
+    assert [planned(0).body] * 3 == [request.body for request in replayed(path)]
+    assert [20, 23, 24] == [request.index for request in replayed(path, first_index=20)]
     assert [21, 22] == [turn.index for turn in replayed(path, first_index=20)[0].turns]
-    assert [0, 1, 0] == [one.url for one in replayed(path, urls=2)]
-    assert [1, 2] == [one.offset_ns for one in replayed(path, offsets_ns=np.array([1, 2]))]
-    assert [0] == [one.index for one in replayed(path, count=1)]
-    assert [(0, ()), (1, ()), (2, ())] == [(one.index, one.turns) for one in replayed(path, sessions=False)]
-    assert {"warmup"} == {one.phase for one in replayed(path, phase="warmup")}
+    assert [0, 1, 0] == [request.url for request in replayed(path, urls=2)]
+    assert [1, 2] == [request.offset_ns for request in replayed(path, offsets_ns=np.array([1, 2]))]
+    assert [0] == [request.index for request in replayed(path, count=1)]
+    assert [(0, ()), (1, ()), (2, ())] == [(request.index, request.turns) for request in replayed(path, sessions=False)]
+    assert {"warmup"} == {request.phase for request in replayed(path, phase="warmup")}
 
 
 def test_another_model_can_be_asked_the_same(path: Path):
     """Only the model differs, in its place; numbers keep their digits; a body without a model is left alone."""
     saved.save(path, [planned(0), planned(1, b"[1]"), planned(2, b'{"a":1}')], workload=ABOUT)
-    assert [b'{"model":"other","x":[1.0]}', b"[1]", b'{"a":1}'] == [one.body for one in replayed(path, model="other")]
+    assert [b'{"model":"other","x":[1.0]}', b"[1]", b'{"a":1}'] == [
+        request.body for request in replayed(path, model="other")
+    ]
 
 
 GOOD = {"index": 0, "class": "c", "path": "/p", "body": "{}", "tokens": [1, 2]}
@@ -117,7 +119,7 @@ GOOD = {"index": 0, "class": "c", "path": "/p", "body": "{}", "tokens": [1, 2]}
         ({"bodi": "x"}, "line 3: Object contains unknown field `bodi`"),
     ],
 )
-def test_a_bad_line_is_told_by_number_and_field(path: Path, line: Any, says: str):
+def test_a_bad_line_is_named_by_number_and_field(path: Path, line: Any, says: str):
     """The lines before it were good."""
     saved.save(path, [planned(0)], workload=ABOUT)
     text = line if isinstance(line, str) else json.dumps({**GOOD, "index": 1} | line)
@@ -127,7 +129,7 @@ def test_a_bad_line_is_told_by_number_and_field(path: Path, line: Any, says: str
         list(saved.read(path))
 
 
-def test_a_file_of_something_else_is_told(path: Path, tmp_path: Path):
+def test_a_file_of_something_else_is_refused(path: Path, tmp_path: Path):
     """Another format, an empty file, a file that is not there, a file that is there already."""
     path.write_text('{"format": "other", "workload": {}}\n', encoding="utf-8")
     with pytest.raises(saved.SavedRequestsError, match="line 1: format: 'other' must be 'sidelight requests 1'"):

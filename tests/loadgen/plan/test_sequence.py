@@ -27,17 +27,17 @@ REFERENCE = tokenizers.ReferenceTokenizer()
 async def _planned(
     tokenizer: tokenizers.Tokenizer = REFERENCE, *, seed: int = 1, **order: object
 ) -> list[fitter.Planned]:
-    made = fitter.plan(
+    plan = fitter.plan(
         workloads.build("synthetic-uniform", seed=seed).requests,
         target=TARGET,
         tokenizer=tokenizer,
         order=fitter.PlanOrder(**({"phase": "measure"} | order)),
     )
-    return [one async for one in made]
+    return [fitted async for fitted in plan]
 
 
-def _text(one: fitter.Planned) -> str:
-    return str(json.loads(one.request.body)["messages"][0]["content"])
+def _text(fitted: fitter.Planned) -> str:
+    return str(json.loads(fitted.request.body)["messages"][0]["content"])
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_the_same_seed_gives_the_same_bytes():
     """One hash over all bodies: equal for one seed, different for another."""
 
     async def digest(seed: int) -> str:
-        bodies = [one.request.body for one in await _planned(seed=seed, count=100)]
+        bodies = [fitted.request.body for fitted in await _planned(seed=seed, count=100)]
         return hashlib.sha256(b"".join(bodies)).hexdigest()
 
     assert await digest(42) == await digest(42)
@@ -69,19 +69,19 @@ async def test_the_same_seed_gives_the_same_bytes():
 async def test_the_reference_tokenizer_sends_the_drawn_ids():
     """Text is that of the ids; the declared length is how many were drawn, as the appendix has it."""
     drawn = itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 20)
-    for one, request in zip(await _planned(count=20), drawn, strict=True):
-        assert REFERENCE.text(request.token_ids) == _text(one)
-        assert (request.input_tokens, request.max_tokens) == (one.request.input_tokens, one.request.max_tokens)
-        assert (False, False) == (one.clipped_input, one.clipped_output)
+    for fitted, request in zip(await _planned(count=20), drawn, strict=True):
+        assert REFERENCE.text(request.token_ids) == _text(fitted)
+        assert (request.input_tokens, request.max_tokens) == (fitted.request.input_tokens, fitted.request.max_tokens)
+        assert (False, False) == (fitted.clipped_input, fitted.clipped_output)
 
 
 async def test_indices_offsets_and_phase_are_as_ordered():
-    """Numbering goes on where it is told to; the offsets decide how many; a closed loop has none."""
-    made = await _planned(first_index=100, phase="warmup", offsets_ns=np.array([5, 6, 7]))
+    """Numbering begins where it is ordered; the offsets decide how many; a closed loop has none."""
+    plan = await _planned(first_index=100, phase="warmup", offsets_ns=np.array([5, 6, 7]))
     assert [(100, "warmup", 5), (101, "warmup", 6), (102, "warmup", 7)] == [
-        (one.request.index, one.request.phase, one.request.offset_ns) for one in made
+        (fitted.request.index, fitted.request.phase, fitted.request.offset_ns) for fitted in plan
     ]
-    assert [-1, -1] == [one.request.offset_ns for one in await _planned(count=2)]
+    assert [-1, -1] == [fitted.request.offset_ns for fitted in await _planned(count=2)]
     assert len(await _planned(count=2, offsets_ns=np.array([5, 6, 7]))) == 2
 
 
@@ -90,19 +90,19 @@ async def test_nothing_is_drawn_beyond_the_order():
     shared = workloads.build("synthetic-uniform", seed=1).requests
     for first_index in (0, 3):
         order = fitter.PlanOrder(phase="p", first_index=first_index, count=3)
-        made = [one async for one in fitter.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
+        rest = [fitted async for fitted in fitter.plan(shared, target=TARGET, tokenizer=REFERENCE, order=order)]
     whole = await _planned(count=6)
-    assert [one.request.body for one in whole[3:]] == [one.request.body for one in made]
+    assert [fitted.request.body for fitted in whole[3:]] == [fitted.request.body for fitted in rest]
 
 
 async def test_an_endless_plan_may_be_left():
     """No task stays behind."""
-    made = fitter.plan(
+    plan = fitter.plan(
         workloads.build("synthetic-uniform", seed=1).requests, target=TARGET, tokenizer=REFERENCE,
         order=fitter.PlanOrder(phase="p"),
     )  # fmt: skip
-    assert [0, 1, 2] == [(await anext(made)).request.index for _ in range(3)]
-    await made.aclose()
+    assert [0, 1, 2] == [(await anext(plan)).request.index for _ in range(3)]
+    await plan.aclose()
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -119,26 +119,32 @@ def test_clipping_fits_the_model(input_tokens: int, max_tokens: int, limit: int)
 
 async def test_what_was_clipped_is_flagged():
     """A model of 400 tokens takes no input of 512."""
-    made = await _planned(count=50, max_model_len=400)
+    plan = await _planned(count=50, max_model_len=400)
     whole = await _planned(count=50)
-    for one, before in zip(made, whole, strict=True):
-        assert one.clipped_input == (one.request.input_tokens < before.request.input_tokens)
-        assert one.request.input_tokens + one.request.max_tokens + 64 <= 400
-        assert REFERENCE.count(_text(before)) == REFERENCE.count(_text(one)) or one.clipped_input
-    assert any(one.clipped_input for one in made)
-    assert all(one.clipped_output for one in await _planned(count=5, max_model_len=100))
+    for fitted, before in zip(plan, whole, strict=True):
+        assert fitted.clipped_input == (fitted.request.input_tokens < before.request.input_tokens)
+        assert fitted.request.input_tokens + fitted.request.max_tokens + 64 <= 400
+        assert REFERENCE.count(_text(before)) == REFERENCE.count(_text(fitted)) or fitted.clipped_input
+    assert any(fitted.clipped_input for fitted in plan)
+    assert all(fitted.clipped_output for fitted in await _planned(count=5, max_model_len=100))
 
 
 async def test_a_servers_tokens_are_what_is_declared(tiny: tuple[TokenServer, tokenizers.ServerTokenizer]):
     """Each prompt counts at the server what the plan declares: the drawn length; eight are fitted at once, in order."""
     vocabulary, server = tiny
-    made = await _planned(server, count=40)
-    assert [one.request.index for one in made] == list(range(40))
-    assert [one.request.input_tokens for one in made] == [len(await server.encode(_text(one))) for one in made]
-    drawn = [one.input_tokens for one in itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 40)]
-    assert drawn == [one.request.input_tokens for one in made]
+    plan = await _planned(server, count=40)
+    assert [fitted.request.index for fitted in plan] == list(range(40))
+    assert [fitted.request.input_tokens for fitted in plan] == [
+        len(await server.encode(_text(fitted))) for fitted in plan
+    ]
+    drawn = [
+        request.input_tokens for request in itertools.islice(workloads.build("synthetic-uniform", seed=1).requests, 40)
+    ]
+    assert drawn == [fitted.request.input_tokens for fitted in plan]
     assert 1 < vocabulary.most <= 8
-    assert [one.request.body for one in await _planned(server, count=40)] == [one.request.body for one in made]
+    assert [fitted.request.body for fitted in await _planned(server, count=40)] == [
+        fitted.request.body for fitted in plan
+    ]
 
 
 async def test_a_short_text_is_repeated_to_length(tiny: tuple[TokenServer, tokenizers.ServerTokenizer]):
@@ -211,15 +217,15 @@ async def test_the_tokenizers_of_vllm_sglang_and_llamacpp(asked: str, answered: 
     app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/detokenize", detokenize)
     async with TestServer(app) as server:
-        found = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
-        assert isinstance(found, tokenizers.ServerTokenizer)
-        async with found:
-            assert list(b"two words") == await found.encode("two words")
-            assert "two words" == await found.decode(list(b"two words"))
-            assert not found.template
+        tokenizer = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
+        assert isinstance(tokenizer, tokenizers.ServerTokenizer)
+        async with tokenizer:
+            assert list(b"two words") == await tokenizer.encode("two words")
+            assert "two words" == await tokenizer.decode(list(b"two words"))
+            assert not tokenizer.template
 
 
-async def test_nobody_at_the_tokenizers_address():
+async def test_nothing_at_the_tokenizers_address():
     """A refused connection is a reason too."""
     reason = await tokenizers.probe_server("http://127.0.0.1:1", "m", {})
     assert isinstance(reason, str)

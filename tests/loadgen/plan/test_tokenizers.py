@@ -23,9 +23,11 @@ TEMPLATE = (
 
 def test_special_tokens_are_stated():
     """BOS and EOS, system prompt and tools, each with a sentence; exact prompts include the template."""
-    told, exact = (tokenizers.about(tokenizers.reference(), exact=exact)["special_tokens"] for exact in (False, True))
-    assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(told) == set(exact)
-    assert told != exact
+    sampled, exact = (
+        tokenizers.about(tokenizers.reference(), exact=exact)["special_tokens"] for exact in (False, True)
+    )
+    assert {"bos_eos_input", "eos_output", "system_prompt", "chat_template", "tools"} == set(sampled) == set(exact)
+    assert sampled != exact
 
 
 @given(
@@ -41,9 +43,9 @@ def test_a_bisection_declares_what_was_counted(words: list[str], template: int, 
     async def count(piece: str) -> int:
         return template + tokenizers.reference().count(piece)
 
-    found = asyncio.run(fit_counted(text, tokens, count, guess=guess))
-    assert text.startswith(found.text)
-    assert template + tokenizers.reference().count(found.text) == found.tokens
+    fitted = asyncio.run(fit_counted(text, tokens, count, guess=guess))
+    assert text.startswith(fitted.text)
+    assert template + tokenizers.reference().count(fitted.text) == fitted.tokens
     plain = asyncio.run(fit_counted(" a" * 150, tokens, count, guess=guess))
     assert max(tokens, template) == plain.tokens
 
@@ -68,16 +70,16 @@ def model(tmp_path: Path) -> Path:
     pytest.importorskip("tokenizers", reason="the extra tokenizers is not installed")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
-    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "a rose is a rose"] * 20, trainer)
-    made.enable_truncation(8)
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog", "a rose is a rose"] * 20, trainer)
+    tokenizer.enable_truncation(8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return tmp_path
@@ -110,7 +112,7 @@ async def test_a_local_chat_template_is_counted(model: Path):
     assert await tokenizers.count_text(local, "hello") == await tokenizers.LocalTokenizer(model).count_chat("", "hello")
 
 
-async def test_a_template_that_refuses_is_told(model: Path):
+async def test_a_template_that_refuses_is_an_error(model: Path):
     """As some do with a system prompt; one that is none leaves plain counting."""
     pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
     (model / "chat_template.jinja").write_text("{{ raise_exception('no system') }}", encoding="utf-8")
@@ -123,7 +125,7 @@ async def test_a_template_that_refuses_is_told(model: Path):
         await broken.count_chat("", "u")
 
 
-def test_a_file_that_is_no_tokenizer_is_told(tmp_path: Path):
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path):
     """With its name; so is one that is not there."""
     pytest.importorskip("tokenizers", reason="the extra tokenizers is not installed")
     with pytest.raises(
@@ -138,8 +140,8 @@ def test_a_file_that_is_no_tokenizer_is_told(tmp_path: Path):
 @pytest.mark.parametrize("template", [8, None])
 async def test_whether_a_server_counts_messages_is_found_out(tokenizing: Tokenizing, template: int | None):
     """One that refuses messages still counts plain texts."""
-    _, found = await tokenizing(template=template)
-    assert (template is not None) == found.template
-    assert await tokenizers.count_text(found, "abc") == 3
+    _, tokenizer = await tokenizing(template=template)
+    assert (template is not None) == tokenizer.template
+    assert await tokenizers.count_text(tokenizer, "abc") == 3
     if template is not None:
-        assert await found.count_chat("s", "user") == template + 5
+        assert await tokenizer.count_chat("s", "user") == template + 5

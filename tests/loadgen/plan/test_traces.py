@@ -96,7 +96,7 @@ def test_json_lines_and_csv_hold_the_same_fields(file: Path):
     assert ("mooncake", [0, 500_000_000], ((1,), ())) == (trace.name, trace.offsets_ns.tolist(), trace.hash_ids)
 
 
-def test_requests_out_of_order_are_put_into_order_and_told(file: Path):
+def test_requests_out_of_order_are_sorted_and_counted(file: Path):
     """Whole requests move, those of one moment keep their order, and a note counts the steps back."""
     lines = [f'{{"timestamp": {at}, "input_length": {length}, "output_length": 1}}' for at, length in
              ((10, 1), (30, 2), (20, 3), (20, 4), (5, 5))]  # fmt: skip
@@ -107,7 +107,7 @@ def test_requests_out_of_order_are_put_into_order_and_told(file: Path):
     assert ("time stepped back 2 times from one line to the next: put into order",) == trace.notes
 
 
-def test_requests_that_cannot_be_sent_are_left_out_and_told(file: Path):
+def test_requests_that_cannot_be_sent_are_left_out_and_counted(file: Path):
     """BurstGPT's failures have no response tokens; the first that is left is at 0."""
     file.write_text(BURSTGPT.replace("5,ChatGPT,472,18", "5,ChatGPT,472,0"))
     trace = read_trace(file)
@@ -157,7 +157,7 @@ def test_what_was_written_is_what_is_read(tmp_path_factory: pytest.TempPathFacto
         (MOONCAKE + "[1]\n", r"line 3: .*\[1\]"),
     ],
 )
-def test_what_is_wrong_is_told_with_file_line_field_and_value(file: Path, text: str, says: str):
+def test_an_error_names_file_line_field_and_value(file: Path, text: str, says: str):
     """One line that says where to look."""
     file.write_text(text)
     with pytest.raises(TraceError, match=f"{file}(, |: ){says}") as caught:
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_told_with_file_line_field_and_value(file: Path, text: 
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", b"\x1f\x8b\x08nothing of the kind", gzip.compress(b"x" * 99, mtime=0)[:20]]
 )
-def test_a_file_that_is_no_text_is_told(file: Path, content: bytes):
+def test_a_binary_file_is_refused(file: Path, content: bytes):
     """Other encodings, and archives that are damaged or torn."""
     file.write_bytes(content)
     with pytest.raises(TraceError, match="cannot be read as text"):

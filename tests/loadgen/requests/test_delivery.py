@@ -74,7 +74,7 @@ def test_delivery_tells_the_sizes_of_chunks():
     json.dumps(to_builtins(got), allow_nan=False)
 
 
-def test_what_counts_as_content_is_told():
+def test_what_counts_as_content_is_stated():
     """The rule in words, and what replies began with; one without a first token began with nothing."""
     rows = [_reply([1, 1], first_kind=kind) for kind in ("content", "reasoning", "reasoning", "tool", "")]
     got = _delivery(request_log(*rows))
@@ -82,8 +82,8 @@ def test_what_counts_as_content_is_told():
     assert "reasoning and tool calls count as content" in str(got.content_rule)
 
 
-def test_what_one_read_brought_is_told():
-    """Chunks with equal stamps were not told apart."""
+def test_chunks_of_one_read_are_counted():
+    """Chunks with equal stamps came in one read."""
     got = _delivery(request_log(_reply([1, 1, 1], chunks=(100, 100, 110))))
     assert 0.5 == got.same_read_ratio
 

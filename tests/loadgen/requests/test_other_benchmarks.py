@@ -91,7 +91,7 @@ def test_asiais_invariants_hold(rows: list[dict[str, object]]):
     assert got["total_is_ttft_plus_generation"]["greatest_residual_ms"] < 1e-6
 
 
-def test_a_violated_invariant_is_told():
+def test_a_violated_invariant_is_reported():
     """Ollama's prompt evaluation cannot take longer than all of it."""
     row = THREE | {
         "timings_source": "ollama", "server_prefill_ms": 60.0, "server_decode_ms": 20.0, "server_e2e_ms": 40.0,
@@ -131,7 +131,7 @@ def test_asiais_spread_of_speeds_that_are_all_zero_has_no_ratio():
     assert "every speed is 0" == got["missing"]["cv_percent"]
 
 
-def test_asiais_power_is_told_or_missing():
+def test_asiais_power_is_read_or_missing():
     """M6 and M7, from the mean speed."""
     rows = [THREE, THREE | {"output": 6}]
     got = shown(asiai.asiai(request_log(*rows), power_watts=300.0))
@@ -169,7 +169,7 @@ def test_exos_rate_needs_two_tokens():
 
 
 def test_exos_aggregate_is_the_fastest_times_n():
-    """A batch ends with its last request; one that did not succeed as a whole is left out, and told."""
+    """A batch ends with its last request; one that did not succeed as a whole is left out, and counted."""
     rates = (100.0, 120.0, 90.0, 80.0, 70.0, 60.0, 50.0)
     rows = [THREE | {"server_generation_tps": rate} for rate in rates]
     rows[1] |= {"end": 400}

@@ -23,60 +23,60 @@ def steady(count: int = 40, *, took_ms: float = 1000.0, late_ms: float = 0.0) ->
 
 def test_what_was_served_leaves_out_ramp_and_drain():
     """40 requests in 19.5 s, and 4 s until the last has ended: 2 a second were offered, sent and served."""
-    found = rates(steady(took_ms=4000.0), end_ns=int(23.5 * SECOND), open_loop=True)
-    assert (19.5, 8.0, 4.0) == pytest.approx((found.load_s, found.ramp_s, found.drain_s))
-    assert found.offered_requests_per_s == pytest.approx(2.0)
-    assert found.realised_requests_per_s == pytest.approx(2.0)
-    assert found.served_requests_per_s == pytest.approx(2.0, rel=0.06)
-    assert (32, 8) == (found.ended_in_load, found.open_at_end)
+    load = rates(steady(took_ms=4000.0), end_ns=int(23.5 * SECOND), open_loop=True)
+    assert (19.5, 8.0, 4.0) == pytest.approx((load.load_s, load.ramp_s, load.drain_s))
+    assert load.offered_requests_per_s == pytest.approx(2.0)
+    assert load.realised_requests_per_s == pytest.approx(2.0)
+    assert load.served_requests_per_s == pytest.approx(2.0, rel=0.06)
+    assert (32, 8) == (load.ended_in_load, load.open_at_end)
 
 
 def test_a_late_generator_sends_less_than_was_offered():
     """Offered is what the schedule wanted."""
-    found = rates(steady(late_ms=125.0), end_ns=None, open_loop=True)
-    assert found.offered_requests_per_s == pytest.approx(2.0)
-    assert found.realised_requests_per_s == pytest.approx(1.6)
-    assert (None, "no request ended") == (found.drain_s, dict(found.missing or {})["drain_s"])
+    load = rates(steady(late_ms=125.0), end_ns=None, open_loop=True)
+    assert load.offered_requests_per_s == pytest.approx(2.0)
+    assert load.realised_requests_per_s == pytest.approx(1.6)
+    assert (None, "no request ended") == (load.drain_s, dict(load.missing or {})["drain_s"])
 
 
 def test_what_failed_ended_but_was_not_served():
     """Half of the requests are refused."""
     rows = ({"scheduled": 500 * n, "dispatch": 500 * n, "end": 500 * n + 100} for n in range(100))
     log = request_log(*(row | ({"status": "refused"} if n % 2 else {}) for n, row in enumerate(rows)))
-    found = rates(log, end_ns=50 * SECOND, open_loop=True)
-    assert found.served_requests_per_s == pytest.approx(1.0, rel=0.05)
-    assert found.ended_in_load == 99
+    load = rates(log, end_ns=50 * SECOND, open_loop=True)
+    assert load.served_requests_per_s == pytest.approx(1.0, rel=0.05)
+    assert load.ended_in_load == 99
 
 
 def test_nothing_is_said_to_be_served_by_a_load_as_short_as_its_requests():
     """Two requests' time is the ramp; the counts stand all the same."""
-    found = rates(steady(took_ms=15_000.0), end_ns=35 * SECOND, open_loop=True)
-    assert found.served_requests_per_s is None
-    assert found.missing == {"served_requests_per_s": "the load lasted 19.5 s, and its first requests took 15.0 s"}
-    assert (10, 30) == (found.ended_in_load, found.open_at_end)
+    load = rates(steady(took_ms=15_000.0), end_ns=35 * SECOND, open_loop=True)
+    assert load.served_requests_per_s is None
+    assert load.missing == {"served_requests_per_s": "the load lasted 19.5 s, and its first requests took 15.0 s"}
+    assert (10, 30) == (load.ended_in_load, load.open_at_end)
 
 
 def test_a_closed_loop_offers_no_rate():
     """It has a realised and a served one."""
-    found = rates(steady(), end_ns=21 * SECOND, open_loop=False)
-    assert found.offered_requests_per_s is None
-    assert found.missing == {"offered_requests_per_s": CLOSED}
-    assert found.realised_requests_per_s == pytest.approx(2.0)
+    load = rates(steady(), end_ns=21 * SECOND, open_loop=False)
+    assert load.offered_requests_per_s is None
+    assert load.missing == {"offered_requests_per_s": CLOSED}
+    assert load.realised_requests_per_s == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_requests_have_no_rate(count: int):
     """With the reason of each."""
-    found = rates(steady(count), end_ns=SECOND, open_loop=True)
-    assert (found.load_s, found.realised_requests_per_s, found.open_at_end) == (None, None, count)
-    assert isinstance(found.missing, dict)
-    assert set(found.missing.values()) == {"fewer than two requests were sent"}
+    load = rates(steady(count), end_ns=SECOND, open_loop=True)
+    assert (load.load_s, load.realised_requests_per_s, load.open_at_end) == (None, None, count)
+    assert isinstance(load.missing, dict)
+    assert set(load.missing.values()) == {"fewer than two requests were sent"}
 
 
 def test_requests_of_one_instant_have_no_rate():
     """As at a barrier."""
     log = request_log(*({"scheduled": 0, "dispatch": 0, "end": 100 * n} for n in range(1, 9)))
-    found = rates(log, end_ns=SECOND, open_loop=True)
-    assert (found.load_s, found.offered_requests_per_s, found.served_requests_per_s) == (0.0, None, None)
-    assert isinstance(found.missing, dict)
-    assert found.missing["realised_requests_per_s"] == "all requests were sent at one moment"
+    load = rates(log, end_ns=SECOND, open_loop=True)
+    assert (load.load_s, load.offered_requests_per_s, load.served_requests_per_s) == (0.0, None, None)
+    assert isinstance(load.missing, dict)
+    assert load.missing["realised_requests_per_s"] == "all requests were sent at one moment"

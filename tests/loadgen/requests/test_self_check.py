@@ -34,7 +34,7 @@ def _stats(*, delay_ms: float, cpu_ratio: float, worker: int = 0) -> list[record
 
 
 def test_a_quiet_generator_is_trusted():
-    """Punctual submissions, punctual ticks, an idle processor; what was measured is told."""
+    """Punctual submissions, punctual ticks, an idle processor; what was measured is stated."""
     got = self_check(_log(0.1, 0.2, 0.3), _stats(delay_ms=0.2, cpu_ratio=0.25), open_loop=True)
     assert (TRUSTED, True, [], None, None) == (got.verdict, got.trusted, got.reasons, got.first_line, got.cause)
     assert {"count": 3, "p50": 0.2, "max": 0.3} == {
@@ -105,7 +105,7 @@ def test_who_is_not_trusted_says_by_how_much_why_and_what_helps():
 
 
 def test_an_error_of_many_medians_is_said_in_times():
-    """2157 % is no number that anybody can read."""
+    """2157 % would be unreadable."""
     got = self_check(_slow(10.0), _stats(delay_ms=21.5, cpu_ratio=0.01), open_loop=True, machine=BUSY)
     assert "gaps between chunks by up to 21.6 ms (22 times their median of 1.00 ms)" in got.first_line
     assert "TTFT may be wrong by up to 21.6 ms (2.2 times its median of 10.0 ms)" in got.first_line
@@ -209,10 +209,10 @@ def _reads(*late_ns: int, before: int = 0, worker: int = 0, kernel_stamps: bool 
     return [
         records.WorkerStat(
             worker=worker, at_ns=at * 200 * MS, cpu_ns=at * MS, loop_delay_ns=at * MS // 10,
-            read_late_counts=told, read_late_max_ns=most, gc_pause_max_ns=at * MS, gc_pause_total_ns=3 * at * MS,
+            read_late_counts=late_counts, read_late_max_ns=most, gc_pause_max_ns=at * MS, gc_pause_total_ns=3 * at * MS,
             rss_bytes=1000 * (worker + 1), kernel_stamps=kernel_stamps,
         )
-        for at, told in enumerate((first, tuple(counts)))
+        for at, late_counts in enumerate((first, tuple(counts)))
     ]  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_read_lateness_is_that_of_the_phase(late_ns: list[int], before: int):
 
 
 def test_workers_are_read_together():
-    """Their histograms add up; the largest memory and the longest pause are told."""
+    """Their histograms add up; the largest memory and the longest pause are stated."""
     stats = [*_reads(*[50_000] * 3), *_reads(*[2 * MS] * 3, worker=1)]
     got = self_check(_log(0.1), stats, open_loop=True)
     assert (6, 2.0, True) == (got.read_lateness_ms.count, got.read_lateness_ms.max, got.kernel_stamps)

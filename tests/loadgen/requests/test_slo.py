@@ -69,7 +69,7 @@ def test_an_objective_of_a_run_is_read(text: str, metric: str, bound: float, uni
 
 
 def test_several_objectives_are_read_in_order():
-    """And told again without the blanks."""
+    """And repeated without the blanks."""
     got = slo.parse_slo("ttft_p99<500ms, tpot_p99<50ms")
     assert ("ttft_p99<500ms,tpot_p99<50ms", ["ttft", "tpot"]) == (got.text, [each.metric for each in got.objectives])
 
@@ -152,7 +152,7 @@ def test_what_is_no_objective_is_refused(text: str, message: str):
     ],
 )
 def test_what_counts_for_goodput(text: str, row: dict[str, object], met: bool, unknown: bool):
-    """Every bound holds for the request itself; one token has no gap, and what was not told is not met."""
+    """Every bound holds for the request itself; one token has no gap, and an unknown value does not meet a bound."""
     log = request_log(row)
     got = slo.goodput(slo.parse_slo(text), log, request_metrics(log))
     assert (met, unknown) == (bool(got.met[0]), bool(got.unknown[0]))

@@ -31,15 +31,15 @@ def _parts(
     ends = [round(len(body) * (k + 1) / reads) for k in range(reads)] if reply else []
     parts = []
     for seq in range(pieces):
-        mine = [k for k in range(len(ends)) if k * pieces // reads == seq]
-        begin = ends[mine[0] - 1] if mine and mine[0] else 0
-        piece = body[begin : ends[mine[-1]]] if mine else b""
+        part_chunks = [k for k in range(len(ends)) if k * pieces // reads == seq]
+        begin = ends[part_chunks[0] - 1] if part_chunks and part_chunks[0] else 0
+        piece = body[begin : ends[part_chunks[-1]]] if part_chunks else b""
         final = last and seq == pieces - 1
         parts.append(
             records.RequestPart(
                 index=index, seq=seq, last=final, status=int(head[9:12] or 0), head=head if seq == 0 else b"",
-                reads_ns=array("q", [100 * (k + 1) for k in mine]).tobytes(),
-                read_ends=array("q", [ends[k] - begin for k in mine]).tobytes(),
+                reads_ns=array("q", [100 * (k + 1) for k in part_chunks]).tobytes(),
+                read_ends=array("q", [ends[k] - begin for k in part_chunks]).tobytes(),
                 body=zlib.compress(piece, 1), end_ns=100 * reads if final else -1, error=error if final else "",
             )
         )  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_request_of_very_many_parts_is_joined(wire: type[Wire]):
 
 
 def test_a_gap_in_the_parts_ends_what_is_known(wire: type[Wire]):
-    """Without its third part a request is told by the first two, and is in flight."""
+    """Without its third part a request is made of the first two, and is in flight."""
     first, second, _, fourth = _parts(0, wire.answer(6), pieces=4)
     got = log.assemble([], [first, fourth, second], run_id="r")
     assert ["in_flight"] == got.status.tolist()
@@ -186,7 +186,7 @@ def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
 
 
 def test_a_sessions_turns_are_requests(wire: type[Wire]):
-    """Planned as its first turn, told as each of them; what belongs to no session says so."""
+    """Planned as its first turn, logged as each of them; what belongs to no session says so."""
     later = (_planned(4, session=2, turn=1, think_ns=5), _planned(5, session=2, turn=2, think_ns=5))
     plan = [_planned(3, session=2, turns=later), _planned(9)]
     parts = [part for index in (3, 4, 9) for part in _parts(index, wire.answer(1))]
@@ -196,15 +196,15 @@ def test_a_sessions_turns_are_requests(wire: type[Wire]):
 
 
 def test_a_log_is_read_by_its_protocol(wire: type[Wire]):
-    """The bytes of one are nothing in another; what the server told of its own times stands in columns."""
+    """The bytes of one are nothing in another; the server's own times stand in columns."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
     lines = (
         b'{"message":{"content":"a"},"done":false}\n{"message":{"content":"bc"},"done":false}\n'
         b'{"message":{"content":""},"done":true,"done_reason":"stop","eval_count":2,"eval_duration":3000000}\n'
     )
     got = log.assemble([], _parts(0, head + lines), run_id="r", protocol="ollama")
-    told = [got.status[0], got.finish_reason[0], got.output_tokens[0], got.first_kind[0]]
-    assert ["ok", "stop", 2, "content"] == told
+    reply = [got.status[0], got.finish_reason[0], got.output_tokens[0], got.first_kind[0]]
+    assert ["ok", "stop", 2, "content"] == reply
     assert [1, 2] == got.chunk_chars.tolist()
     assert ("ollama", 3.0) == (got.timings_source[0], got.server_decode_ms[0])
     assert np.isnan(got.server_queue_ms[0])

@@ -63,7 +63,7 @@ def test_a_chunked_body_ends_with_the_read_that_ends_it(
     body: list[bytes], cuts: list[int], asked: set[int], surplus: bytes
 ):
     """However the reads fell, whatever the chunks look like, and whenever somebody asked for what had come."""
-    framed = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(one), one) for one in body) + b"0\r\n\r\n"
+    framed = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in body) + b"0\r\n\r\n"
     exchange, wire, reads = _read(CHUNKED + framed + surplus, cuts, asked)
     assert ("", framed) == (exchange.error, bytes(exchange.body))
     assert len(framed) == exchange.read_ends[-1]
@@ -78,7 +78,7 @@ def test_a_chunked_body_ends_with_the_read_that_ends_it(
 @given(chunks, st.lists(st.integers(0, 500), max_size=20), asked)
 def test_what_came_before_a_broken_chunk_is_kept(body: list[bytes], cuts: list[int], asked: set[int]):
     """The error may be found later than it came, but nothing good is lost."""
-    framed = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in body)
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body)
     exchange, wire, _ = _read(CHUNKED + framed + b"zz\r\nmore", cuts, asked)
     assert exchange.error.startswith("protocol: not a chunk size")
     assert bytes(exchange.body).rstrip(b"z\r").startswith(framed.rstrip(b"z\r"))
@@ -90,7 +90,7 @@ def test_what_came_before_a_broken_chunk_is_kept(body: list[bytes], cuts: list[i
 @pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\n\n", b"0\r\n\n", b"0\n\r\n", b"0\r\nX-A: 1\r\n\r\n"])
 @pytest.mark.parametrize("cut", range(5))
 def test_the_end_of_a_chunked_body_is_seen_at_once(end: bytes, cut: int):
-    """Though nobody asks, with bare newlines and trailers too, and wherever its last bytes are torn."""
+    """With bare newlines and trailers too, and wherever its last bytes are torn, before anything asks for it."""
     framed = b"1\r\nx\r\n" + end
 
     async def feed() -> bool:

@@ -95,7 +95,7 @@ async def test_the_ways_a_body_may_end(serve: Serve, anchored: Clock, reply: byt
     ],
 )
 async def test_a_broken_reply_is_an_error_with_its_kind(serve: Serve, anchored: Clock, reply: bytes, error: str):
-    """What the peer did is told, and what had come is kept."""
+    """The error says what the peer did, and what had come is kept."""
     got = await _once(serve, anchored, reply, close=True)
     assert got.error.startswith(error)
     assert len(got.reads_ns) == len(got.read_ends)
@@ -186,7 +186,7 @@ async def test_a_connection_is_not_used_again(serve: Serve, anchored: Clock, rep
     server = await serve(reply)
     async with Pool(origin_of(server.url), anchored) as pool:
         got = [await _exchange(pool, anchored) for _ in range(2)]
-    assert [("", b"ok", False)] * 2 == [(one.error, bytes(one.body), one.reused) for one in got]
+    assert [("", b"ok", False)] * 2 == [(exchange.error, bytes(exchange.body), exchange.reused) for exchange in got]
     assert server.connections == 2
 
 
@@ -205,7 +205,7 @@ async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, an
         await closed.wait()
         await _turn_until(lambda: not any(connection.usable for connection in pool._open))
         second = await _exchange(pool, anchored)
-    assert [("", False)] * 2 == [(one.error, one.reused) for one in (first, second)]
+    assert [("", False)] * 2 == [(exchange.error, exchange.reused) for exchange in (first, second)]
 
 
 async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch):
@@ -247,7 +247,7 @@ async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(
     async with Pool(origin_of(server.url), anchored) as pool:
         got = [await _exchange(pool, anchored) for _ in range(3)]
     assert [("", b"ok", False, False), ("", b"ok", False, True), ("", b"ok", True, False)] == [
-        (one.error, bytes(one.body), one.reused, one.retried) for one in got
+        (exchange.error, bytes(exchange.body), exchange.reused, exchange.retried) for exchange in got
     ]
     assert [0, 0, 1, 1] == [peer.connection for peer in server.peers]
     assert server.peers[1].head == server.peers[2].head
@@ -326,8 +326,8 @@ async def test_a_huge_body_comes_whole(serve: Serve, anchored: Clock):
 
 
 async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]):
-    """A server that wants a certificate of us answers whoever shows one; its own is trusted by its authority, or by
-    anybody who does not care; whoever does neither is told why."""
+    """A server that wants a client certificate answers a client that has one; its own is trusted by its authority, or
+    where checks are off; a client that does neither gets the reason."""
     key, cert = map(str, certificate)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -340,8 +340,10 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
         there = url if spec.insecure else server.url
         async with Pool(origin_of(there), anchored, tls=tls_context(spec)) as pool:
             got = [await _exchange(pool, anchored) for _ in range(2)]
-        assert [("", 200, False), ("", 200, True)] == [(one.error, one.status, one.reused) for one in got]
-        assert all(one.submit_ns >= one.connected_ns > 0 for one in got)
+        assert [("", 200, False), ("", 200, True)] == [
+            (exchange.error, exchange.status, exchange.reused) for exchange in got
+        ]
+        assert all(exchange.submit_ns >= exchange.connected_ns > 0 for exchange in got)
     async with Pool(origin_of(server.url), anchored) as pool:
         assert (await _exchange(pool, anchored)).error.startswith("connect: tls: ")
     async with Pool(origin_of(server.url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
@@ -392,10 +394,10 @@ async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: Cloc
             await transport.perform(exchange, PlannedRequest(index=index, path="/", body=b"{}"), timeout_s=BOUND_S)
     ids = [peer.header("X-Request-Id") for peer in server.peers]
     if wanted:
-        assert ids == [str(UUID(str(one))) for one in ids]
-        assert ["000000000007", "000000000008"] == [str(one)[-12:] for one in ids]
+        assert ids == [str(UUID(str(request_id))) for request_id in ids]
+        assert ["000000000007", "000000000008"] == [str(request_id)[-12:] for request_id in ids]
         # Envoy samples by these eight digits.
-        assert 2 == len({str(one)[:8] for one in ids})
+        assert 2 == len({str(request_id)[:8] for request_id in ids})
     else:
         assert [None, None] == ids
     assert {"-01"} == {str(peer.header("traceparent"))[-3:] for peer in server.peers}

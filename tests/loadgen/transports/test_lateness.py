@@ -54,9 +54,9 @@ def test_a_quantile_of_nothing_is_missing():
 
 def test_histograms_of_several_workers_add_up():
     """Bucket by bucket; a worker without one adds nothing."""
-    one = [0] * lateness.BUCKETS
-    one[3] = 2
-    assert [0, 0, 0, 4] == lateness.add_counts([one, (), one])[:4]
+    counts = [0] * lateness.BUCKETS
+    counts[3] = 2
+    assert [0, 0, 0, 4] == lateness.add_counts([counts, (), counts])[:4]
 
 
 def _timespec(wall_ns: int) -> bytes:

@@ -100,14 +100,14 @@ async def test_a_websocket_is_kept_for_the_next_request(reuse: bool):
         _websocket(script) as (url, upgrades),
         WebSocketTransport(_spec(url, "websocket", reuse=reuse), _clock()) as link,
     ):
-        told = [await _ask(link, "websocket", index) for index in range(3)]
+        answers = [await _ask(link, "websocket", index) for index in range(3)]
     assert (1 if reuse else 3) == len(upgrades)
     assert upgrades[0].headers["Authorization"] == "Bearer k"
     assert [(request_id("run", index), traceparent("run", index)) for index in range(3)] == [
         (asked["id"], asked["traceparent"]) for asked in heard
     ]
-    assert [False, reuse, reuse] == [exchange.reused for exchange, _ in told]
-    for exchange, reply in told:
+    assert [False, reuse, reuse] == [exchange.reused for exchange, _ in answers]
+    for exchange, reply in answers:
         assert (200, "", "", True) == (exchange.status, exchange.error, reply.error, reply.complete)
         assert (2, 2, [1, 1]) == (reply.output_tokens, reply.input_tokens, reply.chunk_chars.tolist())
         assert 0 < exchange.connected_ns <= exchange.submit_ns <= reply.first_token_ns <= exchange.end_ns
@@ -131,12 +131,12 @@ async def test_how_a_websocket_request_can_fail():
             await socket.close(code=1011)
 
     async with _websocket(script) as (url, _), WebSocketTransport(_spec(url, "websocket"), _clock()) as link:
-        told = [await _ask(link, "websocket", index) for index in range(4)]
-    assert [429, 200, 200, 200] == [exchange.status for exchange, _ in told]
-    assert ["http_429: slow down", "server: died"] == [reply.error for _, reply in told[:2]]
-    assert told[2][1].error.startswith("protocol: event 1 is not a completion chunk")
-    assert ("reset: closed by peer (code 1011) after 27 body bytes", "") == (told[3][0].error, told[3][1].error)
-    assert not any(reply.complete for _, reply in told)
+        answers = [await _ask(link, "websocket", index) for index in range(4)]
+    assert [429, 200, 200, 200] == [exchange.status for exchange, _ in answers]
+    assert ["http_429: slow down", "server: died"] == [reply.error for _, reply in answers[:2]]
+    assert answers[2][1].error.startswith("protocol: event 1 is not a completion chunk")
+    assert ("reset: closed by peer (code 1011) after 27 body bytes", "") == (answers[3][0].error, answers[3][1].error)
+    assert not any(reply.complete for _, reply in answers)
     async with _websocket(script) as (url, _), WebSocketTransport(_spec(f"{url}/no", "websocket"), _clock()) as link:
         exchange, reply = await _ask(link, "websocket")
     assert (404, "http_404: the server does not speak WebSocket at /v1/stream") == (exchange.status, reply.error)
@@ -180,8 +180,8 @@ async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
             yield _said("b")
 
     async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc"), _clock()) as link:
-        told = [await _ask(link, "grpc", index) for index in range(2)]
-    for index, (exchange, reply) in enumerate(told):
+        answers = [await _ask(link, "grpc", index) for index in range(2)]
+    for index, (exchange, reply) in enumerate(answers):
         metadata, request = heard[index]
         assert (request_id("run", index), "hi") == (request.id, request.inputs[0].contents.bytes_contents[0].decode())
         assert (request.id, traceparent("run", index)) == (metadata["x-request-id"], metadata["traceparent"])
@@ -189,7 +189,7 @@ async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
         assert (200, "", "", True, True) == (exchange.status, exchange.error, reply.error, reply.complete, reply.done)
         assert [1, 1] == reply.chunk_chars.tolist()
         assert 0 < exchange.connected_ns <= exchange.submit_ns <= reply.first_token_ns <= exchange.end_ns
-    assert [False, True] == [exchange.reused for exchange, _ in told]
+    assert [False, True] == [exchange.reused for exchange, _ in answers]
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ async def test_a_grpc_refusal_has_its_own_status_however_early_it_comes():
     server.start()
     try:
         async with GrpcTransport(_spec(url, "grpc"), _clock()) as link:
-            told = [await asyncio.gather(*(_ask(link, "grpc", index) for index in range(20))) for _ in range(20)]
+            rounds = [await asyncio.gather(*(_ask(link, "grpc", index) for index in range(20))) for _ in range(20)]
     finally:
         server.stop(None).wait()
     assert {(429, "", "http_429: slow down")} == {
-        (exchange.status, exchange.error, reply.error) for some in told for exchange, reply in some
+        (exchange.status, exchange.error, reply.error) for some in rounds for exchange, reply in some
     }
 
 
@@ -260,12 +260,12 @@ async def test_more_streams_than_a_connection_takes_get_another():
         yield _said("a")
 
     async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc"), _clock()) as link:
-        told = await asyncio.gather(*(_ask(link, "grpc", index) for index in range(101)))
-    assert all(reply.complete for _, reply in told)
+        answers = await asyncio.gather(*(_ask(link, "grpc", index) for index in range(101)))
+    assert all(reply.complete for _, reply in answers)
     assert len(peers) == 2
 
 
-async def test_a_name_that_does_not_resolve_is_told():
+async def test_a_name_that_does_not_resolve_is_the_error():
     """As such, in both."""
     for transport, link in (("websocket", WebSocketTransport), ("grpc", GrpcTransport)):
         async with link(_spec("http://no-such-host.invalid:80", transport), _clock()) as open_link:
@@ -283,8 +283,8 @@ async def test_a_grpc_connection_for_each_request():
 
     peers: list[str] = []
     async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc", reuse=False), _clock()) as link:
-        told = [await _ask(link, "grpc", index) for index in range(2)]
-    assert [False, False] == [exchange.reused for exchange, _ in told]
+        answers = [await _ask(link, "grpc", index) for index in range(2)]
+    assert [False, False] == [exchange.reused for exchange, _ in answers]
     assert len(set(peers)) == 2
 
 
@@ -305,9 +305,9 @@ async def _both(
 
 
 async def test_tls(certificate: tuple[Path, Path]):
-    """Servers that speak only to whom they know: who names their authority and shows a certificate is answered.
+    """Servers that require client certificates: a client that trusts their authority and has one is answered.
 
-    Who shows none is not, and who does not trust them is told why.
+    A client without one is not, and a client that does not trust them gets the reason.
     """
     key, cert = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -322,8 +322,8 @@ async def test_tls(certificate: tuple[Path, Path]):
             async with link(_spec(url, transport, tls=known), _clock()) as welcome:
                 exchange, reply = await _ask(welcome, transport)
             assert ("", True) == (exchange.error, reply.complete)
-            async with link(_spec(url, transport, tls=Tls(ca=str(cert))), _clock()) as nobody:
-                exchange, reply = await _ask(nobody, transport)
+            async with link(_spec(url, transport, tls=Tls(ca=str(cert))), _clock()) as anonymous:
+                exchange, reply = await _ask(anonymous, transport)
             assert exchange.error
             assert not reply.complete
             async with link(_spec(url, transport), _clock()) as doubting:
