@@ -39,8 +39,8 @@ async def once(url: str, limits: Limits = LIMITS) -> Scrape:
 )
 async def test_compressed_pages(serve: Serve, body: bytes, encoding: str, page: bytes, error: str):
     """What was asked for is unpacked, anything else is a reason."""
-    found = await once(await serve({"/metrics": answer(body, **{"Content-Encoding": encoding})}) + "/metrics")
-    assert (page, error) == (found.body, found.error)
+    scraped = await once(await serve({"/metrics": answer(body, **{"Content-Encoding": encoding})}) + "/metrics")
+    assert (page, error) == (scraped.body, scraped.error)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ async def test_two_hundred_megabytes(head: bytes, parts: list[bytes]):
     async with sending(head, parts) as url:
         await once(url, Limits(body_bytes=1))  # what is loaded once is not the page's cost
         tracemalloc.start()
-        found = await once(url)
+        scraped = await once(url)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert (f"too large: more than {16 * MIB} bytes", b"") == (found.error, found.body)
+    assert (f"too large: more than {16 * MIB} bytes", b"") == (scraped.error, scraped.body)
     assert peak < 40 * MIB

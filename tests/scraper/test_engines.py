@@ -47,8 +47,8 @@ def test_the_schema_refuses_what_is_no_formula(entry: dict[str, object]):
     """An entry is one of the known forms, whole."""
     schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft202012Validator(schema | {"$ref": "#/$defs/entry", "required": [], "type": "object"})
-    one = {key: value for key, value in validator.schema.items() if key in ("$defs", "$ref")}
-    assert not jsonschema.Draft202012Validator(one).is_valid(entry)
+    definitions = {key: value for key, value in validator.schema.items() if key in ("$defs", "$ref")}
+    assert not jsonschema.Draft202012Validator(definitions).is_valid(entry)
 
 
 @pytest.mark.parametrize("engine", engine_names())
@@ -56,16 +56,16 @@ def test_every_engine_says_of_each_quantity_where_it_is_or_why_not(engine: str):
     """No quantity is left out, none is unknown; and no file is without an engine."""
     assert list(QUANTITIES) == [name for name in QUANTITIES if name in catalogue(engine).quantities]
     assert set() == set(catalogue(engine).quantities) - set(QUANTITIES)
-    assert all(bool(one.metrics) != bool(one.absent) for one in catalogue(engine).quantities.values())
+    assert all(bool(quantity.metrics) != bool(quantity.absent) for quantity in catalogue(engine).quantities.values())
     assert {f"{name}.yaml" for name in engine_names()} == {path.name for path in DIRECTORY.glob("*.yaml")}
 
 
 def test_kinds_and_units_are_the_same_for_all_engines():
     """So that quantities of different engines can be set side by side; but TensorRT-LLM counts cached blocks."""
     for name in QUANTITIES:
-        found = [catalogue(engine).quantities[name] for engine in engine_names()]
-        assert 1 == len({(one.kind, one.across) for one in found})
-        assert {one.unit for one in found} in ({found[0].unit}, {"tokens", "blocks"})
+        quantities = [catalogue(engine).quantities[name] for engine in engine_names()]
+        assert 1 == len({(quantity.kind, quantity.across) for quantity in quantities})
+        assert {quantity.unit for quantity in quantities} in ({quantities[0].unit}, {"tokens", "blocks"})
 
 
 def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only():
@@ -82,7 +82,7 @@ def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only(
 
 
 def test_unknown_engine():
-    """An engine that nobody described is named, with those that are."""
+    """An engine that is not in the catalogue is named, with those that are."""
     with pytest.raises(ValueError, match="no engine foo; known: vllm, sglang"):
         catalogue("foo")
 
@@ -90,11 +90,11 @@ def test_unknown_engine():
 def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     """A current vLLM provides every canonical quantity under its current name."""
     (endpoint,) = build(rows(vllm_scrapes))
-    found = canonical(endpoint.series, "vllm")
-    assert list(QUANTITIES) == list(found)
-    for name, source in found.items():
+    sources = canonical(endpoint.series, "vllm")
+    assert list(QUANTITIES) == list(sources)
+    for name, source in sources.items():
         assert catalogue("vllm").quantities[name].metrics[0].text() == source.metric
-    assert 5 == len(source_of(found, "requests_finished").columns)
+    assert 5 == len(source_of(sources, "requests_finished").columns)
     assert Engine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(endpoint.series)
 
 
@@ -124,17 +124,19 @@ def test_renamed_metrics_are_the_same_ones(prefix: str):
         f"{prefix}generation_tokens_total 40\n"
     )
     assert "vllm" == engine_of(page)
-    found = canonical(page.series, "vllm")
-    (queue,) = source_of(found, "queue_time").histograms
+    sources = canonical(page.series, "vllm")
+    (queue,) = source_of(sources, "queue_time").histograms
     assert (f"{prefix}request_queue_time_seconds", (0,), 1, 2) == (queue.family, queue.buckets, queue.sum, queue.count)
-    tokens = source_of(found, "generation_tokens")
+    tokens = source_of(sources, "generation_tokens")
     assert (f"{prefix}generation_tokens_total", (4,)) == (tokens.metric, tokens.columns)
 
 
 def test_a_histogram_that_ends_in_total_is_one(shared: Path):
     """vLLM's tokens of an iteration, 666 in 600 of them on this page."""
     page = parse((shared / "fixtures/vllm/worker_v1.prom").read_text())
-    (tokens,) = [one for one in histograms(page.series) if one.family == "vllm:iteration_tokens_total"]
+    (tokens,) = [
+        histogram for histogram in histograms(page.series) if histogram.family == "vllm:iteration_tokens_total"
+    ]
     assert (600.0, 666.0) == (page.values[tokens.count], page.values[tokens.sum])
 
 
@@ -143,8 +145,8 @@ def test_a_histogram_that_ends_in_total_is_one(shared: Path):
 )
 def test_a_dynamo_worker_is_the_engine_inside(shared: Path, inside: str, engine: str):
     """Its own metrics speak only where the engine's are absent."""
-    own = (shared / "fixtures/dynamo/worker_component.prom").read_text()
-    page = parse(own + ((shared / "fixtures" / inside).read_text() if inside else ""))
+    worker_page = (shared / "fixtures/dynamo/worker_component.prom").read_text()
+    page = parse(worker_page + ((shared / "fixtures" / inside).read_text() if inside else ""))
     assert engine == engine_of(page)
 
 
@@ -204,10 +206,10 @@ def test_sglang_prefix_cache_is_read_from_one_family():
     )
     for text, queries, hits, moment in ((new + old, 135.0, 35.0, "report"), (old, 70.0, 20.0, "finish")):
         page = parse(text)
-        found = canonical(page.series, "sglang")
-        sources = [source_of(found, name) for name in ("prefix_cache_queries", "prefix_cache_hits")]
-        assert [queries, hits] == [float(page.values[list(one.columns)].sum()) for one in sources]
-        assert {moment} == {one.quantity.observed for one in sources}
+        by_name = canonical(page.series, "sglang")
+        sources = [source_of(by_name, name) for name in ("prefix_cache_queries", "prefix_cache_hits")]
+        assert [queries, hits] == [float(page.values[list(source.columns)].sum()) for source in sources]
+        assert {moment} == {source.quantity.observed for source in sources}
 
 
 def test_old_trtllm_prefill_is_a_difference_of_sums(shared: Path):
@@ -233,11 +235,11 @@ def test_new_trtllm_names_come_first():
         "# TYPE trtllm_kv_cache_reused_blocks_total counter\ntrtllm_kv_cache_reused_blocks_total 40\n"
         "# TYPE trtllm_kv_cache_missed_blocks_total counter\ntrtllm_kv_cache_missed_blocks_total 60\n"
     )
-    found = canonical(page.series, "trtllm")
-    assert "trtllm_request_prefill_time_seconds" == source_of(found, "prefill_time").metric
-    assert [7.0] == page.values[list(source_of(found, "requests_waiting").columns)].tolist()
-    assert 100.0 == page.values[list(source_of(found, "prefix_cache_queries").columns)].sum()
-    assert 40.0 == page.values[list(source_of(found, "prefix_cache_hits").columns)].sum()
+    sources = canonical(page.series, "trtllm")
+    assert "trtllm_request_prefill_time_seconds" == source_of(sources, "prefill_time").metric
+    assert [7.0] == page.values[list(source_of(sources, "requests_waiting").columns)].tolist()
+    assert 100.0 == page.values[list(source_of(sources, "prefix_cache_queries").columns)].sum()
+    assert 40.0 == page.values[list(source_of(sources, "prefix_cache_hits").columns)].sum()
 
 
 def test_llamacpp_token_latency_is_a_mean_of_two_counters():
@@ -254,10 +256,10 @@ def test_llamacpp_token_latency_is_a_mean_of_two_counters():
 
 def test_a_switch_stands_in_the_reason():
     """What a flag would show is missing with the flag; what the engine never tells, with why."""
-    found = canonical((), "trtllm")
+    sources = canonical((), "trtllm")
     running = "the page shows no gauge trtllm_num_requests_running; enable_iter_perf_stats: true switches it on"
-    assert Missing(running) == found["requests_running"]
-    assert Missing(catalogue("trtllm").quantities["preemptions"].absent) == found["preemptions"]
+    assert Missing(running) == sources["requests_running"]
+    assert Missing(catalogue("trtllm").quantities["preemptions"].absent) == sources["preemptions"]
 
 
 def engine_of(page: Page) -> str | None:
@@ -265,7 +267,7 @@ def engine_of(page: Page) -> str | None:
     return engine.name if engine else None
 
 
-def source_of(found: dict[str, CanonicalSource | Missing], name: str) -> CanonicalSource:
-    source = found[name]
+def source_of(sources: dict[str, CanonicalSource | Missing], name: str) -> CanonicalSource:
+    source = sources[name]
     assert isinstance(source, CanonicalSource)
     return source

@@ -87,15 +87,15 @@ def test_real_pages(shared: Path, name: str):
     else:
         openmetrics = "application/openmetrics-text; version=1.0.0"
         page = PageReader().read(body, openmetrics if name.endswith(".om") else "text/plain; version=0.0.4")
-    assert SECTIONS[name].strip() == told(page)
+    assert SECTIONS[name].strip() == section(page)
 
 
 def test_tgi_page_by_its_source():
-    """TGI: what is of a batch and what is of a request are told apart, and reserved tokens are a share of the room."""
-    assert SECTIONS["tgi"].strip() == told(parse(TGI))
+    """TGI: quantities of a batch and of a request are distinguished, and reserved tokens are a share of the room."""
+    assert SECTIONS["tgi"].strip() == section(parse(TGI))
 
 
-def told(page: Page) -> str:
+def section(page: Page) -> str:
     """Return a page's quantities as text, one a line."""
     engine = detect(page.series)
     lines = [f"engine {engine.name}, by {engine.detected_by}"]
@@ -111,8 +111,11 @@ def value(source: CanonicalSource, values: np.ndarray) -> str:
     """Return a histogram's count and sum, a ratio, or a sum over label sets."""
     unit = source.quantity.unit
     if source.histograms:
-        count = math.fsum(values[one.count] for one in source.histograms)
-        sums = [values[one.sum] - (values[one.less] if one.less >= 0 else 0.0) for one in source.histograms]
+        count = math.fsum(values[histogram.count] for histogram in source.histograms)
+        sums = [
+            values[histogram.sum] - (values[histogram.less] if histogram.less >= 0 else 0.0)
+            for histogram in source.histograms
+        ]
         buckets = f", {len(source.histograms[0].bounds)} buckets" if source.histograms[0].bounds else ""
         return f"{count:g} of {math.fsum(sums):.9g} {unit}{buckets}"
     total = math.fsum(values[list(source.columns)])

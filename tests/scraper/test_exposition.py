@@ -39,12 +39,12 @@ def as_oracle(page: Page) -> list[Sample]:
     """Our samples as the oracle names them: it gives every counter a `_total`."""
     return [
         (
-            one.name + ("_total" if one.type == "counter" and not one.name.endswith("_total") else ""),
-            one.labels,
+            series.name + ("_total" if series.type == "counter" and not series.name.endswith("_total") else ""),
+            series.labels,
             repr(value),
-            one.type,
+            series.type,
         )
-        for one, value in zip(page.series, page.values.tolist(), strict=True)
+        for series, value in zip(page.series, page.values.tolist(), strict=True)
     ]
 
 
@@ -169,7 +169,7 @@ def test_sample_lines(line: str, expected: tuple[str, tuple[tuple[str, str], ...
     ],
 )
 def test_broken_line_is_refused_where_it_stands(line: str):
-    """A line that is no sample refuses the page, and names the line and the byte at which it starts."""
+    """A line that is not a sample refuses the page, and names the line and the byte at which it starts."""
     before = "# HELP y Why.\ny 1\n"
     with pytest.raises(MalformedPage) as refused:
         parse(before + line + "\ny 2\n")
@@ -207,7 +207,7 @@ def test_page_that_only_a_cut_leaves_is_refused(text: str, openmetrics: bool, re
         '# TYPE h histogram\nh_bucket{le="-1"} 1\nh_bucket{le="+Inf"} 1\nh_count 1\n',
     ],
 )
-def test_page_that_cannot_be_told_from_a_whole_one_is_accepted(text: str):
+def test_page_that_looks_whole_is_accepted(text: str):
     """Families without samples, an exporter's odd histogram inside the page, and an empty page are no cuts."""
     assert len(parse(text).values) == text.count("\na ") + text.startswith("a ") + text.count("\nh_")
 
@@ -215,7 +215,7 @@ def test_page_that_cannot_be_told_from_a_whole_one_is_accepted(text: str):
 def test_interleaved_families_are_whole():
     """A declaration counts for every sample of its family, wherever on the page."""
     page = parse('a{x="1"} 1\n# TYPE b gauge\nb 2\n# TYPE a counter\na 3\nb{c="d"} 4\n')
-    assert ["counter", "gauge", "counter", "gauge"] == [one.type for one in page.series]
+    assert ["counter", "gauge", "counter", "gauge"] == [series.type for series in page.series]
 
 
 def test_family_type_and_help():
@@ -235,7 +235,7 @@ def test_family_type_and_help():
         ("s", "summary", ""),
         ("s", "summary", ""),
         ("u_sum", "unknown", ""),
-    ] == [(one.family, one.type, one.help) for one in page.series]
+    ] == [(series.family, series.type, series.help) for series in page.series]
 
 
 def test_duplicates_stay_on_the_page():

@@ -129,7 +129,7 @@ def test_nonsense_in_the_letters_of_the_format_is_read_or_refused(line: str):
 
 
 def test_web_page_and_archive_are_refused_at_their_first_line(shared: Path):
-    """What is no exposition at all is refused where it starts."""
+    """What is not an exposition at all is refused where it starts."""
     packed = gzip.compress((shared / "fixtures/llamacpp/metrics.prom").read_bytes())
     for body in (b"<!DOCTYPE html>\n<html></html>\n", packed + b"\n"):
         with pytest.raises(MalformedPage) as refused:
@@ -148,14 +148,14 @@ def test_letter_cut_in_two_is_a_cut_page():
 def test_windows_line_ends_are_read():
     """Lines may end in `\\r\\n`, comments and the end of OpenMetrics too."""
     page = parse('# HELP x Why.\r\n# TYPE x counter\r\nx{a="b"} 1\r\n\r\nx 2 \r\n# EOF\r\n', openmetrics=True)
-    assert [("counter", "Why."), ("counter", "Why.")] == [(one.type, one.help) for one in page.series]
+    assert [("counter", "Why."), ("counter", "Why.")] == [(series.type, series.help) for series in page.series]
     assert [1.0, 2.0] == page.values.tolist()
 
 
 def test_labels_are_not_taken_from_another_kind_of_line():
     """Labels that hold the metric's name, or that stand before a tab, are never those of another line."""
     page = parse('{"n",a="b"} 1\nx{a="c d",e="f"}\t2\nx{a="c g",e="h"}\t3\n')
-    assert [("n", "b"), ("x", "c d"), ("x", "c g")] == [(one.name, one.labels[0][1]) for one in page.series]
+    assert [("n", "b"), ("x", "c d"), ("x", "c g")] == [(series.name, series.labels[0][1]) for series in page.series]
     with pytest.raises(MalformedPage, match="a label without a name"):
         parse('{"n",a="b"} 1\nx{"n",a="b"} 1\n')
     with pytest.raises(MalformedPage, match="readable le"):

@@ -30,8 +30,8 @@ def by_oracle(text: str) -> list[tuple[str, tuple[tuple[str, str], ...], str, st
 
 def as_oracle(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...], str, str]]:
     return [
-        (one.name, one.labels, repr(value), one.type)
-        for one, value in zip(page.series, page.values.tolist(), strict=True)
+        (series.name, series.labels, repr(value), series.type)
+        for series, value in zip(page.series, page.values.tolist(), strict=True)
     ]
 
 
@@ -69,8 +69,8 @@ def test_declaration_that_differs_in_punctuation_counts(sample: str, expected: t
         f"# TYPE vllm:own gauge\n# TYPE vllm_own summary\n{sample} 1.0\nz 1.0\n# EOF\n",
         openmetrics=True,
     )
-    one = page.series[0]
-    assert (sample, *expected) == (one.name, one.family, one.type, one.help)
+    series = page.series[0]
+    assert (sample, *expected) == (series.name, series.family, series.type, series.help)
 
 
 def test_recorded_openmetrics_page_of_vllm_has_its_types(shared: Path):
@@ -81,7 +81,7 @@ def test_recorded_openmetrics_page_of_vllm_has_its_types(shared: Path):
     text = path.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="Clashing name"):
         by_oracle(text)
-    types = {one.family: one.type for one in parse(text, openmetrics=True).series}
+    types = {series.family: series.type for series in parse(text, openmetrics=True).series}
     assert {"counter", "gauge", "histogram", "summary"} == set(types.values())
     assert "histogram" == types["vllm_time_to_first_token_seconds"]
     assert "counter" == types["vllm_generation_tokens_total"]

@@ -56,7 +56,7 @@ def test_a_record_by_our_clock():
 
 
 def test_without_the_servers_arrival_the_engines_stands_for_it():
-    """Where it is null, not told, or after the engine's own."""
+    """Where it is null, absent, or after the engine's own."""
     odd = [item(server_arrival_time=None), item(server_arrival_time=1001.003), item()]
     del odd[2]["perf_metrics"]["timing_metrics"]["server_arrival_time"]
     read = timings([reply(CLOCK, EXCHANGE), reply(URL, odd)])
@@ -91,7 +91,7 @@ def test_what_cannot_be_used_is_counted_by_its_reason(record: object, reason: st
 
 
 def test_readings_that_failed_are_counted():
-    """By their error; a body that is no list is one of them."""
+    """By their error; a body other than a list is one of them."""
     replies = [
         reply(CLOCK, EXCHANGE),
         reply(URL, b"", error="HTTP 500"),
@@ -113,7 +113,7 @@ def test_no_bytes_are_too_odd(body: bytes | str):
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("exchanges", "reason"),
     [
         ([], perf_metrics.NO_CLOCK),
         ([reply(CLOCK, b"", error="HTTP 404")], "its clock is not known (/steady_clock_offset): HTTP 404"),
@@ -124,9 +124,9 @@ def test_no_bytes_are_too_odd(body: bytes | str):
         ([reply("http://other.test/steady_clock_offset", EXCHANGE)], perf_metrics.NO_CLOCK),
     ],
 )
-def test_without_a_clock_no_record_is_used(told: list[ReplyRecord], reason: str):
+def test_without_a_clock_no_record_is_used(exchanges: list[ReplyRecord], reason: str):
     """Each is refused with the reason: nothing is joined by guess."""
-    read = timings([*told, reply(URL, [item(), item()])])
+    read = timings([*exchanges, reply(URL, [item(), item()])])
     assert 0 == len(read)
     ((why, count),) = read.refused.items()
     assert reason in why
@@ -154,8 +154,8 @@ def test_the_reading_of_the_shortest_way_counts():
 def test_the_offset_is_right_within_its_error(zero_ns: int, there_ns: int, ways_ns: tuple[int, int]):
     """However the way divides into there and back; stamps are floats of seconds, which tell microseconds."""
     receive_ns = T0_NS + ways_ns[0] - zero_ns
-    told = {"receive_ts": receive_ns / 1e9, "transmit_ts": (receive_ns + there_ns) / 1e9}
-    raw = json.dumps(told).encode()
+    answer = {"receive_ts": receive_ns / 1e9, "transmit_ts": (receive_ns + there_ns) / 1e9}
+    raw = json.dumps(answer).encode()
     end_ns = T0_NS + sum(ways_ns) + there_ns + 1000
     known = clock_reading(
         record_of(Scrape(url=CLOCK, tick_ns=0, request_ns=T0_NS, response_ns=end_ns, status=200, body=raw))
@@ -191,15 +191,15 @@ def test_where_the_clock_stands(url: str, clock: str):
 
 
 def test_a_log_gives_replies_back_but_empty_lists(tmp_path: Path):
-    """Raw, with their errors; what told nothing takes no room."""
+    """Raw, with their errors; empty replies take no room."""
     log = TimingLog(tmp_path / "timings-0.log")
-    told = [
+    replies = [
         Scrape(url=URL, tick_ns=0, request_ns=1, response_ns=2, status=200, body=b'[{"a":1}]'),
         Scrape(url=URL, tick_ns=0, request_ns=3, response_ns=4, status=200, body=b" [ ]\n".replace(b" ]", b"]")),
         Scrape(url=URL, tick_ns=0, request_ns=5, response_ns=6, status=500, error="HTTP 500"),
     ]
-    assert ["", "", "HTTP 500"] == [log.append(one) for one in told]
+    assert ["", "", "HTTP 500"] == [log.append(reply) for reply in replies]
     log.close()
-    found = list(read_log(tmp_path / "timings-0.log"))
-    assert [record_of(told[0]), record_of(told[2])] == found
-    assert [b'[{"a":1}]', b""] == [one.body() for one in found]
+    records = list(read_log(tmp_path / "timings-0.log"))
+    assert [record_of(replies[0]), record_of(replies[2])] == records
+    assert [b'[{"a":1}]', b""] == [record.body() for record in records]

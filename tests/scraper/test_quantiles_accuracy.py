@@ -22,9 +22,9 @@ ALL = {"p50": (1.5, 10.0), "p90": (1.6, 16.0), "p95": (2.0, 15.0), "p99": (2.2, 
 OF_THE_CUT = {"p50": (1.2, 8.0), "p90": (1.4, 14.0), "p95": (1.7, 12.0), "p99": (3.6, 14.0), "slices": (1.9, 16.0)}
 
 
-def relative(found: Float64, truth: Float64, scale: float) -> Float64:
+def relative(estimated: Float64, truth: Float64, scale: float) -> Float64:
     """Return the error in percent of the truth, and of a twentieth of the mean where the truth is smaller."""
-    return np.asarray(100 * np.abs(found - truth) / np.maximum(np.abs(truth), 0.05 * scale))
+    return np.asarray(100 * np.abs(estimated - truth) / np.maximum(np.abs(truth), 0.05 * scale))
 
 
 def slice_errors(case: int, file: dict[str, Float64], fitted: Fit, scale: float) -> Iterator[Float64]:
@@ -32,8 +32,8 @@ def slice_errors(case: int, file: dict[str, Float64], fitted: Fit, scale: float)
     edges = file[f"c{case}_slices"]
     for start, end, truth in zip(edges[:-1], edges[1:], file[f"c{case}_slice_truth"], strict=True):
         if np.isfinite(truth).all():
-            found = read_rows([fitted], [slice(int(start), int(end))], file["qs"][:99])
-            yield relative(found, truth[:99], scale)
+            estimated = read_rows([fitted], [slice(int(start), int(end))], file["qs"][:99])
+            yield relative(estimated, truth[:99], scale)
 
 
 def score(path: Path) -> dict[str, tuple[float, float]]:
@@ -60,12 +60,12 @@ def score(path: Path) -> dict[str, tuple[float, float]]:
     return result
 
 
-def accept(found: dict[str, tuple[float, float]], allowed: dict[str, tuple[float, float]]) -> None:
+def accept(errors: dict[str, tuple[float, float]], allowed: dict[str, tuple[float, float]]) -> None:
     """Hold the figures against what is asked for."""
     for name, most in allowed.items():
-        assert found[name][0] <= most[0], name
-        assert found[name][1] <= most[1], name
-    inside, covered = found["covered"]
+        assert errors[name][0] <= most[0], name
+        assert errors[name][1] <= most[1], name
+    inside, covered = errors["covered"]
     assert inside > 0.998
     assert covered > 0.85
 

@@ -40,8 +40,8 @@ def test_one_observation_an_interval_is_known(seen: list[float]):
     assert estimate(BOUNDS, counts, sums, QS) == pytest.approx(truth, rel=1e-9)
     if max(seen) <= 5:
         taken = read([fit(BOUNDS, counts, sums)], QS)
-        for found in (taken.values, taken.lowest, taken.highest):
-            assert found == pytest.approx(truth, rel=1e-6, abs=1e-7)
+        for quantiles in (taken.values, taken.lowest, taken.highest):
+            assert quantiles == pytest.approx(truth, rel=1e-6, abs=1e-7)
         assert not taken.wide.any()
 
 
@@ -49,8 +49,8 @@ def test_one_observation_an_interval_is_known(seen: list[float]):
 def test_one_value_everywhere(intervals: int, tolerance: float):
     """A constant is found to two per cent in five intervals, to two per mille in ten."""
     counts, sums = scraped([[0.73] * (8 + index % 3) for index in range(intervals)])
-    found = estimate(BOUNDS, counts, sums, np.arange(1, 100) / 100)
-    assert found == pytest.approx(np.full(99, 0.73), rel=tolerance)
+    quantiles = estimate(BOUNDS, counts, sums, np.arange(1, 100) / 100)
+    assert quantiles == pytest.approx(np.full(99, 0.73), rel=tolerance)
 
 
 def test_everything_beyond_the_last_bound():
@@ -59,15 +59,15 @@ def test_everything_beyond_the_last_bound():
     seen = random.gamma(9, 3.0, 4000) + 5
     counts, sums = scraped(np.split(seen, 400))
     assert (counts[:, -1] > 0).any()
-    found = estimate(BOUNDS, counts, sums, [0.1, 0.5, 0.9])
-    assert found == pytest.approx(np.quantile(seen, [0.1, 0.5, 0.9]), rel=0.05)
+    quantiles = estimate(BOUNDS, counts, sums, [0.1, 0.5, 0.9])
+    assert quantiles == pytest.approx(np.quantile(seen, [0.1, 0.5, 0.9]), rel=0.05)
 
 
 def test_a_first_bound_of_zero_holds_zeros():
     """A bucket from 0 to 0 has no width; its observations are zeros."""
     counts, sums = scraped([[0.0] * 30 + [0.7] * 10] * 20, [0.0, 1.0, INF])
-    found = estimate([0.0, 1.0, INF], counts, sums, [0.0, 0.5, 0.7, 0.9])
-    assert found == pytest.approx([0, 0, 0, 0.7], rel=0.05, abs=1e-6)
+    quantiles = estimate([0.0, 1.0, INF], counts, sums, [0.0, 0.5, 0.7, 0.9])
+    assert quantiles == pytest.approx([0, 0, 0, 0.7], rel=0.05, abs=1e-6)
 
 
 def test_negative_observations():
@@ -80,9 +80,9 @@ def test_negative_observations():
 
 def test_without_sums_the_buckets_answer():
     """One scrape, or no sum: neighbouring buckets suggest where in a bucket values lie, exactly so for level ones."""
-    found = estimate([1.0, 2.0, 3.0, 4.0, INF], [[100, 100, 100, 100, 0]], [np.nan], [0.25, 0.5])
-    assert found == pytest.approx([1, 2], abs=0.02)
-    assert found == pytest.approx(estimate([1.0, 2.0, 3.0, 4.0, INF], [[100, 100, 100, 100, 0]], [], [0.25, 0.5]))
+    quantiles = estimate([1.0, 2.0, 3.0, 4.0, INF], [[100, 100, 100, 100, 0]], [np.nan], [0.25, 0.5])
+    assert quantiles == pytest.approx([1, 2], abs=0.02)
+    assert quantiles == pytest.approx(estimate([1.0, 2.0, 3.0, 4.0, INF], [[100, 100, 100, 100, 0]], [], [0.25, 0.5]))
 
 
 def test_rows_that_say_nothing_are_ignored():
@@ -110,16 +110,16 @@ def test_an_absurd_sum_is_unknown():
     sums[[20, 50, 99]] = 1e300, -1e300, INF
     unknown = np.where(np.abs(sums) > 1e9, np.nan, sums)
     # An impossible row is joined with the next before it is given up, hence not quite the same.
-    found = estimate(BOUNDS, counts, sums, [0.1, 0.5, 0.9])
-    assert found == pytest.approx(estimate(BOUNDS, counts, unknown, [0.1, 0.5, 0.9]), rel=0.05)
+    quantiles = estimate(BOUNDS, counts, sums, [0.1, 0.5, 0.9])
+    assert quantiles == pytest.approx(estimate(BOUNDS, counts, unknown, [0.1, 0.5, 0.9]), rel=0.05)
 
 
 def test_fits_of_one_histogram_read_together():
     """Two targets with other buckets are read as one: where each says all, so do both."""
-    one, two = [0.2, 0.7, 3.0], [0.05, 0.6, 7.0, 0.61]
-    first = fit(BOUNDS, *scraped([[value] for value in one]))
+    first_values, two = [0.2, 0.7, 3.0], [0.05, 0.6, 7.0, 0.61]
+    first = fit(BOUNDS, *scraped([[value] for value in first_values]))
     second = fit([0.3, 2.0, INF], *scraped([[value] for value in two], [0.3, 2.0, INF]))
-    truth = np.quantile(one + two, QS)
+    truth = np.quantile(first_values + two, QS)
     assert read([first, second], QS).values == pytest.approx(truth, rel=1e-6)
     everything = read_rows([first, second], [slice(None), slice(None)], QS)
     assert everything == pytest.approx(truth, rel=1e-9)
@@ -154,8 +154,8 @@ def test_a_ramp_is_fitted_in_segments():
     counts, sums = scraped(seen.tolist())
     fitted = fit(BOUNDS, counts, sums)
     assert len(fitted.mean) > 1
-    found = read_rows([fitted], [slice(0, 100)], [0.1, 0.5, 0.9])
-    assert found == pytest.approx(np.quantile(seen[:100], [0.1, 0.5, 0.9]), rel=0.08)
+    quantiles = read_rows([fitted], [slice(0, 100)], [0.1, 0.5, 0.9])
+    assert quantiles == pytest.approx(np.quantile(seen[:100], [0.1, 0.5, 0.9]), rel=0.08)
 
 
 @given(st.lists(values, min_size=1, max_size=12), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -182,12 +182,12 @@ def test_a_queue_that_is_nearly_always_empty_is_wide():
     assert taken.wide[0]
 
 
-def test_what_cannot_be_told_from_the_bound_is_the_bound():
+def test_what_rounds_to_the_bound_is_the_bound():
     """A queue that is nearly always empty waits 0 at its low percentiles, not some power of ten below every clock."""
     random = np.random.default_rng(8)
     seen = np.where(random.random((300, 1)) < 0.9, 1e-6, random.uniform(0.01, 0.09, (300, 1))) * np.ones((300, 40))
-    found = estimate(BOUNDS, *scraped(seen.tolist()), [0.01, 0.1])
-    assert ((found == 0) | (found >= 1e-8)).all()
+    quantiles = estimate(BOUNDS, *scraped(seen.tolist()), [0.01, 0.1])
+    assert ((quantiles == 0) | (quantiles >= 1e-8)).all()
 
 
 layouts = st.sampled_from(
@@ -203,8 +203,8 @@ def hostile(draw: st.DrawFn) -> tuple[list[float], Float64, Float64]:
     bounds = draw(layouts)
     rows = draw(st.integers(0, 12))
     sound = st.integers(0, 50).map(float)
-    cells = draw(st.sampled_from([sound, absurd, st.floats(0, 9)]))
-    counts = draw(st.lists(cells, min_size=rows * len(bounds), max_size=rows * len(bounds)))
+    elements = draw(st.sampled_from([sound, absurd, st.floats(0, 9)]))
+    counts = draw(st.lists(elements, min_size=rows * len(bounds), max_size=rows * len(bounds)))
     sums = draw(st.lists(st.one_of(st.floats(0, 99), st.floats(), absurd), min_size=rows, max_size=rows))
     return bounds, np.array(counts).reshape(rows, len(bounds)), np.array(sums)
 
@@ -217,8 +217,8 @@ def test_no_page_breaks_the_order(page: tuple[list[float], Float64, Float64]):
     fitted = [fit(bounds, counts, sums)]
     taken = read(fitted, QS)
     assert np.isnan(taken.lowest).tolist() == [not sound(counts, len(bounds))[0].any()] * len(QS)
-    for found in (taken.values, estimate(bounds, counts, sums, QS), read_rows(fitted, [slice(0, 6)], QS)):
-        assert (np.diff(found[~np.isnan(found)]) >= 0).all()
+    for quantiles in (taken.values, estimate(bounds, counts, sums, QS), read_rows(fitted, [slice(0, 6)], QS)):
+        assert (np.diff(quantiles[~np.isnan(quantiles)]) >= 0).all()
     known = ~np.isnan(taken.values)
     for lower, upper in (
         (taken.lowest, taken.values),
@@ -246,9 +246,9 @@ def test_the_unit_does_not_matter(page: tuple[list[float], Float64, Float64]):
 def test_no_such_quantile_is_nan(q: float):
     """Outside 0 to 1 there is no quantile; what stands beside it is answered."""
     counts, sums = scraped([[0.2], [0.7]])
-    found = estimate(BOUNDS, counts, sums, [q, 0.0])
-    assert np.isnan(found[0])
-    assert pytest.approx(0.2) == found[1]
+    quantiles = estimate(BOUNDS, counts, sums, [q, 0.0])
+    assert np.isnan(quantiles[0])
+    assert pytest.approx(0.2) == quantiles[1]
     assert np.isnan(read([fit(BOUNDS, counts, sums)], [q]).low).all()
 
 

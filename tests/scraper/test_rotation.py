@@ -70,7 +70,7 @@ def test_each_file_of_scrapes_can_be_read_alone(tmp_path: Path):
 
 
 def test_counts_are_those_of_the_receivers_whichever_files_are_left(tmp_path: Path):
-    """A file begins with what was counted when it began; a receiver that goes on in it is no other one."""
+    """A file begins with what was counted when it began; a receiver that goes on in it is the same one."""
     with closing(SpanLog(tmp_path / "spans-000000.log", SMALL)) as log:
         log.append(StateRecord(at_ns=1, state="started", counts=Counts()))
         for number in range(1, 40):
@@ -81,5 +81,5 @@ def test_counts_are_those_of_the_receivers_whichever_files_are_left(tmp_path: Pa
     assert len(paths) > 3
     assert (Counts(exports=39), 0) == last_counts(span_records(paths))
     assert (Counts(exports=39), 0) == last_counts(span_records(paths[2:]))
-    exports = [one.received_ns for one in span_records(paths) if isinstance(one, ExportRecord)]
+    exports = [record.received_ns for record in span_records(paths) if isinstance(record, ExportRecord)]
     assert list(range(1, 40)) == exports

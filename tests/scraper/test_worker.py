@@ -68,10 +68,12 @@ async def test_replayed_recording_gives_the_deltas_of_its_first_and_last_page(
     assert isinstance(chosen, ScrapeSelection)
     first, last = by_hand(pages[0]), by_hand(pages[-1])
     compared = 0
-    for column, one in enumerate(endpoint.series):
-        if one.type == "counter":
+    for column, series in enumerate(endpoint.series):
+        if series.type == "counter":
             increase = counter(endpoint, column, chosen)
-            assert last[one.name, one.labels] - first.get((one.name, one.labels), 0.0) == increase.total, one
+            assert last[series.name, series.labels] - first.get((series.name, series.labels), 0.0) == increase.total, (
+                series
+            )
             compared += 1
     for columns in histograms(endpoint.series):
         observed = histogram(endpoint, columns, chosen)
@@ -236,7 +238,7 @@ async def test_a_target_that_fails_is_asked_less_often(serve: Serve, tmp_path: P
     assert [1] == apart[:1] or apart[0] > 1  # a busy machine may miss a tick, never make one
 
 
-async def test_nobody_reads_what_it_says(serve: Serve, tmp_path: Path):
+async def test_its_output_is_not_read(serve: Serve, tmp_path: Path):
     """Scraping goes on however often a target comes and goes while its conductor has something else to do."""
     count = iter(range(10**9))
     many = asyncio.Event()

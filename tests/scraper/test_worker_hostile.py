@@ -81,7 +81,7 @@ def bomb(size: int) -> bytes:
 
 @asynccontextmanager
 async def targets(serve: Serve, enough: asyncio.Event) -> AsyncIterator[dict[str, str]]:
-    """Serve them all; the answer is each one's URL. One is a port at which nobody listens.
+    """Serve them all; the answer is each one's URL. One is a port at which nothing listens.
 
     The event says that the good one was asked TICKS times.
     """
@@ -140,12 +140,12 @@ async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, 
             assert 0 == await worker.ended()
         good, closed = urls["/good"], urls["/closed"]
         expected = {urls[name]: reason for name, reason in REASONS.items()} | {closed: "connect: Connection refused"}
-    found = {url: [one for one in worker.records() if one.url == url] for url in urls.values()}
+    records = {url: [record for record in worker.records() if record.url == url] for url in urls.values()}
     for url, reason in expected.items():
-        said = {record.error if isinstance(record, FailureRecord) else "a page" for record in found[url]}
+        said = {record.error if isinstance(record, FailureRecord) else "a page" for record in records[url]}
         assert all(error.startswith(reason) for error in said), (url, said)
-        assert len(found[url]) >= 2  # the first and the settled scrape always try
-    rows = found[good]
+        assert len(records[url]) >= 2  # the first and the settled scrape always try
+    rows = records[good]
     assert {Row} == {type(row) for row in rows}
     gaps_ns = [later.tick_ns - row.tick_ns for row, later in pairwise(rows)]
     assert {0} == {gap_ns % INTERVAL_NS for gap_ns in gaps_ns}
@@ -153,5 +153,5 @@ async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, 
     early = [row for row in rows if row.request_ns < row.tick_ns + offset_ns(good, INTERVAL_NS)]
     assert len(early) <= 2  # the first and the settled scrape come when they are asked for
     assert list(range(len(rows))) == [int(row.values[0]) for row in rows]
-    assert len(expected) * 2 <= settled["failed"] == sum(len(found[url]) for url in expected)
+    assert len(expected) * 2 <= settled["failed"] == sum(len(records[url]) for url in expected)
     assert peak < 200

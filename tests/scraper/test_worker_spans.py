@@ -90,7 +90,7 @@ async def test_hostile_spans_do_not_disturb_scraping(serve: Serve, tmp_path: Pat
     assert (0, 0) == (settled["failed"], settled["stale"])
     scrapes = worker.records()
     assert served == len(scrapes)
-    assert all(isinstance(one, Row) for one in scrapes)
+    assert all(isinstance(record, Row) for record in scrapes)
     kinds = ("no valid trace id", "no valid span id", "an end before its start", "more than 1024 attributes")
     kinds += (
         "spans of 'vllm' that came over grpc are not used: their clock is 36",

@@ -49,14 +49,14 @@ async def test_each_record_is_kept_once_and_the_clock_is_read_at_both_ends(serve
         worker.send({"cmd": "settle", "seconds": 0})
         await worker.event("settled", over=("stale",))
         assert 0 == await worker.ended()
-    told = replies(tmp_path)
-    clocks = [one for one in told if one.url.endswith("/steady_clock_offset")]
+    records = replies(tmp_path)
+    clocks = [record for record in records if record.url.endswith("/steady_clock_offset")]
     assert 2 == len(clocks)
-    read = timings(told)
+    read = timings(records)
     assert 3 == len(read)
     assert {"HTTP 503"} == set(read.failures)
     known = read.clocks[f"{base}/steady_clock_offset"]
-    assert abs(known.offset_ns - 10**18) <= known.error_ns + 1000  # the offset that the worker was told of
+    assert abs(known.offset_ns - 10**18) <= known.error_ns + 1000  # the offset that the worker was given
     assert {f"{base}/metrics"} == {record.url for record in worker.records()}
 
 

@@ -14,19 +14,19 @@ from scraper.exposition import MalformedPage, Page, PageReader, parse
 TEXT = "text/plain; version=0.0.4"
 
 
-def as_told(page: Page) -> tuple[object, list[str]]:
+def comparable(page: Page) -> tuple[object, list[str]]:
     return page.series, list(map(repr, page.values.tolist()))
 
 
 def read_twice(reader: PageReader, body: bytes) -> tuple[object, object]:
     """Read by a reader that has a past and by the pure parser; a refusal is its text."""
-    told = []
+    readings = []
     for read in (reader.read, parse):
         try:
-            told.append(as_told(read(body)))
+            readings.append(comparable(read(body)))
         except MalformedPage as refused:
-            told.append(str(refused))
-    return told[0], told[1]
+            readings.append(str(refused))
+    return readings[0], readings[1]
 
 
 lines = st.lists(
@@ -116,7 +116,7 @@ def test_other_comments_or_series_are_another_layout(other: str):
     """The same number of lines is not the same layout, nor are the same samples under other declarations."""
     reader = PageReader()
     before = reader.read(b"# TYPE x gauge\nx 1\n")
-    assert as_told(parse(other)) == as_told(reader.read(other.encode()))
+    assert comparable(parse(other)) == comparable(reader.read(other.encode()))
     assert before.series is not reader.read(other.encode()).series
 
 
@@ -154,7 +154,7 @@ def test_page_in_json_quotes_is_unquoted():
     text = '# TYPE llamacpp:n_total counter\nllamacpp:n_total 1\nx{a="b\\n☃"} 2\n'
     reader = PageReader()
     for content_type in (TEXT, "application/json"):
-        assert as_told(parse(text)) == as_told(reader.read(json.dumps(text).encode(), content_type))
+        assert comparable(parse(text)) == comparable(reader.read(json.dumps(text).encode(), content_type))
 
 
 @pytest.mark.parametrize("body", [b'"x 1\\n', b'"', b'"x 1\\n" 2', b'"\\ud800 1\\n"'])

@@ -31,9 +31,9 @@ def stamps(seconds: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def integrated(seconds: Any, watts: Any, of: Window) -> Energy:
-    found = trapezoid_energy(stamps(seconds), np.asarray(watts, dtype=np.float64), of, interval_s=1.0)
-    assert isinstance(found, Energy)
-    return found
+    energy = trapezoid_energy(stamps(seconds), np.asarray(watts, dtype=np.float64), of, interval_s=1.0)
+    assert isinstance(energy, Energy)
+    return energy
 
 
 def counted(seconds: Any, joules: Any, of: Window, *, range_j: float = nan) -> Any:
@@ -58,9 +58,9 @@ def test_constant_power_is_exact(lengths: list[float], watts: float, cuts: list[
     at = np.cumsum(lengths)
     of = window(*(at[0] + cut * (at[-1] - at[0]) for cut in (cuts[0], cuts[2])))
     if of.duration_s > 0:
-        found = integrated(at, np.full(len(at), watts), of)
-        assert pytest.approx(watts * of.duration_s, rel=1e-9, abs=1e-9) == found.energy_j
-        assert pytest.approx(of.duration_s, rel=1e-9) == found.covered_s
+        energy = integrated(at, np.full(len(at), watts), of)
+        assert pytest.approx(watts * of.duration_s, rel=1e-9, abs=1e-9) == energy.energy_j
+        assert pytest.approx(of.duration_s, rel=1e-9) == energy.covered_s
 
 
 @given(steps, st.floats(0, 100), st.floats(0, 50), edges)
@@ -70,8 +70,8 @@ def test_a_linear_ramp_is_exact(lengths: list[float], watts: float, per_s: float
     begin, end = (at[0] + cut * (at[-1] - at[0]) for cut in (cuts[0], cuts[2]))
     of = window(begin, end)
     if of.duration_s > 1e-3:
-        found = integrated(at, watts + per_s * at, of)
-        assert pytest.approx((watts + per_s * (begin + end) / 2) * (end - begin), rel=1e-5, abs=1e-5) == found.energy_j
+        energy = integrated(at, watts + per_s * at, of)
+        assert pytest.approx((watts + per_s * (begin + end) / 2) * (end - begin), rel=1e-5, abs=1e-5) == energy.energy_j
 
 
 @given(steps, st.data(), edges)
@@ -89,36 +89,36 @@ def test_adjacent_windows_add_up(lengths: list[float], data: st.DataObject, cuts
 
 def test_the_windows_edges_are_interpolated():
     """Between 100 W and 200 W a second later, the half second in the middle saw 150 W."""
-    found = integrated([0, 1], [100, 200], window(0.25, 0.75))
-    assert pytest.approx(75.0) == found.energy_j
-    assert pytest.approx(0.5) == found.covered_s
-    assert pytest.approx(150.0) == found.peak_power_w
+    energy = integrated([0, 1], [100, 200], window(0.25, 0.75))
+    assert pytest.approx(75.0) == energy.energy_j
+    assert pytest.approx(0.5) == energy.covered_s
+    assert pytest.approx(150.0) == energy.peak_power_w
 
 
 def test_what_no_reading_encloses_is_not_covered():
     """Readings that begin two seconds late and end early leave their part of the window out, and say so."""
-    found = integrated([2, 3, 4, 5], [100, 100, 100, 100], window(0, 10))
-    assert (300.0, 3.0) == (found.energy_j, found.covered_s)
-    assert 100.0 == found.mean_power_w
+    energy = integrated([2, 3, 4, 5], [100, 100, 100, 100], window(0, 10))
+    assert (300.0, 3.0) == (energy.energy_j, energy.covered_s)
+    assert 100.0 == energy.mean_power_w
 
 
 def test_a_gap_is_reported_and_not_bridged():
     """More than three intervals without a reading are no energy, one lost reading is bridged."""
-    found = integrated([0, 1, 2, 6, 7, 9], [100] * 6, window(0, 9))
-    assert (500.0, 5.0) == (found.energy_j, found.covered_s)
-    assert (1, 4.0) == (found.gaps, found.gap_s)
+    energy = integrated([0, 1, 2, 6, 7, 9], [100] * 6, window(0, 9))
+    assert (500.0, 5.0) == (energy.energy_j, energy.covered_s)
+    assert (1, 4.0) == (energy.gaps, energy.gap_s)
 
 
 def test_a_reading_without_a_number_is_no_reading():
-    """NaN between two numbers is as if nobody had asked."""
+    """NaN between two numbers is as if there had been no reading."""
     assert 400.0 == integrated([0, 1, 2], [100, nan, 300], window(0, 2)).energy_j
 
 
 def test_a_window_without_readings_has_no_energy():
     """One reading in it is not enough, none even less."""
     reason = "fewer than two readings in a row cover any of the window"
-    one = trapezoid_energy(stamps([1]), np.array([100.0]), window(0, 2), interval_s=1.0)
-    assert Missing(reason) == one
+    energy = trapezoid_energy(stamps([1]), np.array([100.0]), window(0, 2), interval_s=1.0)
+    assert Missing(reason) == energy
     assert Missing("no measured window") == trapezoid_energy(
         stamps([0, 1]), np.array([1.0, 1.0]), window(1, 1), interval_s=1.0
     )
@@ -126,8 +126,8 @@ def test_a_window_without_readings_has_no_energy():
 
 def test_a_counter_is_exact_between_its_readings():
     """Whatever power did between them; the peak is the highest mean between two readings."""
-    found = counted([0, 1, 2, 3], [10, 60, 70, 100], window(0, 3))
-    assert (90.0, 50.0, "counter") == (found.energy_j, found.peak_power_w, found.method)
+    energy = counted([0, 1, 2, 3], [10, 60, 70, 100], window(0, 3))
+    assert (90.0, 50.0, "counter") == (energy.energy_j, energy.peak_power_w, energy.method)
 
 
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=40), st.floats(150, 400))
@@ -135,14 +135,14 @@ def test_a_counter_that_wraps_around_counts_on(used: list[float], range_j: float
     """A counter modulo its range gives the energy of the one that never wraps."""
     total = np.concatenate([[0.0], np.cumsum(used)])
     at = np.arange(len(total))
-    found = counted(at, total % range_j, window(0, len(used)), range_j=range_j)
-    assert pytest.approx(sum(used), rel=1e-6) == found.energy_j
+    energy = counted(at, total % range_j, window(0, len(used)), range_j=range_j)
+    assert pytest.approx(sum(used), rel=1e-6) == energy.energy_j
 
 
 def test_a_counter_that_was_reset_is_not_covered_there():
-    """Without a range nobody knows what was used around a restart."""
-    found = counted([0, 1, 2, 3], [900, 1000, 5, 105], window(0, 3))
-    assert (200.0, 2.0) == (found.energy_j, found.covered_s)
+    """Without a range what was used around a restart is unknown."""
+    energy = counted([0, 1, 2, 3], [900, 1000, 5, 105], window(0, 3))
+    assert (200.0, 2.0) == (energy.energy_j, energy.covered_s)
 
 
 def test_a_counter_that_stands_still_is_no_energy():
@@ -186,9 +186,9 @@ def test_a_summary_counts_packages_and_memory_once():
 def test_a_summary_keeps_gpu_and_cpu_apart():
     """The GPU's tokens per joule are by its own energy, those in all by both."""
     records = [
-        one
+        record
         for s in range(11)
-        for one in (
+        for record in (
             reading(s, power_w=300.0, utilisation_ratio=0.5, temperature_c=60.0 + s, memory_used_bytes=2.0**30),
             reading(s, source="rapl", device="package-0", kind="cpu", energy_j=100.0 * s),
         )
@@ -206,7 +206,9 @@ def test_a_summary_keeps_gpu_and_cpu_apart():
 def test_a_total_without_one_of_its_devices_has_no_tokens_per_joule():
     """A GPU whose power is not known would make every token look cheaper."""
     records = [
-        one for s in range(11) for one in (reading(s, power_w=300.0), reading(s, device="GPU-2", temperature_c=50.0))
+        record
+        for s in range(11)
+        for record in (reading(s, power_w=300.0), reading(s, device="GPU-2", temperature_c=50.0))
     ]
     total = hardware_summary(records, window=window(0, 10), output_tokens=100).total
     assert 3000.0 == total.energy_j

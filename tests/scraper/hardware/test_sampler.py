@@ -66,18 +66,18 @@ def zone(root: Path, directory: str, name: str, energy_uj: int, range_uj: int = 
     return path / "energy_uj"
 
 
-def reason_of(found: object) -> str:
-    assert isinstance(found, Missing)
-    return found.reason
+def reason_of(source: object) -> str:
+    assert isinstance(source, Missing)
+    return source.reason
 
 
-def opened(found: Any) -> Any:
-    assert not isinstance(found, Missing)
-    return found
+def opened(source: Any) -> Any:
+    assert not isinstance(source, Missing)
+    return source
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def unprivileged() -> Iterator[None]:
     """Be an ordinary user inside the block, also where the tests run as root."""
     user = os.geteuid()
     if user == 0:
@@ -112,9 +112,9 @@ def test_rapl_that_only_root_may_read_is_absent():
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         zone(Path(name), "intel-rapl:0", "package-0", 1).chmod(0)
-        with nobody():
-            found = open_rapl(Path(name))
-    assert Missing("energy_uj is readable by root only") == found
+        with unprivileged():
+            source = open_rapl(Path(name))
+    assert Missing("energy_uj is readable by root only") == source
 
 
 def test_rapl_is_absent_where_there_is_none(tmp_path: Path):
@@ -338,7 +338,7 @@ async def test_a_source_that_is_lost_is_recorded_and_the_others_go_on():
 
 
 async def test_sampling_without_sources_ends_at_once():
-    """What is absent is recorded, and nobody waits for a stop."""
+    """What is absent is recorded, and no stop is waited for."""
     records: list[HardwareLogRecord] = []
     async with asyncio.timeout(BOUND_S):
         await sample([], records.append, clock_offset_ns=7, stopping=asyncio.Event(), absent={"rapl": Missing("none")})
@@ -352,12 +352,12 @@ async def test_a_log_of_this_machine_names_every_source(tmp_path: Path):
     async with asyncio.timeout(BOUND_S):
         await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping)
     records = [decode(payload) for payload in read_frames(tmp_path / "hardware.log")]
-    assert {"nvml", "rapl", "powermetrics"} == {one.source for one in records}
-    assert all(one.reason for one in records if isinstance(one, HardwareAbsence))
+    assert {"nvml", "rapl", "powermetrics"} == {record.source for record in records}
+    assert all(record.reason for record in records if isinstance(record, HardwareAbsence))
 
 
 @given(st.floats(), st.text())
 def test_the_log_says_what_was_written(power_w: float, name: str):
     """NaN stays NaN."""
-    one = HardwareRecord(at_ns=1, source="rapl", device="d", name=name, kind="cpu", power_w=power_w)
-    assert repr(one) == repr(decode(encode(one)))
+    record = HardwareRecord(at_ns=1, source="rapl", device="d", name=name, kind="cpu", power_w=power_w)
+    assert repr(record) == repr(decode(encode(record)))

@@ -46,7 +46,7 @@ def test_what_was_scraped_is_what_is_read(first: list[str], second: list[str]):
     targets that share a log do not lean on each other's.
     """
     mixed = [scrape(n, page, url=url) for url, pages in (("x", first), ("y", second)) for n, page in enumerate(pages)]
-    mixed.sort(key=lambda one: one.tick_ns)
+    mixed.sort(key=lambda record: record.tick_ns)
     for sent, row in zip(mixed, rows(mixed), strict=True):
         expected = parse(sent.body)
         assert (expected.series, sent.tick_ns, sent.url) == (row.series, row.tick_ns, row.url)
@@ -54,7 +54,7 @@ def test_what_was_scraped_is_what_is_read(first: list[str], second: list[str]):
 
 
 def test_a_page_that_changed_nothing_is_its_stamps():
-    """Neither values nor series are written again, and the reader is told that nothing changed."""
+    """Neither values nor series are written again, and the log marks the page as unchanged."""
     encoder = Encoder()
     page = "".join(f'x{{n="{n}"}} {n}\n' for n in range(1000))
     first, _ = encoder.encode(scrape(1, page))
@@ -74,10 +74,10 @@ def test_a_layout_that_returns_is_not_written_again():
 
 def test_failures_and_malformed_pages_are_records_with_reasons():
     """A scrape without a page says why; so does a page that is cut off, with the byte."""
-    found = list(rows([scrape(1, "", error="connect: refused"), scrape(2, "a 1\nb 2"), scrape(3, "a 1\n")]))
-    assert [FailureRecord, FailureRecord, Row] == [type(one) for one in found]
+    records = list(rows([scrape(1, "", error="connect: refused"), scrape(2, "a 1\nb 2"), scrape(3, "a 1\n")]))
+    assert [FailureRecord, FailureRecord, Row] == [type(record) for record in records]
     assert ["connect: refused", "malformed page: the page is cut off: its last line has no end (line 2, byte 7)"] == [
-        one.error for one in found if isinstance(one, FailureRecord)
+        record.error for record in records if isinstance(record, FailureRecord)
     ]
 
 
@@ -112,7 +112,7 @@ def test_recorded_run_takes_less_than_a_byte_and_a_half_a_sample(recording: Call
     """477 scrapes of a real vLLM under load: on disk and in memory no more than what is promised."""
     encoder = Encoder()
     scrapes = recording("main")
-    written = sum(8 + len(payload) for one in scrapes for payload in encoder.encode(one)[0])
+    written = sum(8 + len(payload) for scraped in scrapes for payload in encoder.encode(scraped)[0])
     (endpoint,) = build(rows(scrapes))
     samples = endpoint.values.size
     stamps = endpoint.tick_ns.nbytes + endpoint.request_ns.nbytes + endpoint.response_ns.nbytes
@@ -130,7 +130,7 @@ def test_a_ring_keeps_the_last_minutes(keep_s: int):
         table.append(row)
     view = table.view()
     recent = [at for at in seconds if at >= 1000 - keep_s and at % 100]
-    kept = view.values[:, 0].astype(int).tolist()
-    assert recent == kept[-len(recent) :]
-    assert len(kept) <= keep_s + 64
+    newest = view.values[:, 0].astype(int).tolist()
+    assert recent == newest[-len(recent) :]
+    assert len(newest) <= keep_s + 64
     assert [1000 * S + 10] == [at_ns for at_ns, _ in view.failures]

@@ -10,7 +10,7 @@ from scraper.spans.received import classify
 
 
 @pytest.mark.parametrize(
-    ("one", "role", "name"),
+    ("span", "role", "name"),
     [
         (engine(), "request", "vllm"),
         (gateway("g"), "gateway", "dynamo"),
@@ -22,9 +22,9 @@ from scraper.spans.received import classify
     ],
     ids=["engine", "gateway", "stage", "client", "client by path", "internal", "other"],
 )
-def test_what_a_span_is(one: Span, role: str, name: str):
+def test_what_a_span_is(span: Span, role: str, name: str):
     """An engine's request or a gateway's by its catalogue, a stage by its name, a client's call by what it says."""
-    kind = classify(one, SCOPES.get(one.name, "test"))
+    kind = classify(span, SCOPES.get(span.name, "test"))
     assert (role, name) == (kind.role, kind.engine)
 
 

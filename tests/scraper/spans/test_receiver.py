@@ -83,13 +83,13 @@ async def listening(
     path: Path, now_ns: int = 10**18, wall_ns: Callable[[], int] = time.time_ns, **spec: object
 ) -> AsyncIterator[Listening]:
     log = SpanLog(path / "spans.log")
-    one = Listening(path / "spans.log")
+    listener = Listening(path / "spans.log")
     offset_ns = now_ns - time.monotonic_ns()
     whole = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": offset_ns, **spec}
     try:
         checked = ReceiverSpec(**whole)  # type: ignore[arg-type]
-        async with Receiver(checked, log=log, say=one.said.append, wall_ns=wall_ns) as one.receiver:
-            yield one
+        async with Receiver(checked, log=log, say=listener.said.append, wall_ns=wall_ns) as listener.receiver:
+            yield listener
     finally:
         log.close()
 
@@ -108,17 +108,17 @@ export = partial(odd_export, 10**18 + 1)
 @pytest.mark.parametrize("via", ["grpc", "grpc gzip", "http", "http gzip"])
 async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Sequence[bytes], via: str):
     """Byte for byte, over either wire, packed or not; each export is acknowledged when it is logged, and counted."""
-    recorded_ns = max(one.span.end_time_unix_nano for body in exports for one in packed(0, via, body).spans())
-    async with listening(tmp_path, now_ns=recorded_ns) as one:
+    recorded_ns = max(received.span.end_time_unix_nano for body in exports for received in packed(0, via, body).spans())
+    async with listening(tmp_path, now_ns=recorded_ns) as listener:
         for number, body in enumerate(exports):
-            assert b"" == await one.send(via, body)
-            assert number + 1 == len(one.bodies())
-    assert list(exports) == one.bodies()
-    assert [] == one.said
-    counts = one.receiver.counts()
+            assert b"" == await listener.send(via, body)
+            assert number + 1 == len(listener.bodies())
+    assert list(exports) == listener.bodies()
+    assert [] == listener.said
+    counts = listener.receiver.counts()
     assert counts == Counts(exports=len(exports), spans=69)
-    assert {via.partition(" ")[0]} == {record.via for record in one.records() if isinstance(record, ExportRecord)}
-    assert 57 == len(engine_spans(one.records()))
+    assert {via.partition(" ")[0]} == {record.via for record in listener.records() if isinstance(record, ExportRecord)}
+    assert 57 == len(engine_spans(listener.records()))
 
 
 async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path):
@@ -130,12 +130,12 @@ async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path
     def deliver(received_ns: int, request: ExportTraceServiceRequest) -> None:
         given.append((received_ns, len(request.resource_spans)))
 
-    one = Listening(tmp_path / "spans.log")
-    async with Receiver(spec, log=log, say=one.said.append, deliver=deliver) as one.receiver:
-        assert 0 == one.receiver.grpc_port
-        await one.over_http(export())
+    listener = Listening(tmp_path / "spans.log")
+    async with Receiver(spec, log=log, say=listener.said.append, deliver=deliver) as listener.receiver:
+        assert 0 == listener.receiver.grpc_port
+        await listener.over_http(export())
     log.close()
-    (record,) = (record for record in one.records() if isinstance(record, ExportRecord))
+    (record,) = (record for record in listener.records() if isinstance(record, ExportRecord))
     assert [(record.received_ns, 1)] == given
     assert 10**18 < record.received_ns < 2 * 10**18
 
@@ -156,15 +156,19 @@ async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path
 async def test_what_is_no_export_is_refused_with_a_reason(
     tmp_path: Path, body: bytes, headers: dict[str, str], status: int, reason: str
 ):
-    """Over HTTP: its sender is told why, it is counted each time and said once, and the next export passes."""
-    async with listening(tmp_path, limit_bytes=1_000_000) as one:
+    """Over HTTP: the reply says why, it is counted each time and logged once, and the next export passes."""
+    async with listening(tmp_path, limit_bytes=1_000_000) as listener:
         for _ in range(2):
-            assert (status, b"\x12" + bytes([len(reason)]) + reason.encode()) == await one.over_http(body, **headers)
-        assert (200, b"") == await one.over_http(export())
-    counts = one.receiver.counts()
+            assert (status, b"\x12" + bytes([len(reason)]) + reason.encode()) == await listener.over_http(
+                body, **headers
+            )
+        assert (200, b"") == await listener.over_http(export())
+    counts = listener.receiver.counts()
     assert (2, 1) == (counts.malformed + counts.too_large, counts.exports)
-    assert [f"an export of spans over http is refused: {reason} (said once; the counts show how often)"] == one.said
-    assert [export()] == one.bodies()
+    assert [
+        f"an export of spans over http is refused: {reason} (said once; the counts show how often)"
+    ] == listener.said
+    assert [export()] == listener.bodies()
 
 
 @pytest.mark.parametrize(
@@ -180,35 +184,35 @@ async def test_what_is_no_export_is_refused_over_grpc_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], body: bytes, packing: grpc.Compression, code: object, count: str
 ):
     """With the code that OTLP has for it, counted each time, said once, and with nothing on standard error."""
-    async with listening(tmp_path) as one:
+    async with listening(tmp_path) as listener:
         for _ in range(2):
             with pytest.raises(aio.AioRpcError) as refused:
-                await one.over_grpc(body, packing)
+                await listener.over_grpc(body, packing)
             assert code == refused.value.code()
-        assert b"" == await one.over_grpc(export())
-    assert one.receiver.counts() == Counts(**{"exports": 1, "spans": 1, count: 2})
-    assert 1 == len(one.said)
+        assert b"" == await listener.over_grpc(export())
+    assert listener.receiver.counts() == Counts(**{"exports": 1, "spans": 1, count: 2})
+    assert 1 == len(listener.said)
     assert ("", "") == capfd.readouterr()
 
 
 async def test_a_body_of_200_mb_is_not_read(tmp_path: Path):
-    """One that says no length is read up to the limit; the rest of it is nobody's memory."""
+    """One without a length is read up to the limit; the rest of it takes no memory."""
 
     async def body() -> AsyncIterator[bytes]:
         for _ in range(200):
             yield bytes(MB)
 
-    async with listening(tmp_path) as one:
-        status, _ = await one.over_http(body())
+    async with listening(tmp_path) as listener:
+        status, _ = await listener.over_http(body())
     assert 413 == status
-    assert one.receiver.counts() == Counts(too_large=1)
-    assert [] == one.bodies()
+    assert listener.receiver.counts() == Counts(too_large=1)
+    assert [] == listener.bodies()
 
 
 async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Noise on either port ends its own connection, and nothing else; it is said in one line, not in tracebacks."""
-    async with listening(tmp_path) as one:
-        for port in (one.receiver.grpc_port, one.receiver.http_port):
+    async with listening(tmp_path) as listener:
+        for port in (listener.receiver.grpc_port, listener.receiver.http_port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"\x16\x03\x01\x00\xffnoise\r\n\r\n" * 4)
             await writer.drain()
@@ -217,27 +221,27 @@ async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplo
             writer.close()
             await writer.wait_closed()
         head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nTransfer-Encoding: chunked\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.receiver.http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.receiver.http_port)
         writer.write(head.encode() + b"5\r\nabc")
         writer.write(b"deXX\r\n")
         writer.write_eof()
         await asyncio.wait_for(reader.read(), BOUND_S)
         writer.close()
         await writer.wait_closed()
-        await one.send("grpc", export())
-        await one.send("http", export())
-    assert 2 == one.receiver.counts().exports
-    assert 1 <= one.receiver.counts().malformed
+        await listener.send("grpc", export())
+        await listener.send("http", export())
+    assert 2 == listener.receiver.counts().exports
+    assert 1 <= listener.receiver.counts().malformed
     assert [] == caplog.records
-    assert 1 <= len(one.said) <= 2
-    assert all("\n" not in line for line in one.said)
+    assert 1 <= len(listener.said) <= 2
+    assert all("\n" not in line for line in listener.said)
 
 
 async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It holds its turn for a bounded time only, and may come again."""
     monkeypatch.setattr("scraper.spans.receiver._READ_S", 0.05)
-    async with listening(tmp_path) as one:
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.receiver.http_port)
+    async with listening(tmp_path) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.receiver.http_port)
         head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b"half")
         async with asyncio.timeout(BOUND_S):
@@ -245,8 +249,8 @@ async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: 
         writer.close()
         await writer.wait_closed()
         monkeypatch.undo()
-        assert b"" == await one.send("http", export())
-    assert one.receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
+        assert b"" == await listener.send("http", export())
+    assert listener.receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
 
 
 @pytest.mark.parametrize(
@@ -263,36 +267,36 @@ async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: 
     ids=["short trace", "no trace", "no span", "parent", "backwards", "beyond time", "attributes"],
 )
 async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, reason: str):
-    """Its sender is told in the way OTLP has for it; it is counted, said once, and the spans around it are used."""
-    async with listening(tmp_path) as one:
+    """The reply says so as OTLP has it (partial success); counted, logged once; the spans around it are used."""
+    async with listening(tmp_path) as listener:
         for _ in range(2):
-            told = ExportTraceServiceResponse.FromString(await one.send("grpc", bad))
-            assert (1, reason) == (told.partial_success.rejected_spans, told.partial_success.error_message)
-        assert b"" == await one.send("http", export())
-    assert one.receiver.counts() == Counts(exports=3, spans=3, bad_spans=2)
-    assert [f"spans that came over grpc are not used: {reason} (said once; the counts show how often)"] == one.said
-    spans = engine_spans(one.records())
+            answer = ExportTraceServiceResponse.FromString(await listener.send("grpc", bad))
+            assert (1, reason) == (answer.partial_success.rejected_spans, answer.partial_success.error_message)
+        assert b"" == await listener.send("http", export())
+    assert listener.receiver.counts() == Counts(exports=3, spans=3, bad_spans=2)
+    assert [f"spans that came over grpc are not used: {reason} (said once; the counts show how often)"] == listener.said
+    spans = engine_spans(listener.records())
     assert (1, {reason: 2}) == (len(spans), spans.refused)
 
 
 @pytest.mark.parametrize(("off_s", "where"), [(3600, "ahead of"), (-3600, "behind"), (-610, "behind")])
 async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, off_s: int, where: str):
-    """Its sender is told; it is counted, and said once with whose it is and the cure. All that it tells is its ids."""
+    """The reply says so; it is counted, and logged once with its service and the cure. Only its ids are used."""
     stamp_ns = 10**18 + off_s * 10**9
     bad = export(service="vllm\n", start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1, trace_id=b"o" * 16)
-    async with listening(tmp_path) as one:
+    async with listening(tmp_path) as listener:
         for _ in range(2):
-            told = ExportTraceServiceResponse.FromString(await one.send("grpc", bad))
-            assert (1, OFF_CLOCK) == (told.partial_success.rejected_spans, told.partial_success.error_message)
-        assert b"" == await one.send("http", export())
-    assert one.receiver.counts() == Counts(exports=3, spans=3, off_clock=2)
-    (said,) = one.said
+            answer = ExportTraceServiceResponse.FromString(await listener.send("grpc", bad))
+            assert (1, OFF_CLOCK) == (answer.partial_success.rejected_spans, answer.partial_success.error_message)
+        assert b"" == await listener.send("http", export())
+    assert listener.receiver.counts() == Counts(exports=3, spans=3, off_clock=2)
+    (said,) = listener.said
     assert (
         f"spans of 'vllm\\n' that came over grpc are not used: their clock is SOME s {where} ours; set it right on "
         "that machine (NTP) (said once; the counts show how often)"
     ) == re.sub(r"\d+ s", "SOME s", said)
     assert pytest.approx(abs(off_s), abs=60) == int(re.findall(r"(\d+) s", said)[0])
-    spans = engine_spans(one.records())
+    spans = engine_spans(listener.records())
     assert ([(b"o" * 16).hex(), (b"t" * 16).hex()], {OFF_CLOCK: 2}) == (list(spans.trace_id), spans.refused)
     assert (pytest.approx(off_s, abs=60), True) == (spans.off_clock_s[0], bool(np.isnan(spans.off_clock_s[1])))
     assert (-1, -1, True) == (spans.arrival_ns[0], spans.end_ns[0], bool(np.isnan(spans.queue_s[0])))
@@ -301,12 +305,12 @@ async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, 
 async def test_no_sender_is_blamed_where_our_own_clock_was_set(tmp_path: Path):
     """Such spans are not used, and it is said whose clock moved."""
     moved_s = 0
-    async with listening(tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9) as one:
+    async with listening(tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9) as listener:
         moved_s = 3600
         stamp_ns = 10**18 + moved_s * 10**9
-        await one.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
-    assert 1 == one.receiver.counts().off_clock
-    (said,) = one.said
+        await listener.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
+    assert 1 == listener.receiver.counts().off_clock
+    (said,) = listener.said
     assert "are not used: the clock of this machine was set by +3600 s since the receiver began" in said
 
 
@@ -315,36 +319,38 @@ async def test_exports_are_turned_away_until_a_receiver_with_the_new_time_is_the
     moved_s = 0
     async with listening(
         tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9, restarts_at_clock_step=True
-    ) as one:
-        assert b"" == await one.send("http", export())
+    ) as listener:
+        assert b"" == await listener.send("http", export())
         moved_s = -2
-        assert 503 == (await one.over_http(export()))[0]
+        assert 503 == (await listener.over_http(export()))[0]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await one.over_grpc(export())
+            await listener.over_grpc(export())
     assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
-    assert one.receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
-    assert 1 == len(one.bodies())
+    assert listener.receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
+    assert 1 == len(listener.bodies())
 
 
 async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):
-    """Where stamps are compared its offset is estimated; what an exporter keeps back for minutes is no fault either."""
+    """Where stamps are compared its offset is estimated; nor is what an exporter keeps back for minutes a fault."""
     stamp_ns = 10**18 - 500 * 10**9
-    async with listening(tmp_path) as one:
-        assert b"" == await one.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
-    assert (one.receiver.counts(), one.said) == (Counts(exports=1, spans=1), [])
-    assert [stamp_ns] == engine_spans(one.records()).arrival_ns.tolist()
+    async with listening(tmp_path) as listener:
+        assert b"" == await listener.send(
+            "grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1)
+        )
+    assert (listener.receiver.counts(), listener.said) == (Counts(exports=1, spans=1), [])
+    assert [stamp_ns] == engine_spans(listener.records()).arrival_ns.tolist()
 
 
 async def test_settling_ends_when_the_wanted_spans_are_there(tmp_path: Path):
     """Not before the last of them, and long before the bound; the log says that it settled."""
     first, last = (b"1" * 16).hex(), (b"2" * 16).hex()
-    async with listening(tmp_path) as one:
-        await one.send("grpc", export(trace_id=b"1" * 16))
+    async with listening(tmp_path) as listener:
+        await listener.send("grpc", export(trace_id=b"1" * 16))
         async with asyncio.timeout(BOUND_S):
-            settling = asyncio.create_task(one.receiver.settle(60, [first, last]))
-            await one.send("grpc", export(trace_id=b"2" * 16))
+            settling = asyncio.create_task(listener.receiver.settle(60, [first, last]))
+            await listener.send("grpc", export(trace_id=b"2" * 16))
             assert 0 == await settling
-        assert ["started", "settled"] == [one.state for one in one.records() if isinstance(one, StateRecord)]
+        assert ["started", "settled"] == [state.state for state in listener.records() if isinstance(state, StateRecord)]
 
 
 async def test_settling_waits_for_gateways_where_they_send_spans(tmp_path: Path):
@@ -352,45 +358,45 @@ async def test_settling_waits_for_gateways_where_they_send_spans(tmp_path: Path)
     traces = [bytes([number]) * 16 for number in (1, 2)]
     clock_ms = (10**18 - NOON) / 1e6
     served = [body([span("POST", "gw", kind=SERVER, trace=trace, clock_ms=clock_ms)], service="gw") for trace in traces]
-    async with listening(tmp_path) as one:
+    async with listening(tmp_path) as listener:
         for trace in traces:
-            await one.send("grpc", export(trace_id=trace))
-        await one.send("grpc", served[0])
+            await listener.send("grpc", export(trace_id=trace))
+        await listener.send("grpc", served[0])
         async with asyncio.timeout(BOUND_S):
-            settling = asyncio.create_task(one.receiver.settle(60, [trace.hex() for trace in traces]))
+            settling = asyncio.create_task(listener.receiver.settle(60, [trace.hex() for trace in traces]))
             await asyncio.sleep(0)
             assert not settling.done()
-            await one.send("grpc", served[1])
+            await listener.send("grpc", served[1])
             assert 0 == await settling
 
 
-async def test_a_request_told_by_stages_is_there_with_the_last_of_them(tmp_path: Path):
+async def test_a_request_in_stages_is_there_with_the_last_of_them(tmp_path: Path):
     """SGLang's processes export by themselves: its request's span and that of the prefill, whichever comes first."""
     root = export(name=" Req rid-1", module="sglang::request")
     waiting, forward = (export(name=f"prefill_{name}", span_id=f"{name:8}".encode()) for name in ("waiting", "forward"))
     for order in ((waiting, forward, root), (root, waiting, forward)):
-        async with listening(tmp_path) as one:
+        async with listening(tmp_path) as listener:
             for body, expected in zip(order, (1, 1, 0), strict=True):
-                await one.send("grpc", body)
-                assert expected == await one.receiver.settle(0, [(b"t" * 16).hex()])
+                await listener.send("grpc", body)
+                assert expected == await listener.receiver.settle(0, [(b"t" * 16).hex()])
 
 
 async def test_settling_has_a_bound(tmp_path: Path):
-    """Beyond it nothing is awaited: it tells how many of the wanted never came. A stranger's span is none of them."""
-    async with listening(tmp_path) as one:
-        await one.send("grpc", export())
-        assert 1 == await one.receiver.settle(0.02, ["00" * 15 + "01"])
-        assert 0 == await one.receiver.settle(0.02)
+    """Beyond it nothing is awaited: it returns how many of the wanted never came; other spans do not count."""
+    async with listening(tmp_path) as listener:
+        await listener.send("grpc", export())
+        assert 1 == await listener.receiver.settle(0.02, ["00" * 15 + "01"])
+        assert 0 == await listener.receiver.settle(0.02)
 
 
 async def test_an_address_in_use_is_named(tmp_path: Path):
     """Whichever of the two it is; and the log tells of no receiver that never was."""
-    async with listening(tmp_path) as one:
-        for wire, port in (("grpc", one.receiver.grpc_port), ("http", one.receiver.http_port)):
+    async with listening(tmp_path) as listener:
+        for wire, port in (("grpc", listener.receiver.grpc_port), ("http", listener.receiver.http_port)):
             with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
                 async with listening(tmp_path, **{wire: f"127.0.0.1:{port}"}):
                     pass
-    assert (Counts(), 0) == last_counts(one.records())
+    assert (Counts(), 0) == last_counts(listener.records())
     with pytest.raises(ValueError, match="'4317' is not HOST:PORT"):
         Receiver(ReceiverSpec(grpc="4317"), log=None, say=print)
 
@@ -400,32 +406,32 @@ async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
     path = tmp_path / "spans.log"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    log, one = SpanLog(path), Listening(path)
+    log, listener = SpanLog(path), Listening(path)
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
 
     async def run() -> None:
-        async with Receiver(spec, log=log, say=one.said.append) as one.receiver:
+        async with Receiver(spec, log=log, say=listener.said.append) as listener.receiver:
             os.close(reader)
-            assert 503 == (await one.over_http(export()))[0]
+            assert 503 == (await listener.over_http(export()))[0]
             with pytest.raises(aio.AioRpcError) as refused:
-                await one.over_grpc(export())
+                await listener.over_grpc(export())
             assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
 
     with pytest.raises(BrokenPipeError):
         await run()
     log.close()
-    assert one.receiver.counts() == Counts(turned_away=2)
+    assert listener.receiver.counts() == Counts(turned_away=2)
     reason = "it cannot be logged: Broken pipe (said once; the counts show how often)"
-    assert [f"an export of spans over http is refused: {reason}"] == one.said
+    assert [f"an export of spans over http is refused: {reason}"] == listener.said
 
 
-async def test_a_receiver_that_died_is_told_by_its_log(tmp_path: Path):
+async def test_a_receiver_that_died_is_known_by_its_log(tmp_path: Path):
     """One that began again without an end was killed; what both have counted adds up."""
-    async with listening(tmp_path) as one:
-        await one.send("http", export())
-        await one.receiver.settle(0)
-        killed = one.path.read_bytes()
-    one.path.write_bytes(killed)
+    async with listening(tmp_path) as listener:
+        await listener.send("http", export())
+        await listener.receiver.settle(0)
+        killed = listener.path.read_bytes()
+    listener.path.write_bytes(killed)
     async with listening(tmp_path) as again:
         await again.send("http", export())
     assert (Counts(exports=2, spans=2), 1) == last_counts(again.records())

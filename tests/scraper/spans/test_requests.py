@@ -37,19 +37,19 @@ def record(
     received_ns: int = START_NS,
     resource: Mapping[str, str | int] | None = None,
 ) -> ExportRecord:
-    """One export of spans, each told by what is special about it; `from_ms`, `to_ms` count from one start."""
+    """Return one export of spans, each from what is special about it; `from_ms`, `to_ms` count from one start."""
     request = ExportTraceServiceRequest()
     sent = request.resource_spans.add()
     for key, value in (resource or {}).items():
-        told = sent.resource.attributes.add(key=key).value
-        setattr(told, "string_value" if isinstance(value, str) else "int_value", value)
+        attribute = sent.resource.attributes.add(key=key).value
+        setattr(attribute, "string_value" if isinstance(value, str) else "int_value", value)
     under = sent.scope_spans.add()
     under.scope.name = scope
-    for told in spans:
-        one = {"trace_id": TRACE, "span_id": ROOT, "from_ms": 0, "to_ms": 1000, "attributes": {}, **told}
-        attributes, begin, end = one.pop("attributes"), one.pop("from_ms"), one.pop("to_ms")
+    for changes in spans:
+        fields = {"trace_id": TRACE, "span_id": ROOT, "from_ms": 0, "to_ms": 1000, "attributes": {}, **changes}
+        attributes, begin, end = fields.pop("attributes"), fields.pop("from_ms"), fields.pop("to_ms")
         span = under.spans.add(
-            **one, start_time_unix_nano=START_NS + begin * MS, end_time_unix_nano=START_NS + end * MS
+            **fields, start_time_unix_nano=START_NS + begin * MS, end_time_unix_nano=START_NS + end * MS
         )
         for key, value in attributes.items():
             kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
@@ -61,7 +61,7 @@ def times(spans: EngineSpans) -> list[tuple[float, ...]]:
     """Queue, prefill, decode and TTFT in ms; -1 where unknown."""
     columns = (spans.queue_s, spans.prefill_s, spans.decode_s, spans.ttft_s)
     return [
-        tuple(-1.0 if np.isnan(one) else round(1e3 * float(one), 6) for one in row)
+        tuple(-1.0 if np.isnan(number) else round(1e3 * float(number), 6) for number in row)
         for row in zip(*columns, strict=True)
     ]
 
@@ -71,8 +71,8 @@ def edges() -> list[ExportRecord]:
     """Every export of the recording `edges`."""
     with lzma.open(Path(__file__).parents[2] / "data/vllm_edges_spans.jsonl.xz", "rt") as file:
         lines = [json.loads(line) for line in file]
-    found = (line["export"] for line in lines if "export" in line)
-    return [packed(one["recv_unix_ns"], "grpc", base64.b64decode(one["body_b64"])) for one in found]
+    exports = (line["export"] for line in lines if "export" in line)
+    return [packed(line["recv_unix_ns"], "grpc", base64.b64decode(line["body_b64"])) for line in exports]
 
 
 def test_vllms_requests_are_found_among_its_start_up(edges: Sequence[ExportRecord]):
@@ -89,12 +89,12 @@ def test_a_recorded_run_has_the_sums_of_its_histograms(shared: Path):
     """Recording main: 397 requests; queue, prefill and decode add up as the engine's own counters do."""
     with gzip.open(shared / "fixtures/vllm/recorded/main/otlp_exports.jsonl.gz", "rt") as file:
         lines = [json.loads(line) for line in file]
-    spans = engine_spans(packed(one["recv_unix_ns"], "grpc", base64.b64decode(one["body_b64"])) for one in lines)
+    spans = engine_spans(packed(line["recv_unix_ns"], "grpc", base64.b64decode(line["body_b64"])) for line in lines)
     assert 397 == len(spans)
     sums = [
         float(column.sum()) for column in (spans.queue_s, spans.prefill_s, spans.decode_s, spans.ttft_s, spans.e2e_s)
     ]
-    assert [523.980877, 39.125597, 412.870587, 574.201821, 986.981339] == [round(one, 6) for one in sums]
+    assert [523.980877, 39.125597, 412.870587, 574.201821, 986.981339] == [round(total, 6) for total in sums]
 
 
 def test_the_same_export_twice_is_one_request(edges: Sequence[ExportRecord]):
@@ -115,7 +115,7 @@ def test_the_same_export_twice_is_one_request(edges: Sequence[ExportRecord]):
         ({"service.instance.id": "x" * 1000}, "x" * 80),
     ],
 )
-def test_whose_clock_a_span_bears_is_told_by_its_resource(resource: Mapping[str, str | int], clock: str):
+def test_the_clock_of_a_span_is_named_by_its_resource(resource: Mapping[str, str | int], clock: str):
     """By the sender's own id, else by its place: machine and process. What all engines alike say tells nothing."""
     spans = engine_spans([record({"name": "llm_request"}, scope="vllm.x", resource=resource)])
     assert [clock] == list(spans.clock)
@@ -129,7 +129,7 @@ def test_a_span_off_our_clock_tells_no_more_than_whose_it_is():
     assert ([(-1.0,) * 4], ["rid-1"], [-3599.0], [-1], [-1]) == (
         times(off),
         list(off.request_id),
-        [round(one) for one in off.off_clock_s.tolist()],
+        [round(lateness) for lateness in off.off_clock_s.tolist()],
         off.arrival_ns.tolist(),
         off.end_ns.tolist(),
     )
@@ -209,8 +209,8 @@ def test_tensorrt_llm_tells_its_prefill_as_a_rest():
 )
 def test_tgi_tells_times_as_text(text: str, queue_ms: float):
     """As Rust shows a duration; it does not tell prefill from decode."""
-    told = {"name": "generate_stream", "attributes": {"queue_time": text, "inference_time": "2s", "total_time": "3s"}}
-    assert [(queue_ms, -1, -1, -1)] == times(engine_spans([record(told)]))
+    stage = {"name": "generate_stream", "attributes": {"queue_time": text, "inference_time": "2s", "total_time": "3s"}}
+    assert [(queue_ms, -1, -1, -1)] == times(engine_spans([record(stage)]))
 
 
 def test_a_gateways_span_has_stamps_and_no_times():
@@ -240,20 +240,20 @@ def test_an_impossible_time_is_refused(value: float):
 
 
 @pytest.mark.parametrize("attributes", [{QUEUE: "long"}, {}, {QUEUE: 0.5, TTFT: 0.2}], ids=["text", "none", "too long"])
-def test_a_time_that_is_not_told_is_unknown(attributes: dict[str, float | str]):
+def test_a_time_that_is_absent_is_unknown(attributes: dict[str, float | str]):
     """Never zero; and what is left of a whole that is shorter than its part is unknown as well."""
     spans = engine_spans([record({"name": "llm_request", "attributes": attributes}, scope="vllm.x")])
     assert np.isnan(spans.prefill_s).all()
     assert [(500.0 if attributes.get(QUEUE) == 0.5 else -1.0)] == [row[0] for row in times(spans)]
 
 
-def test_strangers_spans_tell_no_request():
+def test_spans_of_other_services_are_no_requests():
     """Whatever else is sent, as by a service in the same pipeline."""
     assert 0 == len(engine_spans([record({"name": "GET /"}, {"name": "llm_request", "span_id": b"2" * 8})]))
 
 
 def test_what_is_awaited_is_a_span_that_says_all():
-    """vLLM's does; SGLang's root has stages to come, and a gateway's is no engine's."""
+    """vLLM's does; SGLang's root has stages to come, and a gateway's is not an engine's."""
     (vllm,) = record({"name": "llm_request"}).spans()
     root, *_ = record(*sglang([])).spans()
     assert [True, False, False] == [
@@ -266,8 +266,8 @@ def test_what_is_awaited_is_a_span_that_says_all():
 @given(st.binary(max_size=2000), st.integers(-1, 2**63 - 1))
 def test_what_was_logged_is_what_is_read(body: bytes, received_ns: int):
     """Any bytes come back as they were, those that are no export too: they are refused where they are parsed."""
-    kept = decode(msgspec.msgpack.encode(packed(received_ns, "http", body)))
-    assert (received_ns, "http", body) == (kept.received_ns, kept.via, kept.body())
+    logged = decode(msgspec.msgpack.encode(packed(received_ns, "http", body)))
+    assert (received_ns, "http", body) == (logged.received_ns, logged.via, logged.body())
 
 
 def test_bytes_that_no_receiver_wrote_are_an_error():
@@ -285,9 +285,9 @@ def test_no_message_outlives_its_export():
         *record({"name": "llm_request"}, scope="vllm.llm_engine").spans(),
         *record(stage, scope="sglang").spans(),
     ]
-    references = [sys.getrefcount(one.span) for one in spans]
+    references = [sys.getrefcount(span.span) for span in spans]
     requests = RequestSpans()
-    for one in spans:
-        requests.add(one)
-    assert [one.kind.role for one in spans] == ["request", "stage"]
-    assert [sys.getrefcount(one.span) for one in spans] == references
+    for span in spans:
+        requests.add(span)
+    assert [span.kind.role for span in spans] == ["request", "stage"]
+    assert [sys.getrefcount(span.span) for span in spans] == references

@@ -85,7 +85,7 @@ async def test_a_client_certificate(authority: Authority, cert: str, key: str):
     ],
 )
 def test_files_that_cannot_be_used(authority: Authority, files: dict[str, str], which: str, reason: str):
-    """Which file it is, and why; nobody is asked for a password."""
+    """Which file it is, and why; no password is asked for."""
     with pytest.raises(UnusableFile) as caught:
         tls_context(Access(**{name: authority.path(file) for name, file in files.items()}))
     assert (which, reason) == (caught.value.which, caught.value.reason)
@@ -139,10 +139,10 @@ async def test_credentials_in_the_url_are_sent_and_not_shown(serve: Serve):
 
     base = await serve({"/metrics": page})
     url = base.replace("http://", "http://ann:p%40ss%3Aword@") + "/metrics"
-    found = await once(url, Access())
-    assert (PAGE, [USER]) == (found.body, asked)
+    scraped = await once(url, Access())
+    assert (PAGE, [USER]) == (scraped.body, asked)
     shown = base.replace("http://", "http://***@")
-    assert f"{shown}/metrics" == found.url
+    assert f"{shown}/metrics" == scraped.url
     assert url == await discover(url, metrics_paths())
     wrong = await discover(url.replace("word", "wort"), metrics_paths())
     assert f"Missing(reason='{shown}/metrics: HTTP 401')" == repr(wrong)

@@ -1,4 +1,4 @@
-"""One endpoint over HTTP: discovery, stamps, and what is no exposition."""
+"""One endpoint over HTTP: discovery, stamps, and replies that are not expositions."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
     ],
 )
 async def test_what_is_no_page_is_a_record_with_a_reason(serve: Serve, handler: Handler, error: str):
-    """A reply that is no exposition is data: a record with the reason, and no body."""
+    """A reply that is not an exposition is data: a record with the reason, and no body."""
     base = await serve({"/metrics": handler})
     record = await once(f"{base}/metrics")
     assert (error, b"") == (record.error, record.body)
 
 
 async def test_quoted_name_is_not_json(serve: Serve):
-    """A page that begins with a quoted metric name (text 1.0.0) is no JSON."""
+    """A page that begins with a quoted metric name (text 1.0.0) is not JSON."""
     base = await serve({"/metrics": answer('{"a.b"} 1\n')})
     assert "" == (await once(f"{base}/metrics")).error
 
@@ -100,8 +100,8 @@ async def test_nothing_listens():
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert (await once(f"{url}/metrics")).error.startswith("connect: ")
-        found = await discover(f"{url}/v1", metrics_paths())
-    assert "connect: " in found.reason
+        failure = await discover(f"{url}/v1", metrics_paths())
+    assert "connect: " in failure.reason
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_host_that_does_not_exist(host: str, error: str):
 
 
 @pytest.mark.parametrize(
-    ("asked", "handlers", "found"),
+    ("asked", "handlers", "expected"),
     [
         ("", {"/metrics": PAGE}, "/metrics"),
         ("/v1", {"/metrics": PAGE}, "/metrics"),
@@ -131,10 +131,10 @@ async def test_a_host_that_does_not_exist(host: str, error: str):
         ("/model-a", {"/model-a": "<html>", "/model-a/metrics": PAGE, "/metrics": PAGE}, "/model-a/metrics"),
     ],
 )
-async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], found: str):
+async def test_discovery(serve: Serve, asked: str, handlers: dict[str, str], expected: str):
     """The metrics are beside the API, at the root, where TensorRT-LLM has them, or where the user says."""
     base = await serve({path: answer(text) for path, text in handlers.items()})
-    assert base + found == await discover(base + asked, metrics_paths())
+    assert base + expected == await discover(base + asked, metrics_paths())
 
 
 async def test_what_clears_on_read_is_not_read_in_passing(serve: Serve):
@@ -149,8 +149,8 @@ async def test_iterations_only_when_asked_for(serve: Serve):
     """TensorRT-LLM JSON is a target where its whole address was given. Else it is read once, and the reason says so."""
     read: list[str] = []
     base = await serve({"/metrics": iterations(read)})
-    found = await discover(f"{base}/v1", metrics_paths())
-    assert Missing(f"{base}/prometheus/metrics: HTTP 404; {base}/metrics: speaks something else: {JSON}") == found
+    failure = await discover(f"{base}/v1", metrics_paths())
+    assert Missing(f"{base}/prometheus/metrics: HTTP 404; {base}/metrics: speaks something else: {JSON}") == failure
     assert ["/metrics"] == read
     assert f"{base}/metrics" == await discover(f"{base}/metrics", metrics_paths())
     assert ("", b'[{"iter": 1}]') == ((record := await once(f"{base}/metrics")).error, record.body)
@@ -158,7 +158,7 @@ async def test_iterations_only_when_asked_for(serve: Serve):
 
 @pytest.mark.parametrize("url", ["ftp://a/metrics", "localhost:8000", "", "http://[", "http://a:99999999"])
 async def test_discovery_of_no_url(url: str):
-    """What is no URL is said so, without a request."""
+    """What cannot be a URL is the reason, without a request."""
     assert Missing(f"{url} is not an http(s) URL") == await discover(url, metrics_paths())
 
 
@@ -180,7 +180,7 @@ async def test_a_page_in_json_quotes_is_a_page(serve: Serve, tmp_path: Path):
     ("body", "kind"), [("It works!\n", "text/plain"), ('"ok"', "application/json"), ('""', "application/json")]
 )
 async def test_prose_is_no_page(serve: Serve, body: str, kind: str):
-    """Nor is what stands in quotes, where it is no exposition."""
+    """Nor is what stands in quotes, where it is not an exposition."""
     base = await serve({"/metrics": answer(body, kind)})
     assert isinstance(await discover(f"{base}/metrics", metrics_paths()), Missing)
 

@@ -36,25 +36,26 @@ def endpoint(at_s: list[float], values: list[list[float]], layout: str = "") -> 
     )
 
 
-def chosen(one: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1000) -> ScrapeSelection:
-    found = select_scrapes(one, Window(start_ns=round(start_s * S), end_ns=round(end_s * S)), round(slice_s * S))
-    assert isinstance(found, ScrapeSelection)
-    return found
+def chosen(series: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1000) -> ScrapeSelection:
+    selection = select_scrapes(series, Window(start_ns=round(start_s * S), end_ns=round(end_s * S)), round(slice_s * S))
+    assert isinstance(selection, ScrapeSelection)
+    return selection
 
 
-def increase(one: EndpointSeries, cuts: ScrapeSelection) -> CounterIncrease:
-    found = counter(one, 0, cuts)
-    assert isinstance(found, CounterIncrease)
-    return found
+def increase(series: EndpointSeries, cuts: ScrapeSelection) -> CounterIncrease:
+    increased = counter(series, 0, cuts)
+    assert isinstance(increased, CounterIncrease)
+    return increased
 
 
 def test_reference_is_the_last_scrape_complete_before_the_start():
     """A scrape that ends after the start may have seen what the window counts: it is not the reference."""
-    one = endpoint([1, 2, 3, 4, 5], [[0]] * 5)
+    series = endpoint([1, 2, 3, 4, 5], [[0]] * 5)
     assert [(1, False), (1, False), (0, False), (0, True)] == [
-        (found.reference, found.late) for found in (chosen(one, start, 4.5) for start in (2, 2.9, 1.999999999, 0.5))
+        (selection.reference, selection.late)
+        for selection in (chosen(series, start, 4.5) for start in (2, 2.9, 1.999999999, 0.5))
     ]
-    assert 4 == chosen(one, 2, 4.5).last
+    assert 4 == chosen(series, 2, 4.5).last
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,8 @@ def test_reference_is_the_last_scrape_complete_before_the_start():
 )
 def test_windows_that_nothing_can_be_said_of(at_s: list[float], window: tuple[float, float], reason: str):
     """A window without two scrapes to compare is a reason, not a zero."""
-    one = endpoint(at_s, [[1.0]] * len(at_s))
-    assert Missing(reason) == select_scrapes(one, Window(start_ns=int(window[0] * S), end_ns=int(window[1] * S)), S)
+    series = endpoint(at_s, [[1.0]] * len(at_s))
+    assert Missing(reason) == select_scrapes(series, Window(start_ns=int(window[0] * S), end_ns=int(window[1] * S)), S)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +92,21 @@ def test_windows_that_nothing_can_be_said_of(at_s: list[float], window: tuple[fl
 )
 def test_counter_increases(values: list[float], total: float, resets: int):
     """From the reference (second scrape) to the last: absent counts from zero, a decrease from zero, and is counted."""
-    one = endpoint([1, 2, 3, 4], [[value] for value in values])
-    found = increase(one, chosen(one, 2, 3))
-    assert (pytest.approx(total, abs=1e-2 if total == 0 else 1e-9), resets) == (found.total, found.resets)
+    series = endpoint([1, 2, 3, 4], [[value] for value in values])
+    increased = increase(series, chosen(series, 2, 3))
+    assert (pytest.approx(total, abs=1e-2 if total == 0 else 1e-9), resets) == (increased.total, increased.resets)
 
 
 def test_counter_before_any_scrape_counts_from_the_first():
     """Without a scrape before the window, what the first page already shows is not the window's."""
-    one = endpoint([3, 4, 5], [[100], [110], [115]])
-    assert 15 == increase(one, chosen(one, 2, 4.5)).total
+    series = endpoint([3, 4, 5], [[100], [110], [115]])
+    assert 15 == increase(series, chosen(series, 2, 4.5)).total
 
 
 def test_counter_that_is_nowhere_in_the_window():
     """A series on no page of the window is missing."""
-    one = endpoint([1, 2, 3], [[4], [NAN], [NAN]])
-    assert Missing("the series is on no page of the window") == counter(one, 0, chosen(one, 2, 3))
+    series = endpoint([1, 2, 3], [[4], [NAN], [NAN]])
+    assert Missing("the series is on no page of the window") == counter(series, 0, chosen(series, 2, 3))
 
 
 steps = st.lists(st.one_of(st.floats(0, 1e6), st.just("restart")), min_size=1, max_size=30)
@@ -134,47 +135,47 @@ def test_increase_is_what_was_counted_but_for_what_a_restart_hid(moves: list[flo
 
 def test_slices_start_at_the_window_and_the_last_takes_what_settles():
     """Slices start at the window's start; each has what came between its scrapes, the last also the tail after it."""
-    one = endpoint([1, 2.1, 2.9, 4, 5.2, 6.1, 7], [[v] for v in (0, 1, 3, 6, 10, 15, 21)])
-    cuts = chosen(one, 2, 5.5, slice_s=2)
+    series = endpoint([1, 2.1, 2.9, 4, 5.2, 6.1, 7], [[v] for v in (0, 1, 3, 6, 10, 15, 21)])
+    cuts = chosen(series, 2, 5.5, slice_s=2)
     assert ([2 * S, 4 * S, int(5.5 * S)], [True, False]) == (cuts.edges_ns.tolist(), cuts.complete.tolist())
-    found = increase(one, cuts)
-    assert ([6, 15], 21) == (found.slices.tolist(), found.total)
+    increased = increase(series, cuts)
+    assert ([6, 15], 21) == (increased.slices.tolist(), increased.total)
 
 
 def test_slice_without_a_scrape_is_unknown():
     """A gap is not a slice of zeros: what it hid belongs to the slice of the next scrape."""
-    one = endpoint([1, 1.5, 2, 4.5, 5, 5.5, 6], [[v] for v in (0, 1, 2, 30, 31, 32, 33)])
-    found = increase(one, chosen(one, 1, 6, slice_s=1))
-    np.testing.assert_array_equal([2, NAN, NAN, 29, 2], np.round(found.slices))
+    series = endpoint([1, 1.5, 2, 4.5, 5, 5.5, 6], [[v] for v in (0, 1, 2, 30, 31, 32, 33)])
+    increased = increase(series, chosen(series, 1, 6, slice_s=1))
+    np.testing.assert_array_equal([2, NAN, NAN, 29, 2], np.round(increased.slices))
 
 
 def test_slices_shorter_than_the_updates_become_scrape_intervals():
     """Slices of 0.25 s on scrapes of 1 s would show 0 and 400 for a steady 100: they become the intervals."""
-    one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in (0, 100, 200, 300, 400, 500)])
-    cuts = chosen(one, 1, 4, slice_s=0.25)
-    found = increase(one, cuts)
+    series = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in (0, 100, 200, 300, 400, 500)])
+    cuts = chosen(series, 1, 4, slice_s=0.25)
+    increased = increase(series, cuts)
     assert cuts.per_interval
-    assert ([1 * S, 2 * S, 3 * S, 4 * S], [100, 100, 200]) == (cuts.edges_ns.tolist(), found.slices.tolist())
+    assert ([1 * S, 2 * S, 3 * S, 4 * S], [100, 100, 200]) == (cuts.edges_ns.tolist(), increased.slices.tolist())
 
 
 LAYOUT = '# TYPE h histogram\nh_bucket{le="1"} 0\nh_bucket{le="+Inf"} 0\nh_sum 0\nh_count 0\n'
 
 
 def observed(rows: list[list[float]], slice_s: float = 1000, layout: str = LAYOUT) -> HistogramIncrease:
-    one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
-    found = histogram(one, histograms(one.series)[0], chosen(one, 1, len(rows), slice_s))
-    assert isinstance(found, HistogramIncrease)
-    return found
+    series = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
+    increased = histogram(series, histograms(series.series)[0], chosen(series, 1, len(rows), slice_s))
+    assert isinstance(increased, HistogramIncrease)
+    return increased
 
 
 def test_histogram_increase_by_interval_and_slice():
     """Counts, sums and buckets (not cumulative) by slice and in all; and by the scrape intervals in which something was
     observed, from which percentiles are read."""
-    found = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
-    assert (3, 6.5, [4.5, 0.0, 2.0]) == (found.count, found.sum, found.sums.tolist())
-    assert ([1, 2], [[1, 1], [0, 0], [0, 1]]) == (found.buckets.totals.tolist(), found.buckets.slices.tolist())
-    assert ([2, 0, 1], [4.5, 0.0, 2.0]) == (found.slice_counts.tolist(), found.slice_sums.tolist())
-    (rows,) = found.intervals
+    increased = observed([[1, 2, 3.0, 2], [2, 4, 7.5, 4], [2, 4, 7.5, 4], [2, 5, 9.5, 5]], slice_s=1)
+    assert (3, 6.5, [4.5, 0.0, 2.0]) == (increased.count, increased.sum, increased.sums.tolist())
+    assert ([1, 2], [[1, 1], [0, 0], [0, 1]]) == (increased.buckets.totals.tolist(), increased.buckets.slices.tolist())
+    assert ([2, 0, 1], [4.5, 0.0, 2.0]) == (increased.slice_counts.tolist(), increased.slice_sums.tolist())
+    (rows,) = increased.intervals
     assert ([1, np.inf], [[1, 1], [0, 1]], [4.5, 2.0]) == (
         rows.bounds.tolist(),
         rows.counts.tolist(),
@@ -186,9 +187,9 @@ def test_histogram_increase_by_interval_and_slice():
 def test_histogram_reset_restarts_all_its_columns():
     """When the count fell every column counts from zero, also one that happens not to have fallen: the page itself is
     then the interval."""
-    found = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
-    assert (6, 42.0, 1, [4, 2]) == (found.count, found.sum, found.resets, found.buckets.totals.tolist())
-    (rows,) = found.intervals
+    increased = observed([[1, 9, 3.0, 9], [1, 10, 4.0, 10], [3, 4, 40.0, 4], [4, 5, 41.0, 5]])
+    assert (6, 42.0, 1, [4, 2]) == (increased.count, increased.sum, increased.resets, increased.buckets.totals.tolist())
+    (rows,) = increased.intervals
     assert ([[0, 1], [3, 1], [1, 0]], [1.0, 40.0, 1.0]) == (rows.counts.tolist(), rows.sums.tolist())
 
 
@@ -196,37 +197,43 @@ def test_histogram_whose_bounds_change_has_no_buckets():
     """New bounds in the middle of a run leave count and sum, and a reason in place of the buckets; its observations are
     read under their own bounds."""
     layout = LAYOUT.replace('h_bucket{le="+Inf"} 0\n', 'h_bucket{le="+Inf"} 0\nh_bucket{le="2"} 0\n')
-    found = observed(
+    increased = observed(
         [[1, 2, NAN, 2.0, 2], [2, 4, NAN, 5.0, 4], [NAN, 1, 1, 1.5, 1], [NAN, 3, 2, 6.0, 3]], layout=layout
     )
-    assert (5, 9.0, Missing("the bucket bounds changed during the run")) == (found.count, found.sum, found.buckets)
-    read = {tuple(part.bounds.tolist()): (part.counts.tolist(), part.sums.tolist()) for part in found.intervals}
+    assert (5, 9.0, Missing("the bucket bounds changed during the run")) == (
+        increased.count,
+        increased.sum,
+        increased.buckets,
+    )
+    read = {tuple(part.bounds.tolist()): (part.counts.tolist(), part.sums.tolist()) for part in increased.intervals}
     assert {(1.0, np.inf): ([[1, 1]], [3.0]), (2.0, np.inf): ([[1, 0], [1, 1]], [1.5, 4.5])} == read
 
 
 def test_histogram_that_appears_in_the_window_counts_from_zero():
     """A labelled child that appears with its first observation counts whole, its first page as an interval."""
-    found = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
-    assert (3, 8.0) == (found.count, found.sum)
-    assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [(rows.counts.tolist(), rows.sums.tolist()) for rows in found.intervals]
-    one = endpoint([1, 2], [[NAN] * 4] * 2, LAYOUT)
-    absent = histogram(one, histograms(one.series)[0], chosen(one, 1, 2))
+    increased = observed([[NAN] * 4, [1, 2, 5.0, 2], [NAN] * 4, [1, 3, 8.0, 3]])
+    assert (3, 8.0) == (increased.count, increased.sum)
+    assert [([[1, 1], [0, 1]], [5.0, 3.0])] == [
+        (rows.counts.tolist(), rows.sums.tolist()) for rows in increased.intervals
+    ]
+    series = endpoint([1, 2], [[NAN] * 4] * 2, LAYOUT)
+    absent = histogram(series, histograms(series.series)[0], chosen(series, 1, 2))
     assert Missing("the series is on no page of the window") == absent
 
 
 def test_histogram_of_fractional_counts():
     """Counts may be fractions, as scaled exporters have them."""
-    found = observed([[0.5, 0.5, 1, 0.5], [1.0, 1.25, 2, 1.25]])
-    assert (0.75, [0.5, 0.25]) == (found.count, found.buckets.totals.tolist())
+    increased = observed([[0.5, 0.5, 1, 0.5], [1.0, 1.25, 2, 1.25]])
+    assert (0.75, [0.5, 0.25]) == (increased.count, increased.buckets.totals.tolist())
 
 
 def test_gauge_is_judged_inside_the_window_only():
     """Neither the warm-up's nor the idle tail's values are the window's; absent and infinite ones are none."""
-    one = endpoint([1, 2, 3, 4, 5, 6], [[9], [1], [NAN], [float("inf")], [3], [0]])
-    found = gauge(one, 0, chosen(one, 1.5, 5.5))
-    assert ([1, 3], [2 * S - 1, 5 * S - 1]) == (found.values.tolist(), found.at_ns.tolist())
-    assert Missing("no scrape fell inside the window") == gauge(one, 0, chosen(one, 2.1, 2.9))
-    assert Missing("the series is on no page inside the window") == gauge(one, 0, chosen(one, 2.5, 3.5))
+    series = endpoint([1, 2, 3, 4, 5, 6], [[9], [1], [NAN], [float("inf")], [3], [0]])
+    readings = gauge(series, 0, chosen(series, 1.5, 5.5))
+    assert ([1, 3], [2 * S - 1, 5 * S - 1]) == (readings.values.tolist(), readings.at_ns.tolist())
+    assert Missing("no scrape fell inside the window") == gauge(series, 0, chosen(series, 2.1, 2.9))
+    assert Missing("the series is on no page inside the window") == gauge(series, 0, chosen(series, 2.5, 3.5))
 
 
 def test_slice_of_stamps():
@@ -256,75 +263,75 @@ def test_rates_are_over_what_scrapes_cover(
 
 
 def test_the_slice_in_which_scraping_ended_lasts_to_the_last_scrape():
-    """Its increase is over the time between its scrapes, and it is no complete slice; others keep their length."""
-    one = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in range(6)])
-    cuts = chosen(one, 0.5, 12.5, slice_s=3)
+    """Its increase is over the time between its scrapes, and the slice is not complete; others keep their length."""
+    series = endpoint([0, 1, 2, 3, 4, 5], [[v] for v in range(6)])
+    cuts = chosen(series, 0.5, 12.5, slice_s=3)
     assert ([3.0, 2.0, 3.0, 3.0], [True, False, True, True]) == (cuts.slice_s.tolist(), cuts.complete.tolist())
-    found = increase(one, cuts)
-    np.testing.assert_array_equal([1.0, 1.0, NAN, NAN], found.slices / cuts.slice_s)
-    assert [3.0, 3.0, 0.5] == chosen(one, 0.5, 7, slice_s=3).slice_s.tolist()
+    increased = increase(series, cuts)
+    np.testing.assert_array_equal([1.0, 1.0, NAN, NAN], increased.slices / cuts.slice_s)
+    assert [3.0, 3.0, 0.5] == chosen(series, 0.5, 7, slice_s=3).slice_s.tolist()
 
 
 def counted(rows: list[list[float]], layout: str) -> CounterIncrease:
-    one = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
-    return increase(one, chosen(one, 1, len(rows)))
+    series = endpoint([float(t) for t in range(1, len(rows) + 1)], rows, layout)
+    return increase(series, chosen(series, 1, len(rows)))
 
 
 STARTED = "# TYPE c_total counter\nc_total 0\nprocess_start_time_seconds 0\n"
 
 
-def test_a_restart_that_hides_behind_a_higher_value_is_told_by_the_start_time():
+def test_a_restart_behind_a_higher_value_is_known_by_the_start_time():
     """A process that counted further by its first page than the old one had counts from zero all the same."""
-    found = counted([[10, 1e9], [15, 1e9], [40, 1e9 + 7], [42, 1e9 + 7]], STARTED)
-    assert (5 + 40 + 2, 1) == (found.total, found.resets)
+    increased = counted([[10, 1e9], [15, 1e9], [40, 1e9 + 7], [42, 1e9 + 7]], STARTED)
+    assert (5 + 40 + 2, 1) == (increased.total, increased.resets)
 
 
-def test_a_restart_is_one_by_whatever_it_is_told():
+def test_a_restart_with_two_signs_is_one():
     """A value that falls where the start time moves is one reset; a start time absent for a while is none."""
-    found = counted([[10, 1e9], [15, NAN], [3, 1e9 + 7], [4, NAN], [6, 1e9 + 7]], STARTED)
-    assert (5 + 6, 1) == (found.total, found.resets)
+    increased = counted([[10, 1e9], [15, NAN], [3, 1e9 + 7], [4, NAN], [6, 1e9 + 7]], STARTED)
+    assert (5 + 6, 1) == (increased.total, increased.resets)
 
 
 def test_a_series_absent_after_a_restart_counts_from_zero():
     """A labelled child that the new process has not shown yet is at zero there, not at the old process's value."""
-    found = counted([[10, 1e9], [15, 1e9], [NAN, 1e9 + 7], [NAN, 1e9 + 7], [20, 1e9 + 7]], STARTED)
-    assert (5 + 20, 1) == (found.total, found.resets)
+    increased = counted([[10, 1e9], [15, 1e9], [NAN, 1e9 + 7], [NAN, 1e9 + 7], [20, 1e9 + 7]], STARTED)
+    assert (5 + 20, 1) == (increased.total, increased.resets)
 
 
 def test_a_start_time_that_goes_back_is_another_process_not_a_restart():
     """Two processes behind one address: only what falls is counted as a reset, never every second page."""
-    found = counted([[10, 2e9], [11, 1e9], [12, 2e9], [13, 1e9]], STARTED)
-    assert (3, 0) == (found.total, found.resets)
+    increased = counted([[10, 2e9], [11, 1e9], [12, 2e9], [13, 1e9]], STARTED)
+    assert (3, 0) == (increased.total, increased.resets)
 
 
-def test_series_made_anew_are_told_by_their_created():
+def test_reset_series_are_known_by_their_created():
     """`_created` of the series itself moves where an exporter clears it without restarting."""
     layout = "# TYPE c_total counter\nc_total 0\n# TYPE c_created gauge\nc_created 0\n"
-    found = counted([[10, 1e9], [11, 1e9], [30, 1e9 + 5], [31, 1e9 + 5]], layout)
-    assert (1 + 30 + 1, 1) == (found.total, found.resets)
+    increased = counted([[10, 1e9], [11, 1e9], [30, 1e9 + 5], [31, 1e9 + 5]], layout)
+    assert (1 + 30 + 1, 1) == (increased.total, increased.resets)
 
 
 def test_a_histogram_restarts_with_its_process():
     """Buckets, sum and count all begin at zero where the start time moves, whether or not one of them fell."""
     rows = [[1, 2, 3.0, 2, 1e9], [1, 2, 3.0, 2, 1e9], [4, 8, 9.0, 8, 1e9 + 3], [4, 9, 10.0, 9, 1e9 + 3]]
-    found = observed(rows, layout=LAYOUT + "process_start_time_seconds 0\n")
-    assert (9, 10.0, 1, [4, 5]) == (found.count, found.sum, found.resets, found.buckets.totals.tolist())
+    increased = observed(rows, layout=LAYOUT + "process_start_time_seconds 0\n")
+    assert (9, 10.0, 1, [4, 5]) == (increased.count, increased.sum, increased.resets, increased.buckets.totals.tolist())
 
 
 def test_what_a_formula_takes_off_is_off_every_sum():
     """Prefill as time to first token less queueing: in all, by interval, by slice, and across a restart."""
     layout = "# TYPE t summary\nt_sum 0\nt_count 0\n# TYPE q summary\nq_sum 0\n"
     rows = [[1.0, 1, 0.5], [4.0, 3, 1.5], [2.0, 1, 0.25], [5.0, 2, 2.25]]
-    one = endpoint([1, 2, 3, 4], rows, layout)
+    series = endpoint([1, 2, 3, 4], rows, layout)
     columns = HistogramColumns(family="t", labels=(), help="", bounds=(), le=(), buckets=(), sum=0, count=1, less=2)
-    found = histogram(one, columns, chosen(one, 1, 4))
-    assert (2 + 1 + 1, 2.0 + 1.75 + 1.0) == (found.count, found.sum)
-    assert [2.0, 1.75, 1.0] == found.sums.tolist()
-    assert Missing("the histogram has no buckets") == found.buckets
+    increased = histogram(series, columns, chosen(series, 1, 4))
+    assert (2 + 1 + 1, 2.0 + 1.75 + 1.0) == (increased.count, increased.sum)
+    assert [2.0, 1.75, 1.0] == increased.sums.tolist()
+    assert Missing("the histogram has no buckets") == increased.buckets
 
 
 def test_pages_of_several_processes_in_turn_are_noticed():
-    """A start time that goes back is no restart: two processes answer behind one address."""
+    """A start time that goes back is not a restart: two processes answer behind one address."""
     layout = "process_start_time_seconds 0\n"
     assert alternates(endpoint([1, 2, 3], [[9.0], [5.0], [9.0]], layout))
     assert not alternates(endpoint([1, 2, 3, 4], [[5.0], [NAN], [5.0], [9.0]], layout))
@@ -336,18 +343,18 @@ def test_a_process_that_most_counters_show_to_have_restarted_restarted_as_a_whol
     and what reappears later is not another restart.
     """
     layout = "".join(f"# TYPE c{n}_total counter\nc{n}_total 0\n" for n in range(4))
-    one = endpoint([1, 2, 3, 4], [[5, 8, 9, 7], [6, 9, 9, 7], [7, 1, 2, NAN], [8, 2, 3, 4]], layout)
-    increases = [counter(one, column, chosen(one, 1, 4)) for column in range(4)]
+    series = endpoint([1, 2, 3, 4], [[5, 8, 9, 7], [6, 9, 9, 7], [7, 1, 2, NAN], [8, 2, 3, 4]], layout)
+    increases = [counter(series, column, chosen(series, 1, 4)) for column in range(4)]
     assert [(9, 1), (3, 1), (3, 1), (4, 1)] == [
-        (found.total, found.resets) for found in increases if isinstance(found, CounterIncrease)
+        (increased.total, increased.resets) for increased in increases if isinstance(increased, CounterIncrease)
     ]
 
 
 def test_one_counter_that_falls_among_many_is_its_own():
-    """The others go on; and where pages state several start times, nobody knows whose process it was."""
+    """The others go on; and where pages state several start times, which process it was is unknown."""
     layout = "".join(f"# TYPE c{n}_total counter\nc{n}_total 0\n" for n in range(3))
-    one = endpoint([1, 2, 3], [[5, 8, 9], [6, 1, 9], [7, 2, 10]], layout)
-    increases = [counter(one, column, chosen(one, 1, 3)) for column in range(3)]
+    series = endpoint([1, 2, 3], [[5, 8, 9], [6, 1, 9], [7, 2, 10]], layout)
+    increases = [counter(series, column, chosen(series, 1, 3)) for column in range(3)]
     assert [(2, 0), (2, 1), (1, 0)] == [
-        (found.total, found.resets) for found in increases if isinstance(found, CounterIncrease)
+        (increased.total, increased.resets) for increased in increases if isinstance(increased, CounterIncrease)
     ]

@@ -36,8 +36,8 @@ def page(requests: float, waiting: float, *, bounds: tuple[str, ...] = ("0.3", "
 
 def scrapes(url: str, pages: list[str | None], first_s: int = 1) -> list[Scrape]:
     return [
-        replace(one, response_ns=one.tick_ns + 3, request_ns=one.tick_ns + 1)
-        for one in series.scrapes(pages, url=url, first_s=first_s)
+        replace(scrape, response_ns=scrape.tick_ns + 3, request_ns=scrape.tick_ns + 1)
+        for scrape in series.scrapes(pages, url=url, first_s=first_s)
     ]
 
 
@@ -109,7 +109,7 @@ def test_shape_of_each_kind():
     interval, bracket = queue["intervals"]["p50"], queue["brackets"]["p50"]
     assert 0.3 <= bracket["low"] <= interval["low"] <= 0.5 <= interval["high"] <= bracket["high"] <= 1.0
     assert [] == [name for name in queue["unresolved"] if name == "p50"]
-    assert all(0.3 <= one["p50"] <= 1.0 for one in queue["timeslices"])
+    assert all(0.3 <= timeslice["p50"] <= 1.0 for timeslice in queue["timeslices"])
     assert "a histogram keeps no single values" == queue["missing"]["std"]
     frames = [(s["start_ns"] / S, s["end_ns"] / S, s["count"]) for s in queue["timeslices"]]
     assert [(1.5, 2.5, 4), (2.5, 3.5, 9)] == frames
@@ -155,7 +155,7 @@ def test_bounds_that_disagree_still_give_percentiles():
     assert "p50" not in queue["missing"]
 
 
-def test_percentile_beyond_the_last_bound_is_told_by_the_sums():
+def test_percentile_beyond_the_last_bound_is_estimated_from_the_sums():
     """What lies above the last bound has no upper edge in the buckets, but the sum of what was seen there has one."""
     queue = summarised(scrapes("a", [page(0, 0, bounds=("0.3",)), page(4, 0, bounds=("0.3",))]), 1.5, 2.5)["queue_time"]
     bracket = queue["brackets"]["p50"]
@@ -299,7 +299,7 @@ def test_a_frontend_listed_first_does_not_hide_what_its_workers_tell():
     workers = [*scrapes("b", [page(n, 0) for n in (0, 3, 5)]), *scrapes("c", [page(n, 0) for n in (0, 1, 4)])]
     summary = summarised([*scrapes("a", front), *workers], 1.5, 3.5)
     assert ("vllm", 9) == (summary["engine"]["name"], summary["queue_time"]["stats"]["count"])
-    assert ["dynamo", "vllm", "vllm"] == [one["engine"] for one in summary["endpoints"]]
+    assert ["dynamo", "vllm", "vllm"] == [endpoint["engine"] for endpoint in summary["endpoints"]]
     alone = summarised(scrapes("a", front), 1.5, 3.5)
     assert ("dynamo", 9.0) == (alone["engine"]["name"], alone["requests_finished"]["stats"]["total"])
 
@@ -319,20 +319,20 @@ def test_a_counter_that_sglang_has_not_created_yet_has_counted_nothing():
     """Its first retraction creates it; a page with a younger counter is of a version that has it. The note says so."""
     never = summarised(scrapes("a", [sglang(n, None) for n in (1, 2, 3)]), 1.5, 3.5)
     assert {"total": 0.0, "rate_per_s": 0.0} == never["preemptions"]["stats"]
-    assert [0.0, 0.0] == [one["total"] for one in never["preemptions"]["timeslices"]]
+    assert [0.0, 0.0] == [timeslice["total"] for timeslice in never["preemptions"]["timeslices"]]
     assert ["a: not on the page, on which it appears with its first count"] == never["preemptions"]["notes"]
     assert RETRACTED == never["preemptions"]["metric"]
     late = summarised(scrapes("a", [sglang(1, None), sglang(2, None), sglang(3, 2)]), 1.5, 3.5)
     assert (2.0, [0.0, 2.0]) == (
         late["preemptions"]["stats"]["total"],
-        [one["total"] for one in late["preemptions"]["timeslices"]],
+        [timeslice["total"] for timeslice in late["preemptions"]["timeslices"]],
     )
     both = [*scrapes("a", [sglang(n, None) for n in (1, 2, 3)]), *scrapes("b", [sglang(n, n) for n in (1, 2, 4)])]
     assert 3.0 == summarised(both, 1.5, 3.5)["preemptions"]["stats"]["total"]
 
 
 def test_an_older_sglang_page_without_that_counter_tells_nothing():
-    """Versions before 0.5.7 have none: then it is missing, as where the version cannot be told."""
+    """Versions before 0.5.7 have none: then it is missing, as where the version is unknown."""
     pages = [sglang(n, None, younger=False) for n in (1, 2, 3)]
     summary = summarised(scrapes("a", pages), 1.5, 3.5)
     assert f"the page shows no counter {RETRACTED}" == summary["missing"]["preemptions"]
