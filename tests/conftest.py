@@ -13,12 +13,12 @@ from certificates import Authority, established
 from hypothesis import settings
 from skips import in_ci, is_expected
 
-# A busy machine is no failure of a law.
+# A busy machine does not refute a law.
 settings.register_profile("sidelight", deadline=None)
 settings.load_profile("sidelight")
 
-# looptime asks the policy for "the" loop around synchronous tests too, and a policy that was never told otherwise makes
-# one that nobody closes: a ResourceWarning, hence an error. Told that there is none, it makes none.
+# looptime asks the policy for "the" loop around synchronous tests too, and a policy without a loop makes one
+# that is never closed: a ResourceWarning, hence an error. With None set, it makes none.
 asyncio.set_event_loop(None)
 
 # nohup ignores SIGHUP, and a shell SIGINT of what it puts in the background; child processes inherit that, and

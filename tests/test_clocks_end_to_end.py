@@ -32,7 +32,7 @@ async def shifted(address: str, ahead_s: float) -> AsyncIterator[str]:
             for span in resource.scope_spans[0].spans:
                 span.start_time_unix_nano += round(ahead_s * 1e9)
                 span.end_time_unix_nano += round(ahead_s * 1e9)
-        # Nobody listens yet when the run first asks for a token.
+        # Nothing listens yet when the run first asks for a token.
         with suppress(aiohttp.ClientConnectionError):
             headers = {"Content-Type": "application/x-protobuf"}
             await session.post(url, data=export.SerializeToString(), headers=headers)
@@ -40,7 +40,9 @@ async def shifted(address: str, ahead_s: float) -> AsyncIterator[str]:
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as posts:
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="")
         said: list[str] = []
-        relay = Receiver(spec, log=None, say=said.append, deliver=lambda _, one: posts.create_task(post(session, one)))
+        relay = Receiver(
+            spec, log=None, say=said.append, deliver=lambda _, export: posts.create_task(post(session, export))
+        )
         async with relay:
             yield f"http://127.0.0.1:{relay.grpc_port}"
 
@@ -49,8 +51,8 @@ async def run(path: Path, ahead_s: tuple[float, float]) -> Ended:
     """Run against two engines with such clocks."""
     address = free_pair()
     async with shifted(address, ahead_s[0]) as first, shifted(address, ahead_s[1]) as second:
-        with engine("--otlp-endpoint", first) as (one, _), engine("--otlp-endpoint", second) as (other, _):
-            urls = ("--url", one, "--url", other)
+        with engine("--otlp-endpoint", first) as (first_url, _), engine("--otlp-endpoint", second) as (other, _):
+            urls = ("--url", first_url, "--url", other)
             return await asyncio.to_thread(
                 sidelight, "run", *urls, *LOAD, "--otlp-listen", address, "--out", path, path=path
             )
@@ -61,7 +63,7 @@ async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path)
     done = await run(tmp_path / "run", (0.0, 5.0))
     assert 0 == done.code, done.err
     clock = done.summary["correlation"]["clock"]
-    near, far = sorted(clock["engines"].values(), key=lambda one: abs(one["offset_ms"]))
+    near, far = sorted(clock["engines"].values(), key=lambda offset: abs(offset["offset_ms"]))
     assert abs(near["offset_ms"]) <= near["error_ms"]
     assert abs(far["offset_ms"] + 5000) <= far["error_ms"]
     assert max(near["error_ms"], far["error_ms"]) == clock["error_ms"]
@@ -76,19 +78,19 @@ async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path)
 
 
 async def test_an_engine_an_hour_off_is_refused_and_the_other_is_not_disturbed(tmp_path: Path):
-    """Its requests are estimated and told why; it is counted, and said in one line."""
+    """Its requests are estimated, with the reason; it is counted, and stated in one line."""
     done = await run(tmp_path / "run", (0.0, -3600.0))
     assert 0 == done.code, done.err
-    told = done.summary["correlation"]
+    correlation = done.summary["correlation"]
     table = pq.read_table(done.path / "requests.parquet").to_pydict()
     why = "its span was stamped by a clock 60 min off ours: refused"
     refused = [text for text in table["breakdown_reason"] if text and text.startswith(why)]
-    assert 0 < len(refused) < told["requests"]
-    assert pytest.approx(1 - len(refused) / told["requests"]) == told["coverage"]["trace"]
-    assert len(refused) <= told["spans"]["off_clock"] < told["spans"]["spans"]
-    assert told["spans"]["spans"] == told["spans"]["off_clock"] + told["spans"]["request_spans"]
+    assert 0 < len(refused) < correlation["requests"]
+    assert pytest.approx(1 - len(refused) / correlation["requests"]) == correlation["coverage"]["trace"]
+    assert len(refused) <= correlation["spans"]["off_clock"] < correlation["spans"]["spans"]
+    assert correlation["spans"]["spans"] == correlation["spans"]["off_clock"] + correlation["spans"]["request_spans"]
     (line,) = (done.path / "raw" / "scraper.stderr").read_text().splitlines()
     assert line.startswith("spans of 'vllm-simulator' that came over http are not used: their clock is 360")
-    assert {} == told["clock"]["engines"]
+    assert {} == correlation["clock"]["engines"]
     exact = np.array(table["breakdown_source"]) == "trace"
-    assert 2 * told["clock"]["error_ms"] <= np.median(np.array(table["network_ms"])[exact])
+    assert 2 * correlation["clock"]["error_ms"] <= np.median(np.array(table["network_ms"])[exact])

@@ -45,7 +45,7 @@ def test_every_link_leads_somewhere(page: str):
     path = REPOSITORY / page
     links = re.findall(r"\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"", prose(path))
     broken = []
-    for link in (one or other for one, other in links):
+    for link in (inline or other for inline, other in links):
         target, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", link):
             continue
@@ -65,7 +65,7 @@ def test_every_command_has_the_options_it_is_shown_with(page: str):
 
 
 def test_pages_that_the_code_names_are_there():
-    """Messages, help and comments send nobody to a page that has moved."""
+    """Messages, help and comments refer to no page that has moved."""
     modules = [path for package in ("*/*.py", "*/*/*.py", "*/*/*/*.py") for path in REPOSITORY.glob(package)]
     named = {page for path in modules for page in re.findall(r"\bdocs/[\w/-]+\.md", text(path))}
     assert len(named) > 5

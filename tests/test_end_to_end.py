@@ -66,7 +66,7 @@ def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[st
 
 
 def alive(process: int) -> bool:
-    """Tell whether a process still runs; one that nobody has collected does not."""
+    """Tell whether a process still runs; one that waits to be reaped does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -333,7 +333,7 @@ def test_no_damage_to_a_log_is_silent(complete: Ended, tmp_path: Path):
         for name, damaged in cases.items():
             (raw / log.name).write_bytes(damaged)
             integrity = open_run(tmp_path / "run").integrity
-            states = {one.log: one.state for one in integrity.logs}
+            states = {entry.log: entry.state for entry in integrity.logs}
             if states.pop(log.name) != "damaged" or set(states.values()) - {"whole"}:
                 silent.append((log.name, name, len(data)))
         (raw / log.name).write_bytes(data)
@@ -358,7 +358,7 @@ def test_a_killed_run_loses_at_most_its_last_second(engine: Simulated, killed: K
 
 
 def test_a_killed_run_says_that_it_crashed(killed: Killed):
-    """Nobody wrote an end, and the report says so before any number; its processes are gone."""
+    """No end was written, and the report says so before any number; its processes are gone."""
     assert -signal.SIGKILL == killed.left.code
     assert "status" not in killed.report.manifest
     summary = killed.report.summary
@@ -435,8 +435,8 @@ def test_a_configuration_file_configures_and_no_secret_is_kept(configured: Ended
         config[name] for name in ("concurrency", "rate", "duration", "scrape_interval", "seed")
     )
     assert "***" == config["api_key"] == configured.manifest["command"][-1]
-    kept = [path for path in configured.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
-    assert [] == kept
+    leaks = [path for path in configured.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert [] == leaks
     assert SECRET not in configured.out + configured.err
 
 

@@ -44,11 +44,11 @@ ARGUMENTS: tuple[tuple[Any, ...], ...] = (
 def below(kind: type[BaseException]) -> Iterator[type[BaseException]]:
     """Give a class of exceptions and all below it."""
     yield kind
-    for one in kind.__subclasses__():
-        yield from below(one)
+    for child in kind.__subclasses__():
+        yield from below(child)
 
 
-def made(kind: type[BaseException]) -> BaseException:
+def instance(kind: type[BaseException]) -> BaseException:
     """Return one, with arguments that it takes and can be printed with."""
     for arguments in ARGUMENTS:
         try:
@@ -60,8 +60,8 @@ def made(kind: type[BaseException]) -> BaseException:
     raise AssertionError(f"no arguments known for {kind}")
 
 
-OF_AIOHTTP = sorted(set(below(aiohttp.ClientError)), key=lambda one: one.__qualname__)
-OF_TLS = sorted(set(below(ssl.SSLError)), key=lambda one: one.__qualname__)
+OF_AIOHTTP = sorted(set(below(aiohttp.ClientError)), key=lambda kind: kind.__qualname__)
+OF_TLS = sorted(set(below(ssl.SSLError)), key=lambda kind: kind.__qualname__)
 OF_SYSTEM = (OSError, ConnectionResetError, BrokenPipeError, TimeoutError, asyncio.TimeoutError)
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 
@@ -76,7 +76,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize("kind", [*OF_AIOHTTP, *OF_TLS, *OF_SYSTEM, zlib.error, UnicodeError, ValueError])
 async def test_a_scrape_that_failed_is_a_reason(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch):
     """Of whatever aiohttp, TLS, the system or the codecs raise."""
-    monkeypatch.setattr(fetch, "_fetch", raising(made(kind)))
+    monkeypatch.setattr(fetch, "_fetch", raising(instance(kind)))
     reply, reason = await fetch._attempt(MagicMock(), "http://host/", Access(), fetch.LIMITS)
     assert reply is None
     assert ": " in reason
@@ -88,7 +88,7 @@ async def test_a_collector_that_cannot_be_reached_is_unavailable(kind: type[Base
     """Spans are then kept for later."""
     async with Wire("http://127.0.0.1:9/v1/traces", Access()) as wire:
         await wire._session.close()
-        wire._session = MagicMock(post=raising(made(kind)))
+        wire._session = MagicMock(post=raising(instance(kind)))
         with pytest.raises(Unavailable, match=r"."):
             await wire.send(b"")
 
@@ -105,7 +105,7 @@ async def test_every_status_of_a_collector_is_for_later_or_final(code: grpc.Stat
 @pytest.mark.parametrize("kind", [*OF_AIOHTTP, *OF_TLS, *OF_SYSTEM])
 def test_why_there_is_no_connection_is_one_line(kind: type[BaseException]):
     """Never empty."""
-    text = str(connection_problem(made(kind)))
+    text = str(connection_problem(instance(kind)))
     assert text.strip()
     assert "\n" not in text
 
@@ -116,7 +116,7 @@ async def test_a_probe_that_failed_is_one_of_our_errors(kind: type[BaseException
 
     @asynccontextmanager
     async def session(_: float) -> AsyncIterator[Any]:
-        yield MagicMock(get=raising(made(kind)))
+        yield MagicMock(get=raising(instance(kind)))
 
     contact: Any = MagicMock(session=session)
     with pytest.raises(SidelightError, match="host"):
@@ -130,7 +130,9 @@ def exchange() -> Exchange:
 @pytest.mark.parametrize("kind", [*OF_AIOHTTP, *OF_TLS, *OF_SYSTEM])
 async def test_a_websocket_that_failed_is_a_failed_request(kind: type[BaseException]):
     """An error, or the status of a server that refused the handshake."""
-    transport = MagicMock(_clock=MagicMock(now_ns=lambda: 1), _take_idle=lambda _: None, _connect=raising(made(kind)))
+    transport = MagicMock(
+        _clock=MagicMock(now_ns=lambda: 1), _take_idle=lambda _: None, _connect=raising(instance(kind))
+    )
     planned: Any = MagicMock(spec=PlannedRequest, url=0, path="/v1/chat")
     failed = exchange()
     await WebSocketTransport.perform(transport, failed, planned, timeout_s=1.0)

@@ -1,4 +1,4 @@
-"""A run through a gateway that sends spans: its part of each wait is told apart from the network's."""
+"""A run through a gateway that sends spans: its part of each wait is separated from the network's."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> A
 
         async def passed(request: web.Request) -> web.StreamResponse:
             _, trace, parent, flags = (request.headers.get("traceparent") or "00-00-00-00").split("-")
-            own, inner = (f"{int(parent, 16) ^ bit:016x}" for bit in (1, 2))
-            sent = f"00-{trace}-{inner if is_plain else own}-{flags}"
+            span_id, inner = (f"{int(parent, 16) ^ bit:016x}" for bit in (1, 2))
+            sent = f"00-{trace}-{inner if is_plain else span_id}-{flags}"
             headers = {"traceparent": sent, "Content-Type": "application/json"}
             begun_ns, first_ns = time.time_ns(), 0
             if request.method == "POST":
                 await asyncio.sleep(HELD_S)
             data = await request.read()
             called_ns = time.time_ns()
-            async with session.request(request.method, upstream + request.path, data=data, headers=headers) as found:
-                reply = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+            async with session.request(request.method, upstream + request.path, data=data, headers=headers) as answer:
+                reply = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
                 await reply.prepare(request)
-                async for chunk in found.content.iter_any():
+                async for chunk in answer.content.iter_any():
                     if not first_ns and b'"content":"' in chunk:
                         first_ns = time.time_ns()
                     await reply.write(chunk)
             if first_ns:
                 span = Span(
                     trace_id=bytes.fromhex(trace),
-                    span_id=bytes.fromhex(own),
+                    span_id=bytes.fromhex(span_id),
                     parent_span_id=bytes.fromhex(parent),
                     name="chat sim",
                     kind=Span.SPAN_KIND_SERVER,
@@ -66,10 +66,10 @@ async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> A
                     spans.append(call)
                 else:
                     span.attributes.add(key="gen_ai.operation.name").value.string_value = "chat"
-                    told = span.attributes.add(key="gen_ai.response.time_to_first_chunk")
-                    told.value.double_value = (first_ns - begun_ns) / 1e9
+                    first_chunk = span.attributes.add(key="gen_ai.response.time_to_first_chunk")
+                    first_chunk.value.double_value = (first_ns - begun_ns) / 1e9
                 protobuf = {"Content-Type": "application/x-protobuf"}
-                # Nobody listens yet when the run first asks for a token.
+                # Nothing listens yet when the run first asks for a token.
                 with suppress(aiohttp.ClientConnectionError):
                     await session.post(
                         f"{collector}/v1/traces", data=body(spans, service="my-gateway"), headers=protobuf
@@ -118,7 +118,7 @@ async def test_a_gateway_with_plain_http_spans_gets_what_it_held_before_its_call
     rows = done.requests()
     assert min(row["gateway_request_ms"] for row in rows) >= 1e3 * HELD_S
     assert all(row["gateway_ms"] == row["gateway_request_ms"] <= row["gateway_at_most_ms"] for row in rows)
-    assert {"my-gateway"} == {one["service"] for row in rows for one in row["gateways"]}
+    assert {"my-gateway"} == {gateway["service"] for row in rows for gateway in row["gateways"]}
     (summary,) = done.summary["correlation"]["gateways"]
     assert ("my-gateway", len(rows), {"unknown": len(rows)}) == (
         summary["service"],

@@ -1,6 +1,6 @@
 """What a run does when the load goes wrong: one clear line, the exit code of the contract, and all that was recorded.
 
-Every run is a process of its own. Its target is a server that says what it is told by the first name of the path, or a
+Every run is a process of its own. Its target is a server that answers as the first name of the path says, or a
 simulated engine that dies.
 """
 
@@ -38,8 +38,8 @@ def script() -> Script:
 @pytest.fixture(scope="module")
 def url(script: Script) -> Iterator[str]:
     """A scripted server for all tests of this file, without TLS."""
-    with serving(script) as found:
-        yield found
+    with serving(script) as address:
+        yield address
 
 
 DEAD_SLO = "ttft_p99<10000s,requests_per_s>0,error_rate<=100%"
@@ -72,8 +72,8 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
         # Far more than can have been answered by then, however late this process sees the first answer.
         options = ("--concurrency", "4", "--requests", "4000", "--warmup", "0", "--slo", DEAD_SLO)
         dead = Case(url=target, options=options, deed=die)
-        with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as found:
-            yield found
+        with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as launched:
+            yield launched
 
 
 @pytest.mark.parametrize("name", ["sigterm", "sighup"])
@@ -167,7 +167,7 @@ def test_an_objective_of_latency_is_missed_when_the_server_dies(runs: Callable[[
 
 
 def test_more_connections_than_open_files_is_exit_2(runs: Callable[[str], Ended]):
-    """Told before the run, with the number there is and the cure."""
+    """Said before the run, with the number there is and the cure."""
     line = refused(runs("many"), 2)
     assert line.startswith("sidelight: --concurrency 10000: ")
     assert "its limit is 1024" in line

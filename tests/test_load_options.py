@@ -88,11 +88,11 @@ def tokenizer_json(path: Path) -> None:
     """Write a tokenizer of a model's own: a token a word, of as many words as it knows."""
     tokenizers = pytest.importorskip("tokenizers")
     words = ["[UNK]", *(f"w{number}" for number in range(200))]
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
     )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.save(str(path))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path))
 
 
 # The runs against the engine, by name; {} is the directory with this file's inputs.
@@ -201,13 +201,13 @@ def test_requests_take_the_urls_in_turn(runs: Runs):
 
 def test_two_workers_send_one_schedule(runs: Runs):
     """Merged, the log is the one worker's: the same requests, the same bytes, at the same moments."""
-    one, two = runs["one"], runs["two"]
+    single, two = runs["one"], runs["two"]
     assert 1 == two.code  # it misses its objective
     rows = open_run(two.path).requests
-    assert list(range(12)) == rows.index.tolist() == one.log.index.tolist()
-    assert one.offsets_ns == [int(at_ns) - two.summary["window"]["start_ns"] for at_ns in rows.scheduled_ns]
-    assert one.summary["workload"]["requests_sha256"] == two.summary["workload"]["requests_sha256"]
-    assert [request.body for request in one.plan] == [request.body for request in two.plan]
+    assert list(range(12)) == rows.index.tolist() == single.log.index.tolist()
+    assert single.offsets_ns == [int(at_ns) - two.summary["window"]["start_ns"] for at_ns in rows.scheduled_ns]
+    assert single.summary["workload"]["requests_sha256"] == two.summary["workload"]["requests_sha256"]
+    assert [request.body for request in single.plan] == [request.body for request in two.plan]
     logs = [path.stat().st_size for path in sorted((two.path / "raw").glob("requests-*.log"))]
     assert 2 == len([size for size in logs if size])
 
@@ -326,22 +326,22 @@ def test_a_barrier_releases_rounds(runs: Runs):
 
 def test_saved_requests_are_sent_again(runs: Runs):
     """The same bytes at the same moments; the file's digest stands in both runs."""
-    one, again = runs["one"], runs["again"]
+    saved, again = runs["one"], runs["again"]
     digest = hashlib.sha256((runs.files / "saved.jsonl").read_bytes()).hexdigest()
-    assert digest == one.summary["workload"]["saved_sha256"] == again.manifest["workload"]["replayed_sha256"]
-    assert one.summary["workload"]["requests_sha256"] == again.summary["workload"]["requests_sha256"]
-    assert [request.body for request in one.plan] == [request.body for request in again.plan]
-    assert one.offsets_ns == again.offsets_ns
-    assert one.log.input_tokens.tolist() == again.log.input_tokens.tolist()
+    assert digest == saved.summary["workload"]["saved_sha256"] == again.manifest["workload"]["replayed_sha256"]
+    assert saved.summary["workload"]["requests_sha256"] == again.summary["workload"]["requests_sha256"]
+    assert [request.body for request in saved.plan] == [request.body for request in again.plan]
+    assert saved.offsets_ns == again.offsets_ns
+    assert saved.log.input_tokens.tolist() == again.log.input_tokens.tolist()
 
 
-def test_classes_are_told_apart(runs: Runs):
+def test_classes_are_distinguished(runs: Runs):
     """A row each in the report, and the numbers of each in the summary."""
     run = runs["desk"]
     assert {"short", "talk"} == set(run.summary["client"]["classes"]) == set(run.log.workload_class.tolist())
     rows = [line.split()[0] for line in run.out.partition("Classes")[2].splitlines() if line.strip()]
     assert {"short", "talk"} <= set(rows)
-    assert sum(one["requests"]["ok"] for one in run.summary["client"]["classes"].values()) == len(run.log)
+    assert sum(group["requests"]["ok"] for group in run.summary["client"]["classes"].values()) == len(run.log)
 
 
 def test_a_session_carries_its_history(runs: Runs):

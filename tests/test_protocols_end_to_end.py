@@ -243,10 +243,10 @@ def test_the_servers_own_times_are_the_truths(run: Callable[[str], Finished], pr
         "e2e": record.finished_ns - record.arrival_ns,
     }
     for name, true_ns in true.items():
-        told_ms = float(getattr(got, f"server_{name}_ms")[0])
+        reported_ms = float(getattr(got, f"server_{name}_ms")[0])
         # SGLang's moments are Unix seconds, which a double holds to a quarter of a microsecond.
         expected = pytest.approx(true_ns / 1e6, abs=1e-3) if name in said else pytest.approx(math.nan, nan_ok=True)
-        assert expected == told_ms, name
+        assert expected == reported_ms, name
 
 
 def linked(url: str, protocol: str, **changes: object) -> Transport:
@@ -294,7 +294,7 @@ STREAMED = [name for name, protocol in PROTOCOLS.items() if protocol.streams]
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_told(protocol: str):
+async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error(protocol: str):
     """Under the status 200, in the server's words; what had come before stays."""
     async with contextlib.AsyncExitStack() as stack:
         simulator = await stack.enter_async_context(simulated(ENDLESS))
@@ -309,7 +309,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_told(protocol: s
     assert 0 < reply.first_token_ns <= reply.last_token_ns <= exchange.end_ns
 
 
-async def test_a_server_that_is_killed_is_told():
+async def test_a_server_that_is_killed_is_an_error():
     """In every protocol as a connection that broke, with what had come."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "simulator", "--port", "0", "--grpc-port", "0", "--speed-profile", "fast", "--kv-blocks",
@@ -336,7 +336,7 @@ async def test_a_server_that_is_killed_is_told():
         assert 0 < reply.first_token_ns <= exchange.end_ns, protocol
 
 
-async def test_where_nothing_listens_is_told():
+async def test_where_nothing_listens_is_an_error():
     """In every transport as a connection that could not be made."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -373,7 +373,7 @@ async def test_a_server_that_accepts_and_says_nothing_times_out(transport: str):
 
 @pytest.mark.parametrize("protocol", STREAMED)
 async def test_a_cancelled_stream_is_abandoned_by_the_server(protocol: str):
-    """Cancelling ends the request at once, and the engine works on nothing that nobody reads."""
+    """Cancelling ends the request at once, and the engine stops working on it."""
     async with simulated(ENDLESS) as simulator:
         async with under_way(simulator.url(protocol), protocol) as (exchange, sending):
             sending.cancel()

@@ -61,7 +61,10 @@ class Lived:
             "ttft": ("arrival_ns", "first_token_ns"),
             "e2e_latency": ("arrival_ns", "finished_ns"),
         }
-        return {name: sum(one[end] - one[start] for one in self.truth) / 1e9 for name, (start, end) in spans.items()}
+        return {
+            name: sum(record[end] - record[start] for record in self.truth) / 1e9
+            for name, (start, end) in spans.items()
+        }
 
 
 COUNTED = ("prompt_tokens", "generation_tokens", "requests_finished")
@@ -79,9 +82,9 @@ async def live(engine: str, directory: Path, *, last_seen: bool) -> Lived:
             async def look(url: str) -> int:
                 at_ns = time.monotonic_ns() + offset_ns
                 page = url + PAGES[engine]
-                found = await scrape(session, page, tick_ns=at_ns, clock_offset_ns=offset_ns, limits=Limits())
-                assert "" == log.append(found)
-                return found.response_ns
+                answer = await scrape(session, page, tick_ns=at_ns, clock_offset_ns=offset_ns, limits=Limits())
+                assert "" == log.append(answer)
+                return answer.response_ns
 
             start_ns = 0
             for life, halves in enumerate(LIVES):
@@ -102,14 +105,14 @@ async def live(engine: str, directory: Path, *, last_seen: bool) -> Lived:
 async def ask(client: aiohttp.ClientSession, url: str, name: str, lengths: Iterable[int]) -> None:
     """Have requests answered, all sent at once."""
 
-    async def one(length: int) -> None:
+    async def send(length: int) -> None:
         body = {"prompt": "hello " * length, "max_tokens": length, "ignore_eos": True}
         headers = {"X-Request-Id": f"{name}-{length}"}
         async with client.post(f"{url}/v1/completions", json=body, headers=headers) as response:
             assert 200 == response.status
             await response.read()
 
-    await asyncio.gather(*(one(length) for length in lengths))
+    await asyncio.gather(*(send(length) for length in lengths))
 
 
 @pytest.mark.parametrize("engine", PAGES)

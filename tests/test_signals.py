@@ -24,7 +24,7 @@ NOT_WAITED_FOR = "sidelight: interrupted; `sidelight report RUN` evaluates what 
 
 
 def twice(process: subprocess.Popen[str], path: Path, *, second: signal.Signals) -> None:
-    """Interrupt a run, and again when its load has stopped but its end is not told yet."""
+    """Interrupt a run, and again when its load has stopped but its end is not recorded yet."""
     interrupt(process, path)
     until(lambda: b"phase_end" in (path / "raw" / "events.log").read_bytes(), "the end of the load")
     process.send_signal(second)
@@ -44,8 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], E
         number.name: Case(url=f"http://{{}}/endless/{number.name}", options=LONG, deed=partial(twice, second=number))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     } | {"too-early": Case(url="http://{}/mute/too-early", options=LONG, deed=partial(too_early, script=script))}
-    with serving(script) as url, launching(cases, url, tmp_path_factory.mktemp("runs")) as found:
-        yield found
+    with serving(script) as url, launching(cases, url, tmp_path_factory.mktemp("runs")) as launched:
+        yield launched
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])

@@ -27,7 +27,7 @@ TTFT = ("to the engine", "engine frontend", "queue", "prefill", "from the engine
 
 @asynccontextmanager
 async def collector() -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """Whoever comes next in a pipeline: takes every export over HTTP, and keeps the requests."""
+    """The next collector of a pipeline: takes every export over HTTP, and keeps the requests."""
     taken: list[web.Request] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -59,8 +59,8 @@ def queue_and_prefill(run: Run) -> dict[str, tuple[float, float]]:
 async def joined(path: Path, name: str, *passed_on: str) -> Run:
     """Run with an engine that sends spans; queue and prefill are the engine's own to the bit, and all is counted."""
     address = free_pair()
-    told = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", path / "truth")
-    with engine(*told) as (url, _):
+    options = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", path / "truth")
+    with engine(*options) as (url, _):
         spans = ("--otlp-listen", address, *passed_on)
         done = await asyncio.to_thread(sidelight, "run", "--url", url, *LOAD, *spans, "--out", path / "run")
     assert 0 == done.code, done.err
@@ -68,8 +68,11 @@ async def joined(path: Path, name: str, *passed_on: str) -> Run:
     true = truth(path / "truth")
     assert len(true) > 20
     assert {
-        name: ((one["scheduled_ns"] - one["queued_ns"]) / 1e9, (one["first_token_ns"] - one["scheduled_ns"]) / 1e9)
-        for name, one in true.items()
+        name: (
+            (record["scheduled_ns"] - record["queued_ns"]) / 1e9,
+            (record["first_token_ns"] - record["scheduled_ns"]) / 1e9,
+        )
+        for name, record in true.items()
     } == queue_and_prefill(run)
     summary = json.loads((path / "run" / "summary.json").read_text())
     assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == summary["correlation"]["coverage"]
@@ -99,13 +102,14 @@ async def test_client_and_engine_stand_in_one_waterfall(tmp_path: Path):
     """
     exports: list[ExportTraceServiceRequest] = []
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0")
-    async with Receiver(spec, log=None, say=print, deliver=lambda _, one: exports.append(one)) as behind:
+    async with Receiver(spec, log=None, say=print, deliver=lambda _, export: exports.append(export)) as behind:
         to = ("--otlp-forward", f"grpc://127.0.0.1:{behind.grpc_port}")
         run = await joined(tmp_path, "vllm", *to, "--otlp-export", f"http://127.0.0.1:{behind.http_port}")
     assert run.span_counts is not None
     assert run.span_counts.forwarded == sum(not is_ours(export) for export in exports)
     ours, engines = (
-        [span for one in exports if is_ours(one) == own for span in spans_of(one)] for own in (True, False)
+        [span for export in exports if is_ours(export) == is_sidelights for span in spans_of(export)]
+        for is_sidelights in (True, False)
     )
     clients = {(span.trace_id, span.span_id): span for span in ours if not span.parent_span_id}
     assert run.requests.trace_id.tolist() == [trace.hex() for trace, _ in clients]
@@ -122,15 +126,15 @@ async def test_client_and_engine_stand_in_one_waterfall(tmp_path: Path):
 
 def is_ours(export: ExportTraceServiceRequest) -> bool:
     """Tell by their resource whether spans are the client's."""
-    attributes = [one for resource in export.resource_spans for one in resource.resource.attributes]
-    return "sidelight" in {one.value.string_value for one in attributes if one.key == "service.name"}
+    attributes = [attribute for resource in export.resource_spans for attribute in resource.resource.attributes]
+    return "sidelight" in {attribute.value.string_value for attribute in attributes if attribute.key == "service.name"}
 
 
 def spans_of(export: ExportTraceServiceRequest) -> list[Span]:
     return [span for resource in export.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
 
-def test_an_engine_without_tracing_is_told_how(tmp_path: Path):
+def test_for_an_engine_without_tracing_the_run_says_how_to_switch_it_on(tmp_path: Path):
     """The run is whole without spans; it says that none came, where to, and the engine's own switch."""
     with engine() as (url, _):
         done = sidelight("run", "--url", url, *LOAD, "--otlp-listen", "127.0.0.1:0", "--out", tmp_path / "r")

@@ -24,12 +24,12 @@ PARTS = {
 def errors_ms(run: Ended, truth: Path) -> list[float]:
     """By how much each joined request's worst part is off."""
     true: dict[str, dict[str, Any]] = {
-        one["response_id"]: one for one in map(json.loads, truth.read_text().splitlines())
+        record["response_id"]: record for record in map(json.loads, truth.read_text().splitlines())
     }
     return [
-        max(abs(row[part] - (one[end] - one[begin]) / 1e6) for part, (begin, end) in PARTS.items())
+        max(abs(row[part] - (record[end] - record[begin]) / 1e6) for part, (begin, end) in PARTS.items())
         for row in run.requests()
-        if row["breakdown_source"] == "response" and (one := true[row["response_id"]])
+        if row["breakdown_source"] == "response" and (record := true[row["response_id"]])
     ]
 
 
@@ -40,8 +40,8 @@ def test_a_run_is_joined_by_time(tmp_path: Path):
     bounds that in virtual time. The usual page is found all the same, request and response network are separated, and
     the same is derived again.
     """
-    told = ("--engine", "trtllm", "--perf-metrics", "1000", "--truth", tmp_path / "truth")
-    with engine(*told) as (url, _):
+    options = ("--engine", "trtllm", "--perf-metrics", "1000", "--truth", tmp_path / "truth")
+    with engine(*options) as (url, _):
         metrics = ("--metrics", f"{url}/perf_metrics")
         done = sidelight("run", "--url", url, *LOAD, *metrics, "--out", tmp_path / "run", path=tmp_path / "run")
     assert 0 == done.code, done.err
@@ -57,13 +57,13 @@ def test_a_run_is_joined_by_time(tmp_path: Path):
     assert correlation["clock"]["error_ms"] is not None
     assert correlation["breakdown"]["request_network_ms"]["mean"] >= 0
     assert [f"{url}/perf_metrics"] == done.manifest["timing_targets"]
-    assert [f"{url}/prometheus/metrics"] == [one["url"] for one in done.manifest["metrics_targets"]]
+    assert [f"{url}/prometheus/metrics"] == [target["url"] for target in done.manifest["metrics_targets"]]
     before = (done.path / "requests.parquet").read_bytes()
     derive(done.path)
     assert before == (done.path / "requests.parquet").read_bytes()
 
 
-def test_records_that_are_off_are_told(tmp_path: Path):
+def test_records_that_are_off_are_a_warning(tmp_path: Path):
     """The page is there and always empty: a warning says so, and the breakdown is estimated."""
     with engine("--engine", "trtllm") as (url, _):
         metrics = ("--metrics", f"{url}/perf_metrics")
@@ -71,7 +71,8 @@ def test_records_that_are_off_are_told(tmp_path: Path):
     assert 0 == done.code, done.err
     assert 0 == done.summary["correlation"]["perf_metrics"]["records"]
     assert any(
-        one.startswith("0 of 0 records of /perf_metrics match requests of this run") for one in done.summary["warnings"]
+        warning.startswith("0 of 0 records of /perf_metrics match requests of this run")
+        for warning in done.summary["warnings"]
     )
     assert done.summary["correlation"]["coverage"]["histogram"] > 0.9
 

@@ -15,15 +15,17 @@ def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
     trusting = (*QUICK, "--ca", authority.path("solo.pem"))
     client = ("--cert", authority.path("unrelated.pem"), "--key", authority.path("unrelated.key"))
     strict = serving(Script(), authority.serving("solo", ask_client="unrelated.pem"))
-    with serving(Script(), authority.serving("solo")) as url, strict as own:
+    with serving(Script(), authority.serving("solo")) as url, strict as strict_url:
         cases = {
             "ca": Case(url="https://{}/good/ca", options=trusting),
             "insecure": Case(url="https://{}/good/insecure", options=(*QUICK, "--insecure")),
-            "client": Case(url=f"{own}/good/client", options=(*trusting, *client)),
-            "both": Case(url=f"{own}/good/both", options=(*trusting, "--cert", authority.path("unrelated-both.pem"))),
+            "client": Case(url=f"{strict_url}/good/client", options=(*trusting, *client)),
+            "both": Case(
+                url=f"{strict_url}/good/both", options=(*trusting, "--cert", authority.path("unrelated-both.pem"))
+            ),
         }
-        with launching(cases, url, tmp_path_factory.mktemp("secured")) as found:
-            yield found
+        with launching(cases, url, tmp_path_factory.mktemp("secured")) as launched:
+            yield launched
 
 
 @pytest.mark.parametrize("name", ["ca", "insecure", "client", "both"])

@@ -52,7 +52,8 @@ class Watch:
         _, text = await self.get("/metrics")
         assert list(text_string_to_metric_families(text))
         return {
-            key: float(value) for key, _, value in (one.rpartition(" ") for one in text.splitlines() if one[0] != "#")
+            key: float(value)
+            for key, _, value in (line.rpartition(" ") for line in text.splitlines() if line[0] != "#")
         }
 
     async def until(self, fact: Callable[[dict[str, float]], bool]) -> dict[str, float]:
@@ -62,10 +63,10 @@ class Watch:
                 await asyncio.sleep(0.05)
         return counts
 
-    async def told(self, text: str) -> None:
+    async def until_said(self, text: str) -> None:
         """Wait until it has said something."""
         async with asyncio.timeout(BOUND_S):
-            while not any(text in one for one in self.said):  # noqa: ASYNC110  as above
+            while not any(text in line for line in self.said):  # noqa: ASYNC110  as above
                 await asyncio.sleep(0.05)
 
     async def send(self, spans: list[Span], *, over: str = "grpc") -> None:
@@ -96,25 +97,25 @@ class Watch:
 @asynccontextmanager
 async def watching(path: Path, *options: str, terminal: bool = False) -> AsyncIterator[Watch]:
     """Start a watch that listens on free ports, and speaks JSON or to a terminal."""
-    own = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path))
+    addresses = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--out", str(path))
     ours, theirs = os.openpty() if terminal else (-1, asyncio.subprocess.PIPE)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sidecar", "watch", *own, *options, *(() if terminal else ("--json",))),
+        *(sys.executable, "-m", "sidecar", "watch", *addresses, *options, *(() if terminal else ("--json",))),
         stdout=asyncio.subprocess.PIPE,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm"},
     )
-    one = Watch(process=process, path=path)
+    watch = Watch(process=process, path=path)
     if terminal:
         os.close(theirs)
-    reading = asyncio.ensure_future(_read(one, ours) if terminal else _listen(one))
+    reading = asyncio.ensure_future(_read(watch, ours) if terminal else _listen(watch))
     try:
-        await one.told("HTTP/protobuf at ")
-        stages = " ".join(one.said)
-        one.page = re.findall(r"http://\S+/metrics", stages)[0]
+        await watch.until_said("HTTP/protobuf at ")
+        stages = " ".join(watch.said)
+        watch.page = re.findall(r"http://\S+/metrics", stages)[0]
         grpc_port, http_port = re.findall(r"at 127\.0\.0\.1:(\d+)", stages)[-2:]
-        one.ports = int(grpc_port), int(http_port)
-        yield one
+        watch.ports = int(grpc_port), int(http_port)
+        yield watch
     finally:
         if process.returncode is None:
             process.kill()
@@ -122,19 +123,19 @@ async def watching(path: Path, *options: str, terminal: bool = False) -> AsyncIt
         await reading
 
 
-async def _listen(one: Watch) -> None:
-    assert one.process.stderr is not None
-    while line := await one.process.stderr.readline():
-        one.said.append(str(json.loads(line).get("stage") or json.loads(line).get("text")))
+async def _listen(watch: Watch) -> None:
+    assert watch.process.stderr is not None
+    while line := await watch.process.stderr.readline():
+        watch.said.append(str(json.loads(line).get("stage") or json.loads(line).get("text")))
 
 
-async def _read(one: Watch, terminal: int) -> None:
+async def _read(watch: Watch, terminal: int) -> None:
     """Read what is written to a terminal, to its end."""
     reader = asyncio.StreamReader()
     with os.fdopen(terminal, "rb", buffering=0) as stream, suppress(OSError):  # a terminal ends with an error
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
         while line := await reader.readline():
-            one.said.append(line.decode())
+            watch.said.append(line.decode())
 
 
 def now_ms() -> float:
@@ -154,15 +155,15 @@ def request(number: int) -> list[Span]:
 
 async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     """Over both wires, to the parts that were sent; at its end what is pending is counted, and the logs can be read."""
-    async with watching(tmp_path / "watch") as one:
-        assert (200, "ok\n") == await one.get("/healthz")
-        assert (200, "ready\n") == await one.get("/readyz")
+    async with watching(tmp_path / "watch") as watch:
+        assert (200, "ok\n") == await watch.get("/healthz")
+        assert (200, "ready\n") == await watch.get("/readyz")
         for number in range(1, 11):
-            await one.send(request(number)[:2], over="grpc")
-            await one.send(request(number)[2:], over="http")
-        counts = await one.until(lambda page: page[TRACE] == 10)
-        await one.send([call(trace=b"nobody but this.", clock_ms=now_ms())])
-        result = await one.end()
+            await watch.send(request(number)[:2], over="grpc")
+            await watch.send(request(number)[2:], over="http")
+        counts = await watch.until(lambda page: page[TRACE] == 10)
+        await watch.send([call(trace=b"nobody but this.", clock_ms=now_ms())])
+        result = await watch.end()
     sums = {
         part: counts[f'sidelight_ttft_part_seconds_sum{{part="{part}",source="trace"}}']
         for part in ("network", "gateway", "queue", "prefill", "other")
@@ -205,41 +206,41 @@ def assert_reported(path: Path, result: str) -> None:
 
 async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: Path):
     """Once, with the attribute to set; its requests are counted as such, and shown on the terminal."""
-    async with watching(tmp_path / "watch", terminal=True) as one:
+    async with watching(tmp_path / "watch", terminal=True) as watch:
         for number in (1, 2):
             sent = request(number)
             del sent[1].attributes[:]
-            await one.send(sent)
-        counts = await one.until(lambda page: page[TRACE] == 2)
-        await one.told("the spans of gateway")
-        await one.told("prefill")
-        result = await one.end()
+            await watch.send(sent)
+        counts = await watch.until(lambda page: page[TRACE] == 2)
+        await watch.until_said("the spans of gateway")
+        await watch.until_said("prefill")
+        result = await watch.end()
     assert 2 == counts['sidelight_gateway_requests_total{first_output="unknown"}']
-    (line,) = (text for text in one.said if "the spans of gateway" in text)
+    (line,) = (text for text in watch.said if "the spans of gateway" in text)
     assert "do not say when its first output left" in line
     assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in line
-    assert any("Where the TTFT went: 2 requests" in text for text in one.said)
+    assert any("Where the TTFT went: 2 requests" in text for text in watch.said)
     assert "2 requests, all ok, by their outermost spans" in result
-    assert "\x1b[?25h" in "".join(one.said), "the cursor is shown again"
+    assert "\x1b[?25h" in "".join(watch.said), "the cursor is shown again"
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
 async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: Path):
     """At the same ports; spans that are sent again come, those of a request that it had half of too."""
-    async with watching(tmp_path / "watch") as one:
-        await one.send(request(1)[:1])
-        await one.until(lambda page: page["sidelight_receiver_spans_total"] == 1)
-        os.kill(one.receiver(), signal.SIGKILL)
-        await one.told("restarted (restart 1)")
-        await one.send(request(1)[1:])
-        await one.send(request(2))
-        counts = await one.until(lambda page: page[TRACE] == 2)
-        assert (200, "ready\n") == await one.get("/readyz")
-        result = await one.end()
+    async with watching(tmp_path / "watch") as watch:
+        await watch.send(request(1)[:1])
+        await watch.until(lambda page: page["sidelight_receiver_spans_total"] == 1)
+        os.kill(watch.receiver(), signal.SIGKILL)
+        await watch.until_said("restarted (restart 1)")
+        await watch.send(request(1)[1:])
+        await watch.send(request(2))
+        counts = await watch.until(lambda page: page[TRACE] == 2)
+        assert (200, "ready\n") == await watch.get("/readyz")
+        result = await watch.end()
     assert (1, 6) == (counts[RESTARTS], counts["sidelight_receiver_spans_total"])
     assert "receiver restarted 1 times" in result
     run = open_run(tmp_path / "watch")
-    assert (1, ["receiver_died"]) == (run.receiver_deaths, [one.name for one in run.events if "died" in one.name])
+    assert (1, ["receiver_died"]) == (run.receiver_deaths, [event.name for event in run.events if "died" in event.name])
     assert any("code -9" in text for text in run.notes)
     # The oldest logs are deleted as time goes on: what is kept is a run all the same.
     min((tmp_path / "watch/raw").glob("spans-*.log")).unlink()
@@ -262,20 +263,20 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
     async with TestServer(app) as server:
         url = f"http://127.0.0.1:{server.port}"
         file.write_text(f"metrics: {url}/old\nscrape_interval: 0.1\n")
-        async with watching(tmp_path / "watch", "--config", str(file)) as one:
+        async with watching(tmp_path / "watch", "--config", str(file)) as watch:
             old, new = (f'sidelight_engine_requests_running{{endpoint="{url}/{name}"}}' for name in ("old", "new"))
-            await one.until(lambda counts: counts.get(old) == 7)
+            await watch.until(lambda counts: counts.get(old) == 7)
             file.write_text("metrics: [\n")
-            one.process.send_signal(signal.SIGHUP)
-            await one.told("not reloaded, the configuration is unchanged: --config")
+            watch.process.send_signal(signal.SIGHUP)
+            await watch.until_said("not reloaded, the configuration is unchanged: --config")
             file.write_text(f"metrics: {url}/new\nscrape_interval: 0.05\nscrape_timeout: 3\nkeep: 10m\n")
-            one.process.send_signal(signal.SIGHUP)
-            await one.until(lambda counts: counts.get(new) == 7 and old not in counts)
-            await one.told("scrape_timeout cannot change while the watch runs")
+            watch.process.send_signal(signal.SIGHUP)
+            await watch.until(lambda counts: counts.get(new) == 7 and old not in counts)
+            await watch.until_said("scrape_timeout cannot change while the watch runs")
             before = asked["/old"]
             more = asked["/new"] + 3
             async with asyncio.timeout(BOUND_S):
                 while asked["/new"] < more:  # noqa: ASYNC110  as above
                     await asyncio.sleep(0.02)
             assert before == asked["/old"]
-            await one.end()
+            await watch.end()

@@ -180,7 +180,7 @@ async def test_every_panel_has_data(tmp_path: Path) -> None:
 
 
 async def test_a_panel_without_data_is_named(tmp_path: Path) -> None:
-    """The check can fail: a query for something nobody exposes is returned, with its place."""
+    """The check can fail: a query for a metric that is not exposed is returned, with its place."""
     if promql.PROMETHEUS is None:
         pytest.skip("prometheus is not installed (Debian package prometheus)")
     board = {"panels": [{"title": "Nothing", "targets": [{"refId": "A", "expr": 'nobody{a=~"$instance"}'}]}]}

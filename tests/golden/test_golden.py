@@ -26,8 +26,8 @@ def test_a_run_derives_to_the_same_bytes_wherever_it_lies(tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
     first.mkdir()
     second.mkdir(parents=True)
-    made = [derive("two_engines", place) for place in (first, second)]
-    files = [{path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} for run in made]
+    runs = [derive("two_engines", place) for place in (first, second)]
+    files = [{path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} for run in runs]
     assert files[0] == files[1]
 
 
@@ -39,7 +39,7 @@ def test_every_kind_of_run_is_there():
 
 def fields(old: str, new: str, file: str = "summary.json") -> list[str]:
     """Return how the differences of one file read."""
-    return [str(one) for one in compare({file: old}, {file: new})]
+    return [str(difference) for difference in compare({file: old}, {file: new})]
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_a_difference_in_a_table_names_row_and_column():
 
 def test_a_file_that_came_or_went_is_a_difference():
     """Named, with the beginning of what it holds."""
-    read = [str(one) for one in compare({"a.txt": "x", "b.txt": "y"}, {"a.txt": "x", "c.txt": "z"})]
+    read = [str(difference) for difference in compare({"a.txt": "x", "b.txt": "y"}, {"a.txt": "x", "c.txt": "z"})]
     assert ['b.txt: whole: "y" -> nothing', 'c.txt: whole: nothing -> "z"'] == read

@@ -21,16 +21,16 @@ def sent(queue: Served, **differs: object) -> RequestLog:
 
 def test_an_open_loop_is_judged_by_its_requests():
     """Twice what the system can serve."""
-    found = stability_of(sent(loaded(2.0, seconds=60)), [], closed_loop=False)
-    assert found.verdict == "growing"
-    assert found.capacity_per_s == pytest.approx(6.0, rel=0.15)
+    stability = stability_of(sent(loaded(2.0, seconds=60)), [], closed_loop=False)
+    assert stability.verdict == "growing"
+    assert stability.capacity_per_s == pytest.approx(6.0, rel=0.15)
 
 
 def test_a_page_is_taken_into_account():
-    """Half of the capacity, and a page on which nobody waits."""
+    """Half of the capacity, and a page on which nothing waits."""
     page = engine(range(60), waiting=np.zeros(60))
-    found = stability_of(sent(loaded(0.5, seconds=60)), [page], closed_loop=False)
-    assert (found.verdict, found.queued_ratio) == ("stable", 0.0)
+    stability = stability_of(sent(loaded(0.5, seconds=60)), [page], closed_loop=False)
+    assert (stability.verdict, stability.queued_ratio) == ("stable", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_a_request_that_a_cap_held_back_is_in_flight_from_when_it_was_due():
 )
 def test_some_loads_are_not_judged(rows: tuple[dict[str, object], ...], closed_loop: bool, reason: str):
     """None was sent, or so many at most were in flight that no number of them could grow."""
-    found = stability_of(request_log(*rows), [], closed_loop=closed_loop)
-    assert (found.verdict, found.reason) == (None, reason)
+    stability = stability_of(request_log(*rows), [], closed_loop=closed_loop)
+    assert (stability.verdict, stability.reason) == (None, reason)

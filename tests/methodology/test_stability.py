@@ -1,4 +1,4 @@
-"""Whether a load was sustained: queues in virtual time below, at and above their capacity, and what is no evidence."""
+"""Whether a load was sustained: queues in virtual time below, at and above their capacity, and what is not evidence."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_a_load_a_tenth_above_capacity_is_growing(page: bool):
 def test_a_load_far_above_capacity_is_growing_within_a_minute(load: float):
     """By the client alone, with what was left over and what the system can serve."""
     for seed in SEEDS:
-        found = judged(loaded(load, seconds=60, seed=seed))
-        assert found.verdict == "growing"
-        assert found.ci95 is not None
-        assert found.growth == pytest.approx(1 - 1 / load, abs=0.15)
-        assert found.capacity_per_s == pytest.approx(6.0, rel=0.15)
+        judgement = judged(loaded(load, seconds=60, seed=seed))
+        assert judgement.verdict == "growing"
+        assert judgement.ci95 is not None
+        assert judgement.growth == pytest.approx(1 - 1 / load, abs=0.15)
+        assert judgement.capacity_per_s == pytest.approx(6.0, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -84,30 +84,30 @@ def test_long_requests_alone_are_no_overload(mean_s: float, variation: float):
 
 def test_a_run_too_short_to_tell_says_how_long_it_must_be():
     """In times of what its first requests took."""
-    found = verdict([], [], np.arange(0.0, 20.0, 0.2), np.arange(0.0, 20.0, 0.2) + 15.0)
-    assert found.verdict == "undecided"
-    assert found.reason == (
+    judgement = verdict([], [], np.arange(0.0, 20.0, 0.2), np.arange(0.0, 20.0, 0.2) + 15.0)
+    assert judgement.verdict == "undecided"
+    assert judgement.reason == (
         "the load lasted 19.8 s and its first requests took 15.0 s: it must last at least 4 times as long to tell"
     )
 
 
 def test_the_page_shows_an_overload_that_was_cut_off():
-    """Nobody waited for the replies; the engine's queue grew with nearly every request."""
+    """Replies were not waited for; the engine's queue grew with nearly every request."""
     queue = loaded(4.8 / 0.7, seconds=10, per_s=0.7, servers=8)
     at_s, waiting = queue.waiting(every_s=0.5)
     cut_s = np.where(queue.ended_s > 10, np.nan, queue.ended_s)
     assert verdict([], [], queue.arrived_s, cut_s).verdict == "undecided"
-    found = verdict(at_s, waiting, queue.arrived_s, cut_s)
-    assert (found.verdict, found.queued_ratio) == ("growing", 1.0)
-    assert "waiting in the engine rose by" in found.reason
+    judgement = verdict(at_s, waiting, queue.arrived_s, cut_s)
+    assert (judgement.verdict, judgement.queued_ratio) == ("growing", 1.0)
+    assert "waiting in the engine rose by" in judgement.reason
 
 
 def test_a_load_at_the_limit_is_not_called_stable():
     """Seats always taken and a queue that never empties, but does not grow: the next request more would be too much."""
     arrived_s = np.arange(0.0, 60.0, 0.1)
-    found = verdict(np.arange(60.0), np.full(60, 3.0), arrived_s, arrived_s + 2.0)
-    assert found.verdict == "undecided"
-    assert "about what the system can serve" in found.reason
+    judgement = verdict(np.arange(60.0), np.full(60, 3.0), arrived_s, arrived_s + 2.0)
+    assert judgement.verdict == "undecided"
+    assert "about what the system can serve" in judgement.reason
 
 
 def test_requests_that_were_given_up_count_as_in_flight():
@@ -138,8 +138,8 @@ def test_ends_may_be_of_unknown_requests_in_any_order(load: float, expected: str
 @pytest.mark.parametrize("count", [0, 1, 19])
 def test_few_requests_are_undecided(count: int):
     """With the number that would be enough."""
-    found = verdict([], [], np.arange(count), np.arange(count) + 1.0)
-    assert (found.verdict, found.reason) == ("undecided", f"{count} requests were sent, at least 20 are needed")
+    judgement = verdict([], [], np.arange(count), np.arange(count) + 1.0)
+    assert (judgement.verdict, judgement.reason) == ("undecided", f"{count} requests were sent, at least 20 are needed")
 
 
 def test_unknown_moments_are_left_out():

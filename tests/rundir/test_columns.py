@@ -38,7 +38,7 @@ def test_rows_are_taken_with_all_of_their_values(rows: list[list[int]], data: st
     places = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
     mask = np.array([place in places for place in range(len(rows))], np.bool_)
     assert [rows[place] for place in places] == _rows(take(_table(rows), np.array(places, np.int64)))
-    assert [row for row, kept in zip(rows, mask, strict=True) if kept] == _rows(take(_table(rows), mask))
+    assert [row for row, chosen in zip(rows, mask, strict=True) if chosen] == _rows(take(_table(rows), mask))
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3))

@@ -162,8 +162,8 @@ def test_records_come_back_as_they_were_written(tmp_path: Path):
         for record in written:
             records.append_record(frame_log, record)
         frame_log.close()
-        kept = [record for record in written if getattr(record, "index", 0) != records.PLAN_END]
-        assert kept == list(read(tmp_path / name))
+        remaining = [record for record in written if getattr(record, "index", 0) != records.PLAN_END]
+        assert remaining == list(read(tmp_path / name))
 
 
 def test_a_block_of_zeros_is_a_tear(tmp_path: Path):

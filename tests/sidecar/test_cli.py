@@ -14,8 +14,8 @@ from processes import Ended
 
 from loadgen.plan import workloads
 
-NOBODY = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
-RUN = f"run --url {NOBODY}"
+UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
+RUN = f"run --url {UNUSED}"
 
 
 Sidelight = Callable[..., Ended]
@@ -92,12 +92,12 @@ Sidelight = Callable[..., Ended]
         ("run localhost:8000", "localhost:8000: begin the URL with its scheme, as in http://localhost:8000"),
         ("http://127.0.0.1:9", "a URL alone is not a command; load the server with `sidelight run URL`"),
         ("profile", "profile: there is no such command; a server is loaded with `sidelight run"),
-        (f"scrape {NOBODY} {NOBODY}", "--url: given more than once"),
+        (f"scrape {UNUSED} {UNUSED}", "--url: given more than once"),
         (f"{RUN} --rate inf", "--rate inf: all requests at once; add --requests N"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(sidelight: Sidelight, arguments: str, said: str):
-    """The line names the field and what would be valid; nobody is asked, and nothing is written."""
+    """The line names the field and what would be valid; no server is asked, and nothing is written."""
     ended = sidelight(*arguments.split())
     assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
     assert ended.err.startswith("sidelight: ")
@@ -123,7 +123,7 @@ def test_nothing_listens_is_one_line_and_exit_3(sidelight: Sidelight):
 
 def test_a_configuration_file_is_read_and_the_command_line_wins(sidelight: Sidelight):
     """Each key is the option of its name, checked like it."""
-    Path("c.yaml").write_text(f"url: {NOBODY}0\nscrape-interval: 0.5\nscrape_timeout: 0\n", encoding="utf-8")
+    Path("c.yaml").write_text(f"url: {UNUSED}0\nscrape-interval: 0.5\nscrape_timeout: 0\n", encoding="utf-8")
     assert "--scrape-timeout 0: must be greater than 0" in sidelight("run", "--config", "c.yaml").err
     taken = sidelight("run", "--config", "c.yaml", "--scrape-timeout", "1", "--url", "http://127.0.0.1:1")
     assert (3, True) == (taken.code, "127.0.0.1:1:" in taken.err)
@@ -148,7 +148,7 @@ def test_a_configuration_file_is_read_and_the_command_line_wins(sidelight: Sidel
 )
 def test_a_configuration_file_is_checked_like_options(sidelight: Sidelight, text: str, said: str):
     """One line, exit 2, whatever is wrong with it."""
-    Path("c.yaml").write_text(f"url: {NOBODY}\n{text}\n", encoding="utf-8")
+    Path("c.yaml").write_text(f"url: {UNUSED}\n{text}\n", encoding="utf-8")
     ended = sidelight("run", "--config", "c.yaml")
     assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
     assert said in ended.err
@@ -156,21 +156,21 @@ def test_a_configuration_file_is_checked_like_options(sidelight: Sidelight, text
 
 def test_off_in_a_configuration_file_is_off(sidelight: Sidelight):
     """As the option's help has it, without quotes; YAML 1.1 would make a boolean of it."""
-    Path("c.yaml").write_text(f"url: {NOBODY}\nlisten: off\n", encoding="utf-8")
+    Path("c.yaml").write_text(f"url: {UNUSED}\nlisten: off\n", encoding="utf-8")
     ended = sidelight("run", "--config", "c.yaml")
     assert (3, True) == (ended.code, "Connection refused" in ended.err)
 
 
 def test_a_traceback_is_shown_when_asked_for(sidelight: Sidelight):
     """Above the line, which stays the last."""
-    shown = sidelight("run", "--verbose", "--url", NOBODY, "--rate", "0").err
+    shown = sidelight("run", "--verbose", "--url", UNUSED, "--rate", "0").err
     assert shown.startswith("Traceback")
     assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
 
 
 def test_a_configuration_file_may_ask_for_tracebacks(sidelight: Sidelight):
     """As --verbose does."""
-    Path("c.yaml").write_text(f"url: {NOBODY}\nrate: 0\nverbose: true\n", encoding="utf-8")
+    Path("c.yaml").write_text(f"url: {UNUSED}\nrate: 0\nverbose: true\n", encoding="utf-8")
     shown = sidelight("run", "--config", "c.yaml").err
     assert shown.startswith("Traceback")
     assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
@@ -178,7 +178,7 @@ def test_a_configuration_file_may_ask_for_tracebacks(sidelight: Sidelight):
 
 @pytest.mark.parametrize("manifest", ["{}", "[]", '"text"', '{"name": "A web app"}', "{", ""])
 def test_a_manifest_of_something_else_is_one_line_and_exit_2(sidelight: Sidelight, manifest: str):
-    """A directory with another program's manifest.json is no run directory."""
+    """A directory with another program's manifest.json is not a run directory."""
     Path("app").mkdir()
     Path("app/manifest.json").write_text(manifest, encoding="utf-8")
     ended = sidelight("report", "app")

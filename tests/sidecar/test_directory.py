@@ -143,7 +143,7 @@ def test_what_was_written_is_what_is_read(what: Recorded):
     assert tuple(what.stats) == run.worker_stats
     assert [expected_row(index, tokens) for index, tokens in enumerate(what.tokens)] == rows(run.requests)
     assert [17] * len(what.tokens) == run.requests.declared_input_tokens.tolist()
-    assert ([what.waiting] if what.waiting else []) == [one.values[:, 0].tolist() for one in run.endpoints]
+    assert ([what.waiting] if what.waiting else []) == [endpoint.values[:, 0].tolist() for endpoint in run.endpoints]
 
 
 def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
@@ -153,18 +153,18 @@ def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
     logged = whole.get("requests-0.log", 0)
     assert tuple(what.stats[:logged]) == run.worker_stats
     seen = whole.get("scrapes-0.log", 0)
-    assert what.waiting[:seen] == [row for one in run.endpoints for row in one.values[:, 0].tolist()]
+    assert what.waiting[:seen] == [row for endpoint in run.endpoints for row in endpoint.values[:, 0].tolist()]
     left = max(0, logged - len(what.stats))
     plan = whole.get("plan-measure.log", 0)
     for index, tokens in enumerate(what.tokens):
-        mine = min(left, tokens + 3)
-        left -= mine
-        row = [found for found in rows(run.requests) if found[0] == index]
-        if mine == tokens + 3:
+        request_frames = min(left, tokens + 3)
+        left -= request_frames
+        row = [request for request in rows(run.requests) if request[0] == index]
+        if request_frames == tokens + 3:
             known = expected_row(index, tokens)
             assert [known if index < plan else (index, "", *known[2:])] == row
         else:
-            assert ["in_flight"] * (mine > 0) == [found[2] for found in row]
+            assert ["in_flight"] * (request_frames > 0) == [request[2] for request in row]
 
 
 @settings(max_examples=60)
@@ -200,17 +200,17 @@ def test_a_changed_byte_costs_no_other_record_and_is_said(what: Recorded, data: 
     assert ("damaged" if hit else "unverified") == run.integrity.state
     assert without(what.events, hit.get("events.log")) == list(run.events)
     assert without(what.stats, hit.get("requests-0.log")) == list(run.worker_stats)
-    seen = [row for one in run.endpoints if one.series for row in one.values[:, 0].tolist()]
+    seen = [row for endpoint in run.endpoints if endpoint.series for row in endpoint.values[:, 0].tolist()]
     assert seen == what.waiting[: len(seen)]
     assert len(seen) == hit.get("scrapes-0.log", 0)  # each row builds on the one before
     first = len(what.stats)
     for index, tokens in enumerate(what.tokens):
         is_hit = first <= hit["requests-0.log"] < first + tokens + 3
-        found = [row for row in rows(run.requests) if row[0] == index]
+        request_rows = [row for row in rows(run.requests) if row[0] == index]
         if is_hit:
-            assert {"in_flight"} >= {row[2] for row in found}
+            assert {"in_flight"} >= {row[2] for row in request_rows}
         elif hit["plan-measure.log"] != index:
-            assert [expected_row(index, tokens)] == found
+            assert [expected_row(index, tokens)] == request_rows
         first += tokens + 3
 
 
@@ -220,7 +220,7 @@ def without(items: list[Any], place: int | None) -> list[Any]:
 
 
 def test_without_an_end_a_run_has_crashed(tmp_path: Path):
-    """Nobody wrote a status, so the process was killed."""
+    """No status was written, so the process was killed."""
     write(tmp_path / "run", Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
     assert "complete" == open_run(tmp_path / "run").status
     write_json(tmp_path / "run" / "manifest.json", {"run_id": "r"})
@@ -261,7 +261,7 @@ def test_an_export_of_spans_is_unpacked_once(tmp_path: Path, monkeypatch: pytest
     log.close()
     unpacked = []
     whole = ExportRecord.body
-    monkeypatch.setattr(ExportRecord, "body", lambda one: unpacked.append(one) or whole(one))
+    monkeypatch.setattr(ExportRecord, "body", lambda record: unpacked.append(record) or whole(record))
     run = open_run(tmp_path / "run")
     assert (2, {TRACE.hex(): 0.25, (b"u" * 16).hex(): 0.1}) == (
         len(run.spans),
@@ -276,12 +276,12 @@ def test_records_of_requests_are_read(tmp_path: Path):
     assert (0, {}) == (len(open_run(tmp_path / "run").timings), open_run(tmp_path / "run").timings.clocks)
     times = {"arrival_time": 1.0, "first_scheduled_time": 2.0, "first_token_time": 3.0, "last_token_time": 4.0}
     log = TimingLog(tmp_path / "run/raw/timings-0.log")
-    for path, told in (
+    for path, answer in (
         ("steady_clock_offset", {"receive_ts": 5.0, "transmit_ts": 5.0}),
         ("perf_metrics", [{"perf_metrics": {"timing_metrics": times}}]),
         ("perf_metrics", [{}]),
     ):
-        body = msgspec.json.encode(told)
+        body = msgspec.json.encode(answer)
         url = f"http://e/{path}"
         log.append(Scrape(url=url, tick_ns=0, request_ns=9 * 10**9, response_ns=9 * 10**9, status=200, body=body))
     log.close()
@@ -308,14 +308,14 @@ def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):
 
 def test_events_tell_phases_and_notes(tmp_path: Path):
     """A phase without an end is the one in which the run was cut short."""
-    told = [
+    events = [
         Event(at_ns=1, name="phase_start", data={"phase": "warmup"}),
         Event(at_ns=2, name="note", data={"text": "first"}),
         Event(at_ns=3, name="phase_end", data={"phase": "warmup"}),
         Event(at_ns=4, name="phase_start", data={"phase": "measure"}),
         Event(at_ns=5, name="note", data={"text": "second"}),
     ]
-    write(tmp_path / "run", Recorded(tokens=[], waiting=[], stats=[], events=told))
+    write(tmp_path / "run", Recorded(tokens=[], waiting=[], stats=[], events=events))
     run = open_run(tmp_path / "run")
     assert (
         Phase(name="warmup", start_ns=1, end_ns=3),
@@ -381,7 +381,7 @@ def test_a_file_that_is_written_is_no_program(tmp_path: Path):
     assert (tmp_path / "plain").stat().st_mode == (tmp_path / "summary.json").stat().st_mode
 
 
-def test_what_lies_in_a_strangers_directory_is_neither_followed_nor_read_for_ever(tmp_path: Path):
+def test_links_and_pipes_in_a_directory_are_neither_followed_nor_waited_for(tmp_path: Path):
     """A link at a file's place, or where a draft was once written, costs the file it leads to nothing."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -448,9 +448,11 @@ def test_a_record_that_no_process_writes_is_left_out(
     path = tmp_path / "run"
     write(path, Recorded(tokens=[2], waiting=[3], stats=[], events=[]))
     with FrameLog(path / "raw" / log) as frame_log:
-        frame_log.append(*(one if isinstance(one, bytes) else msgspec.msgpack.encode(one) for one in records))
+        frame_log.append(
+            *(record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in records)
+        )
     run = open_run(path)
-    (damaged,) = [one for one in run.integrity.logs if one.state == "damaged"]
+    (damaged,) = [entry for entry in run.integrity.logs if entry.state == "damaged"]
     assert (log, len(records)) == (damaged.log, damaged.unreadable)
     assert isinstance(damaged.reason, str)
     assert reason in damaged.reason

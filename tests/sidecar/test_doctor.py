@@ -72,7 +72,7 @@ def _answer(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
 
 
 async def test_a_page_with_everything(examine: Examine, shared: Path):
-    """Each quantity with its present value, its moment and its metric, under each other; nothing is lacking."""
+    """Each quantity with its present value, its moment and its metric, under each other; nothing is missing."""
     page = (shared / "fixtures/vllm/recorded/pages/mid_overload.prom").read_text()
     code, said = await examine({"/metrics": (200, TEXT, page)})
     assert 0 == code
@@ -92,7 +92,7 @@ async def test_a_page_with_everything(examine: Examine, shared: Path):
     assert "fail" not in said
 
 
-async def test_what_lacks_is_told_with_its_reason_and_switch(examine: Examine, shared: Path):
+async def test_what_is_missing_has_its_reason_and_switch(examine: Examine, shared: Path):
     """Old TensorRT-LLM: prefill by a formula, gauges after a switch; the moment and the formula are shown."""
     page = (shared / "fixtures/trtllm/prometheus_metrics.prom").read_text()
     code, said = await examine({"/prometheus/metrics": (200, TEXT, page)})
@@ -229,24 +229,26 @@ async def test_a_page_that_each_reading_empties_is_read_once(capsys: pytest.Capt
     assert "warn each reading empties this page: it was read once, and other readers do not get what it held" in lines
 
 
-@pytest.mark.parametrize("kept", [0, 10])
-async def test_records_of_requests_are_looked_at_where_they_are_named(capsys: pytest.CaptureFixture[str], kept: int):
+@pytest.mark.parametrize("records_kept", [0, 10])
+async def test_records_of_requests_are_looked_at_where_they_are_named(
+    capsys: pytest.CaptureFixture[str], records_kept: int
+):
     """How many there were, that they are gone, and how well the clock is known; the usual page is found beside them."""
     engine = EngineSettings(speed=PROFILES["fast"])
-    settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=kept, engine_settings=engine)
+    settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=records_kept, engine_settings=engine)
     async with running(settings) as url:
         code = await doctor.examine(DoctorOptions(url=(url,), metrics=(f"{url}/perf_metrics",)))
         said = capsys.readouterr().out.replace(url, "URL")
     assert 0 == code
     assert "ok    engine trtllm" in said
-    records = 1 if kept else 0  # of doctor's own request
+    records = 1 if records_kept else 0  # of doctor's own request
     assert f"ok    URL/perf_metrics: {records} request records; a record that was read is gone for others" in said
-    assert (kept == 0) == ("or records are off: return_perf_metrics: true" in said)
+    assert (records_kept == 0) == ("or records are off: return_perf_metrics: true" in said)
     assert "ok    the clock of its timestamps is known to " in said
 
 
 async def test_records_without_a_clock(examine: Examine):
-    """Nothing joins them: that is lacking."""
+    """Nothing joins them: that is missing."""
     pages = {"/perf_metrics": (200, "application/json", "[{}]"), "/metrics": (200, TEXT, "a 1\n")}
     code, said = await examine(pages, metrics=("/perf_metrics",))
     assert 0 == code

@@ -19,7 +19,7 @@ def drawn() -> dict[str, int]:
 
 def below(root: type[SidelightError]) -> set[type[SidelightError]]:
     """Return every class that inherits from another, at any depth."""
-    return {found for child in root.__subclasses__() for found in (child, *below(child))}
+    return {kind for child in root.__subclasses__() for kind in (child, *below(child))}
 
 
 def test_every_class_stands_in_the_drawing_with_its_exit_code():
@@ -27,7 +27,7 @@ def test_every_class_stands_in_the_drawing_with_its_exit_code():
     for module in pkgutil.walk_packages(sidecar.__path__, "sidecar."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    assert drawn() == {one.__name__: one.exit_code for one in below(SidelightError)}
+    assert drawn() == {kind.__name__: kind.exit_code for kind in below(SidelightError)}
 
 
 def test_the_tree_is_flat_under_its_root():
@@ -39,4 +39,4 @@ def test_the_tree_is_flat_under_its_root():
 def test_exit_codes_are_those_of_the_contract():
     """2 is what the user can mend in what was typed, 130 what the user wished, and 3 all the rest."""
     assert (2, 130) == (ConfigurationError.exit_code, Interrupted.exit_code)
-    assert {3} == {one.exit_code for one in below(SidelightError) - {ConfigurationError, Interrupted}}
+    assert {3} == {kind.exit_code for kind in below(SidelightError) - {ConfigurationError, Interrupted}}

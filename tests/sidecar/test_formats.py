@@ -97,7 +97,7 @@ def test_a_report_is_printed_though_its_files_cannot_be_written(sidelight: Sidel
     assert "Where the TTFT went" in ended.out
 
 
-def test_what_a_server_or_a_stranger_wrote_moves_no_cursor(sidelight: Sidelight, tmp_path: Path):
+def test_what_a_server_or_another_program_wrote_moves_no_cursor(sidelight: Sidelight, tmp_path: Path):
     """A model's name with escapes in it is shown by them, on the terminal and in report.txt; so in an error's line."""
     shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())

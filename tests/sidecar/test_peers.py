@@ -15,15 +15,15 @@ from sidecar.cli.peers import BODY_FIELDS, DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, 
 from sidecar.options.fields import flag_of
 from sidecar.options.load import RunOptions
 
-NOBODY = "http://127.0.0.1:9"
+UNUSED = "http://127.0.0.1:9"
 OURS = {flag_of(field.name) for field in dataclasses.fields(RunOptions)} | {"--no-reuse", "--help"}
 Sidelight = Callable[..., Ended]
 
 
 @pytest.mark.parametrize("name", HINTS)
 def test_what_has_another_form_here_is_named_with_it(sidelight: Sidelight, name: str):
-    """One line that begins with the option as it was typed and names one of ours; nobody is asked."""
-    ended = sidelight("run", NOBODY, name, "value")
+    """One line that begins with the option as it was typed and names one of ours; no server is asked."""
+    ended = sidelight("run", UNUSED, name, "value")
     assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
     assert ended.err.startswith(f"sidelight: {name}: ")
     named = set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name}
@@ -34,7 +34,7 @@ def test_what_has_another_form_here_is_named_with_it(sidelight: Sidelight, name:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_that_is_not_known_here_names_our_option(sidelight: Sidelight, name: str):
     """As GuideLLM's kinds and vllm's data sets; what may hold a key is not repeated."""
-    ended = sidelight("run", NOBODY, name, "kind=other,api_key=hush")
+    ended = sidelight("run", UNUSED, name, "kind=other,api_key=hush")
     assert (2, 1) == (ended.code, ended.err.count("\n"))
     assert name == "--endpoint" or "hush" not in ended.err
     assert set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name} <= OURS
@@ -112,10 +112,10 @@ RUNNING = (
 def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
     """Lengths, rate, concurrency, count, header, key, TLS, seed, output: all are read, and the server is asked."""
     assert (
-        shlex.split("run " + ours.replace("{U}", NOBODY))
-        == translate(shlex.split("run " + typed.replace("{U}", NOBODY))).arguments
+        shlex.split("run " + ours.replace("{U}", UNUSED))
+        == translate(shlex.split("run " + typed.replace("{U}", UNUSED))).arguments
     )
-    ended = sidelight("run", *shlex.split(typed.replace("{U}", NOBODY)), "--quiet")
+    ended = sidelight("run", *shlex.split(typed.replace("{U}", UNUSED)), "--quiet")
     assert (3, "sidelight: cannot connect to 127.0.0.1:9: ") == (ended.code, ended.err[:42])
 
 
@@ -172,7 +172,7 @@ def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
 
 def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
     """In a line before anything else, with the reason; not where only the result is wanted."""
-    ended = sidelight("run", NOBODY, "--streaming", "--ui", "none")
+    ended = sidelight("run", UNUSED, "--streaming", "--ui", "none")
     first, second = ended.err.splitlines()
     assert "sidelight: not needed here: --streaming (replies are always streamed); --ui (" in first
     assert second.startswith("sidelight: cannot connect")
@@ -181,15 +181,15 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
 @pytest.mark.parametrize(
     ("typed", "ours"),
     [
-        (f"run {NOBODY} --quiet", f"run --quiet --url {NOBODY}"),
-        (f"run --quiet {NOBODY} {NOBODY}", f"run --quiet --url {NOBODY} --url {NOBODY}"),
-        (f"run --rate -1 {NOBODY}", f"run --rate -1 --url {NOBODY}"),
-        (f"run --header A:1 B:2 {NOBODY}", f"run --header A:1 --header B:2 --url {NOBODY}"),
-        (f"doctor {NOBODY} --verbose", f"doctor --verbose --url {NOBODY}"),
-        (f"scrape --duration 5m {NOBODY}", f"scrape --duration 5m --url {NOBODY}"),
-        (f"watch {NOBODY}", f"watch --metrics {NOBODY}"),
-        (f"run --max_concurrency=2 --url={NOBODY}", f"run --concurrency 2 --url {NOBODY}"),
-        (f"run --input_tokens 512 --isl_stddev 64 {NOBODY}", f"run --input-tokens normal:512,64 --url {NOBODY}"),
+        (f"run {UNUSED} --quiet", f"run --quiet --url {UNUSED}"),
+        (f"run --quiet {UNUSED} {UNUSED}", f"run --quiet --url {UNUSED} --url {UNUSED}"),
+        (f"run --rate -1 {UNUSED}", f"run --rate -1 --url {UNUSED}"),
+        (f"run --header A:1 B:2 {UNUSED}", f"run --header A:1 --header B:2 --url {UNUSED}"),
+        (f"doctor {UNUSED} --verbose", f"doctor --verbose --url {UNUSED}"),
+        (f"scrape --duration 5m {UNUSED}", f"scrape --duration 5m --url {UNUSED}"),
+        (f"watch {UNUSED}", f"watch --metrics {UNUSED}"),
+        (f"run --max_concurrency=2 --url={UNUSED}", f"run --concurrency 2 --url {UNUSED}"),
+        (f"run --input_tokens 512 --isl_stddev 64 {UNUSED}", f"run --input-tokens normal:512,64 --url {UNUSED}"),
         ("simulate --port 0", "simulate --port 0"),
         ("--help", "--help"),
     ],

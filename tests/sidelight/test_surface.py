@@ -62,7 +62,7 @@ def test_chunks_and_scrapes_are_whole(recorded: Path):
     chunks, scrapes = run.arrow("chunks"), run.arrow("scrapes")
     assert len(run.requests.chunk_ns) == chunks.num_rows > 0
     assert set(chunks["request_id"].to_pylist()) <= set(run.requests.request_id)
-    assert sum(int((~np.isnan(one.values)).sum()) for one in run.scrapes) == scrapes.num_rows > 0
+    assert sum(int((~np.isnan(endpoint.values)).sum()) for endpoint in run.scrapes) == scrapes.num_rows > 0
     running = [row for row in scrapes.to_pylist() if row["name"] == "vllm:num_requests_running"]
     assert len(run.scrapes[0].at_ns) == len(running)
     assert {"engine", "model_name"} <= {name for name, _ in running[0]["labels"]}

@@ -65,11 +65,11 @@ async def test_each_engine_names_the_text_of_tokens_as_it_does(engine: str, name
     """And its tokenizer is found by either name."""
     settings = SimulatorSettings(engine=engine, engine_settings=ENGINE)
     async with running(settings) as url, aiohttp.ClientSession() as client:
-        found = await probe_server(url, settings.model, {})
-        assert isinstance(found, ServerTokenizer)
-        async with found:
-            ids = await found.encode("hello")
-            assert "hello" == await found.decode(ids)
+        tokenizer = await probe_server(url, settings.model, {})
+        assert isinstance(tokenizer, ServerTokenizer)
+        async with tokenizer:
+            ids = await tokenizer.encode("hello")
+            assert "hello" == await tokenizer.decode(ids)
         async with client.post(f"{url}/detokenize", json={"tokens": ids}) as response:
             assert {name: "hello"} == await response.json()
 

@@ -32,8 +32,8 @@ def truth(tmp_path: Path) -> Path:
 @pytest.fixture
 async def client(truth: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a simulator that runs for one test."""
-    async with client_of(SimulatorSettings(truth=truth, engine_settings=ENGINE)) as found:
-        yield found
+    async with client_of(SimulatorSettings(truth=truth, engine_settings=ENGINE)) as session:
+        yield session
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Any, **headers: str) -> tuple[int, str]:

@@ -20,31 +20,31 @@ from sidecar.live.breakdown import LiveParts
 @pytest.fixture(scope="module")
 def case() -> Case:
     """The overload phase of a recording, each request with a trace of its own."""
-    found = recordings.overload()
-    log = found.requests
-    told = {
+    overload = recordings.overload()
+    log = overload.requests
+    server_times = {
         "phase": np.full(len(log), "measure", dtype=np.object_),
         "trace_id": np.array([row.to_bytes(16).hex() for row in range(1, len(log) + 1)], dtype=np.object_),
         "dispatch_ns": log.submit_ns,
         "last_token_ns": log.end_ns,
     }
-    return replace(found, requests=replace(log, **told))
+    return replace(overload, requests=replace(log, **server_times))
 
 
 def pages_of(case: Case) -> list[Row]:
-    (one,) = case.scrapes
-    stamps = zip(one.tick_ns.tolist(), one.request_ns.tolist(), one.response_ns.tolist(), strict=True)
+    (endpoint,) = case.scrapes
+    stamps = zip(endpoint.tick_ns.tolist(), endpoint.request_ns.tolist(), endpoint.response_ns.tolist(), strict=True)
     return [
         Row(
-            url=one.url,
+            url=endpoint.url,
             tick_ns=tick_ns,
             request_ns=request_ns,
             response_ns=response_ns,
-            series=one.series,
+            series=endpoint.series,
             values=values,
             changed=True,
         )
-        for (tick_ns, request_ns, response_ns), values in zip(stamps, one.values, strict=True)
+        for (tick_ns, request_ns, response_ns), values in zip(stamps, endpoint.values, strict=True)
     ]
 
 
@@ -65,7 +65,7 @@ def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int,
 
 
 def sum_s(parts: LiveParts, source: str) -> float:
-    return sum(one.sum_s for (_, name), one in parts.counts.ttft.items() if name == source)
+    return sum(part.sum_s for (_, name), part in parts.counts.ttft.items() if name == source)
 
 
 def test_requests_are_estimated_as_they_end(case: Case):
@@ -84,14 +84,14 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
     spans = {}
     for row in range(100):
         times = {"queue": case.queue_s[row], "prefill": case.prefill_s[row]}
-        one = engine(
+        engine_span = engine(
             trace=(row + 1).to_bytes(16),
             queue_ms=1e3 * float(times["queue"]),
             prefill_ms=1e3 * float(times["prefill"]),
             ttft_ms=1e3 * float(times["queue"] + times["prefill"]),
             clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
         )
-        spans[row] = export([one], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
+        spans[row] = export([engine_span], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
     first = min(spans)
     parts.spans(list(spans[first].spans()))
     passed(log, parts, pages_of(case), spans)

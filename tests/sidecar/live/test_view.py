@@ -38,7 +38,7 @@ def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(
 def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A record that nobody can read, and a page that we cannot show: the request between them counts all the same."""
+    """A record that cannot be read, and a page that cannot be shown: the request between them counts all the same."""
     raw = tmp_path / RAW
     raw.mkdir()
     with FrameLog(raw / "plan-measure.log") as plan, FrameLog(raw / "requests-0.log") as log:

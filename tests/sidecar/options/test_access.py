@@ -34,8 +34,8 @@ def test_each_option_arrives():
 
 def test_the_api_key_goes_only_to_the_host_that_it_was_given_for():
     """And only where nothing else was said of credentials."""
-    own = {"127.0.0.1:8000": {"Authorization": "Bearer sk"}}
-    assert own == metrics_access(AccessOptions(), urls=(f"{URL}/v1",), api_key="sk").host_headers
+    headers = {"127.0.0.1:8000": {"Authorization": "Bearer sk"}}
+    assert headers == metrics_access(AccessOptions(), urls=(f"{URL}/v1",), api_key="sk").host_headers
     assert {} == metrics_access(AccessOptions(metrics_token="t"), urls=(URL,), api_key="sk").host_headers
     assert (
         {}
@@ -69,7 +69,7 @@ def test_what_is_recorded_has_no_secret():
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "recorded"),
     [
         (["--metrics-token", "hush", "--seed", "1"], ["--metrics-token", "***", "--seed", "1"]),
         (["--metrics-token=hush"], ["--metrics-token=***"]),
@@ -81,9 +81,9 @@ def test_what_is_recorded_has_no_secret():
         (["--metrics", "http://h/m?x=1"], ["--metrics", "http://h/m?x=1"]),
     ],
 )
-def test_the_command_is_recorded_without_secrets(given: list[str], kept: list[str]):
+def test_the_command_is_recorded_without_secrets(given: list[str], recorded: list[str]):
     """As it was typed otherwise."""
-    assert ["run", *kept] == command_as_recorded(["run", *given], RunOptions)
+    assert ["run", *recorded] == command_as_recorded(["run", *given], RunOptions)
 
 
 def test_both_names_of_the_timeout(tmp_path: Path):

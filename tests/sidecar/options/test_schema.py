@@ -147,9 +147,9 @@ def test_scrape_and_watch_have_schemas_of_their_own(options: type, text: str):
 def properties(node: object, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Give every property that a schema names, at any depth."""
     if isinstance(node, dict):
-        for name, found in node.get("properties", {}).items():
-            if isinstance(found, dict) and where.rpartition("/")[2] not in {"if", "then", "else"}:
-                yield f"{where}/{name}", found
+        for name, member in node.get("properties", {}).items():
+            if isinstance(member, dict) and where.rpartition("/")[2] not in {"if", "then", "else"}:
+                yield f"{where}/{name}", member
         for key, inner in node.items():
             yield from properties(inner, f"{where}/{key}")
     elif isinstance(node, list):
@@ -159,31 +159,31 @@ def properties(node: object, where: str = "") -> Iterator[tuple[str, dict[str, A
 
 def test_every_property_of_a_summary_is_described():
     """At every depth, so that a number can be looked up."""
-    assert [] == [where for where, found in properties(schema.summary()) if not found.get("description")]
+    assert [] == [where for where, member in properties(schema.summary()) if not member.get("description")]
 
 
 def types(node: dict[str, Any]) -> set[str]:
     """Return the JSON types that a property may have, those of its elements and alternatives among them."""
     named = node.get("type", [])
     inner = [*node.get("anyOf", ()), *node.get("prefixItems", ())]
-    inner += [found for key in ("items", "additionalProperties") if isinstance(found := node.get(key), dict)]
+    inner += [inner_node for key in ("items", "additionalProperties") if isinstance(inner_node := node.get(key), dict)]
     return {named} if isinstance(named, str) else set(named).union(*map(types, inner))
 
 
 def test_every_number_of_a_summary_has_a_unit():
     """`1` where it is a pure number; statistics have the unit of their values."""
-    numbers = {where: found for where, found in properties(schema.summary()) if types(found) & {"integer", "number"}}
-    assert [] == [where for where, found in numbers.items() if not found.get("unit")]
+    numbers = {where: member for where, member in properties(schema.summary()) if types(member) & {"integer", "number"}}
+    assert [] == [where for where, member in numbers.items() if not member.get("unit")]
 
 
 def test_objects_of_a_summary_are_closed():
     """Only names that depend on data are free: kinds of errors, reasons, failures, sources, classes, what was asked."""
     free = {
         where.rpartition("/")[2]
-        for where, found in properties(schema.summary())
-        if found.get("type") == "object"
-        and found.get("additionalProperties") is not False
-        and "propertyNames" not in found
+        for where, member in properties(schema.summary())
+        if member.get("type") == "object"
+        and member.get("additionalProperties") is not False
+        and "propertyNames" not in member
     }
     named = {"missing", "engines", "errors", "failures", "failed_readings", "config", "tests", "absent", "without"}
     reasons = {"none_reasons", "estimated_reasons", "refused"}

@@ -37,7 +37,7 @@ def test_http_is_at_the_next_port(listen: str, http: str):
     assert receiver_spec(SpanOptions(), anchor()) is None
 
 
-def test_the_next_collector_is_told_headers_and_trusted_by_its_authority():
+def test_the_next_collector_gets_headers_and_is_trusted_by_its_authority():
     """Neither stands in the manifest with its value, nor does a password in the URL."""
     options = RunOptions(
         otlp_listen=LISTEN,

@@ -28,8 +28,8 @@ def request(*, sent_s: float, ended_s: float, status: str = "ok") -> dict[str, A
     sent_ns, ended_ns = int(sent_s * SECOND), int(ended_s * SECOND)
     sent = dict.fromkeys(("scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns"), sent_ns)
     heard = ("first_read_ns", "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns")
-    told = {**dict.fromkeys(heard, ended_ns), "http_status": 200} if status == "ok" else {}
-    return {"phase": "measure", "status": status, "endpoint_url": "u", "end_ns": ended_ns, **sent, **told}
+    received = {**dict.fromkeys(heard, ended_ns), "http_status": 200} if status == "ok" else {}
+    return {"phase": "measure", "status": status, "endpoint_url": "u", "end_ns": ended_ns, **sent, **received}
 
 
 SGLANG = (
@@ -132,28 +132,32 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     """Two that ended between two scrapes, 40 and 60 ms in the queue by their replies: the buckets say up to 0.3 s."""
     bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=1, ended_s=3))
     times = {f"server_{name}_ms": np.array([40.0, 60.0]) for name in ("queue", "prefill")}
-    told = replace(bare.requests, timings_source=np.full(2, "vllm", dtype=np.object_), **times)
+    requests = replace(bare.requests, timings_source=np.full(2, "vllm", dtype=np.object_), **times)
     pages = [
         "".join(histogram(family, count, sum_s, buckets=(("0.3", count),)) for family in (QUEUE, PREFILL))
         for count, sum_s in ((0, 0.0), (2, 0.1))
     ]
     endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
-    run = replace(bare, manifest=MANIFEST, requests=told, endpoints=endpoints)
-    found = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
-    assert ("client spans", 1.0, 50.0) == (found.source, found.covered_ratio, pytest.approx(found.p50))
-    assert found.p50 == pytest.approx(found.intervals["p50"].low)
+    run = replace(bare, manifest=MANIFEST, requests=requests, endpoints=endpoints)
+    percentiles = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
+    assert ("client spans", 1.0, 50.0) == (
+        percentiles.source,
+        percentiles.covered_ratio,
+        pytest.approx(percentiles.p50),
+    )
+    assert percentiles.p50 == pytest.approx(percentiles.intervals["p50"].low)
 
 
 def overloaded() -> Run:
     """Return 200 requests in 40 s to an engine that serves one a second, whose replies and page show the queue."""
     rows_of = [request(sent_s=1 + n / 5, ended_s=2 + n) for n in range(200)]
-    queue_ms = [1e3 * (one["end_ns"] - one["submit_ns"]) / SECOND - 900.0 for one in rows_of]
+    queue_ms = [1e3 * (row["end_ns"] - row["submit_ns"]) / SECOND - 900.0 for row in rows_of]
     times = {"server_queue_ms": np.array(queue_ms), "server_prefill_ms": np.full(200, 100.0)}
     bare = run_of(*rows_of, phase_end_s=202)
-    told = replace(bare.requests, timings_source=np.full(200, "vllm", dtype=np.object_), **times)
+    requests = replace(bare.requests, timings_source=np.full(200, "vllm", dtype=np.object_), **times)
     pages = [scrape_at(second, gauge(WAITING, max(0, 5 * min(second, 41) - second))) for second in range(1, 202)]
     config = MANIFEST["config"] | {"concurrency": None, "rate": 5.0, "arrival": "uniform"}
-    return replace(bare, manifest=MANIFEST | {"config": config}, requests=told, endpoints=build(rows(pages)))
+    return replace(bare, manifest=MANIFEST | {"config": config}, requests=requests, endpoints=build(rows(pages)))
 
 
 def test_an_overloaded_run_is_called_so():

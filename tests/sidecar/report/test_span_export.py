@@ -42,7 +42,7 @@ def collector() -> Iterator[tuple[Receiver, list[ExportTraceServiceRequest]]]:
     async def serve() -> None:
         # By its clock the year is 1970, as it is by these runs.
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
-        async with Receiver(spec, log=None, say=print, deliver=lambda _, one: given.append(one)) as receiver:
+        async with Receiver(spec, log=None, say=print, deliver=lambda _, export: given.append(export)) as receiver:
             started.append(receiver)
             ready.set()
             await ended.wait()

@@ -222,7 +222,7 @@ def test_clipped_lengths_are_said():
 
 def test_what_became_of_records_of_requests():
     """One line of what is lost of them, and none where each request has its own."""
-    found = {
+    counts = {
         "records": 60,
         "matched": 50,
         "unmatched_records": 10,
@@ -234,14 +234,14 @@ def test_what_became_of_records_of_requests():
         "clock_missing": None,
     }
     at = "correlation.perf_metrics"
-    assert [] == said({at: found})
+    assert [] == said({at: counts})
     odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
-    (line,) = said({at: found | odd})
+    (line,) = said({at: counts | odd})
     assert line == (
         "50 of 60 records of /perf_metrics match requests of this run; 3 readings failed (HTTP 500); 2 records were "
         "refused (odd); 4 requests have none, because several records fit their times; 5 requests have none, because "
         "no record fits their times"
     )
     assert ["0 of 0 records of /perf_metrics match requests of this run"] == said(
-        {at: found | {"records": 0, "matched": 0}}
+        {at: counts | {"records": 0, "matched": 0}}
     )

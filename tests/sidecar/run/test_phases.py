@@ -10,13 +10,13 @@ from sidecar.run.phases import _span_notes
 LISTENING = "127.0.0.1:4317"
 
 
-def told(counts: Counts, found: set[str]) -> list[str]:
+def notes(counts: Counts, engines: set[str]) -> list[str]:
     named = {name: getattr(counts, name) for name in Counts.__struct_fields__}
-    return list(_span_notes(named, LISTENING, found))
+    return list(_span_notes(named, LISTENING, engines))
 
 
 @pytest.mark.parametrize(
-    ("found", "switch"),
+    ("engines", "switch"),
     [
         ({"vllm"}, "vLLM: --otlp-traces-endpoint http://HOST:4317"),
         ({"trtllm", "vllm"}, "TensorRT-LLM: --otlp_traces_endpoint URL and return_perf_metrics: true; vLLM: --otlp-"),
@@ -25,20 +25,20 @@ def told(counts: Counts, found: set[str]) -> list[str]:
     ],
     ids=["vllm", "two", "one without", "none"],
 )
-def test_the_switch_of_the_engines_found_is_named_where_no_span_came(found: set[str], switch: str):
+def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: set[str], switch: str):
     """And the address to which they are to be sent."""
-    (text,) = told(Counts(), found)
+    (text,) = notes(Counts(), engines)
     assert text.startswith(
         "no span was received at 127.0.0.1:4317, so no times come from spans; switch tracing on in the "
     )
     assert switch in text
 
 
-def test_spans_that_were_refused_are_told():
+def test_spans_that_were_refused_are_a_note():
     """By kind; where all was well there is nothing to say."""
-    assert [] == told(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
+    assert [] == notes(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
     assert [
         "exports of spans were refused (3 malformed, 1 too large); raw/scraper.stderr says why",
         "4 of 9 spans violate the OTLP specification and are not used; raw/scraper.stderr names them",
         "2 of 9 spans are timed by a clock more than 10 minutes off ours and are not used; raw/scraper.stderr names it",
-    ] == told(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})
+    ] == notes(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})

@@ -31,7 +31,7 @@ def test_a_closed_loop_is_prepared_whole_before_the_load(load: dict[str, float],
 
 
 async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
-    """Beside one that answers: an engine may be starting. What speaks something else is left alone, and told."""
+    """Beside one that answers: an engine may be starting. What speaks something else is left out, with a note."""
     pages = {
         "good": web.Response(text="# TYPE x counter\nx_total 1\n"),
         "starting": web.Response(status=503),
@@ -45,9 +45,9 @@ async def test_a_named_page_that_does_not_answer_yet_is_asked_all_the_same():
     app.router.add_get("/{name}/metrics", page)
     async with TestServer(app) as server:
         urls = {name: f"http://127.0.0.1:{server.port}/{name}/metrics" for name in pages}
-        found = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
-    assert (urls["good"], urls["starting"]) == found.targets
-    assert [urls["html"] in note for note in found.notes] == [True]
+        scrape = await prepare_scrape(ScrapeOptions(metrics=tuple(urls.values())))
+    assert (urls["good"], urls["starting"]) == scrape.targets
+    assert [urls["html"] in note for note in scrape.notes] == [True]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_records_of_requests_are_no_page(named: tuple[str, ...], expected: tuple
 
 
 async def test_records_of_requests_are_not_read_in_advance():
-    """They go to whoever records them; without a page there is a reason, and they are a target all the same."""
+    """Reading clears them, so only the recorder reads; without a page there is a reason, and they are a target."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -76,9 +76,9 @@ async def test_records_of_requests_are_not_read_in_advance():
     app.router.add_get("/{path:.*}", answer)
     async with TestServer(app) as server:
         url = f"http://127.0.0.1:{server.port}"
-        found = await prepare_scrape(ScrapeOptions(url=url, metrics=(f"{url}/perf_metrics",)))
-    assert (f"{url}/perf_metrics",) == found.targets
+        scrape = await prepare_scrape(ScrapeOptions(url=url, metrics=(f"{url}/perf_metrics",)))
+    assert (f"{url}/perf_metrics",) == scrape.targets
     assert "/perf_metrics" not in asked
-    assert "HTTP 404" in found.about["server_missing"]
-    assert [f"{url}/perf_metrics"] == found.about["timing_targets"]
-    assert [url] == [one["configured"] for one in found.about["metrics_targets"]]
+    assert "HTTP 404" in scrape.about["server_missing"]
+    assert [f"{url}/perf_metrics"] == scrape.about["timing_targets"]
+    assert [url] == [target["configured"] for target in scrape.about["metrics_targets"]]

@@ -142,7 +142,7 @@ async def listing(models: web.Response, known: str = "wanted"):
     ],
 )
 async def test_a_model_that_is_named_need_not_be_listed(models: Callable[[], web.Response], why: str):
-    """As behind gateways: it is used where a request for it is answered, and the reader is told."""
+    """As behind gateways: it is used where a request for it is answered, with a note."""
     async with listing(models()) as url:
         served = await probe(url, model="wanted", contact=Contact())
         assert {} == await preflight(served, contact=Contact())
@@ -172,7 +172,7 @@ async def test_a_model_that_is_listed_is_used_without_a_word():
 
 
 @pytest.mark.parametrize("newline", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
-async def test_bytes_behind_the_end_of_a_reply_are_nobodys(newline: bytes):
+async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
     """The reply ends where its framing says, in whatever newlines; the server did not close, and need not."""
     framed = b"%x" % len(EVENTS) + newline + EVENTS + newline + b"0" + newline + newline
     async with answering(HEAD + framed + b"and more") as served, asyncio.timeout(BOUND_S):

@@ -163,12 +163,12 @@ def test_a_narrow_terminal_gets_no_line_that_is_too_long(width: int, tmp_path: P
 
 def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch):
     """As after a hang-up: each write fails."""
-    mine, theirs = os.openpty()
+    ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as stream:
         monkeypatch.setattr("sys.stderr", stream)
         with Progress("panel") as progress:
             progress.show(panel(state_of()))
-            os.close(mine)
+            os.close(ours)
             progress.show(panel(state_of()))
             progress.warn("this is read by nobody")
             progress.show(panel(state_of()))

@@ -22,7 +22,7 @@ PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 
 
 def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
-    """A record that nobody wrote, before a page in one log and alone in another."""
+    """A record that no process writes, before a page in one log and alone in another."""
     with FrameLog(tmp_path / "scrapes-000000.log") as log:
         log.append(b"no record")
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
@@ -56,7 +56,7 @@ def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, mon
     """A defect on one is counted as what it is; the others of that look are broken down."""
 
     def fail(requests: Sequence[TracedRequest]) -> Ended:
-        if any(one.engine[0].span.trace_id == POISON for one in requests):
+        if any(request.engine[0].span.trace_id == POISON for request in requests):
             raise ZeroDivisionError
         return breakdown.break_down_ended(requests)
 

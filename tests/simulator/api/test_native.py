@@ -22,8 +22,8 @@ TRUTH = TruthLog(None)
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a simulator that runs for one test and says a request's own times."""
     settings = SimulatorSettings(engine_settings=ENGINE, per_request_metrics=True)
-    async with client_of(settings, truth=TRUTH) as found:
-        yield found
+    async with client_of(settings, truth=TRUTH) as session:
+        yield session
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, str, str]:
@@ -77,7 +77,7 @@ async def test_tgi_says_a_token_an_event(client: aiohttp.ClientSession):
 
 
 async def test_ollama_says_a_line_a_token_and_then_its_durations(client: aiohttp.ClientSession):
-    """In integer ns, of the truth; it streams unless it is told not to."""
+    """In integer ns, of the truth; it streams unless it is asked not to."""
     body = {"model": "sim-llama", "messages": [{"role": "user", "content": "hello"}], "options": {"num_predict": 3}}
     status, kind, stream = await post(client, "/api/chat", body)
     lines = [json.loads(line) for line in stream.splitlines()]

@@ -143,7 +143,7 @@ def test_preemption_recomputes_and_completes():
     assert ("b", 1, 20) == (second.request_id, second.preemptions, second.output_tokens)
     assert (0, 0) == (second.queued_ns, second.scheduled_ns)
     assert 1 == sum(len(outcome.retractions) for outcome in played.outcomes)
-    assert 32 == sum(one.prompt_tokens for outcome in played.outcomes for one in outcome.admissions)
+    assert 32 == sum(admission.prompt_tokens for outcome in played.outcomes for admission in outcome.admissions)
 
 
 def test_a_preempted_request_goes_back_before_those_that_wait():

@@ -43,14 +43,14 @@ class Collector:
             self.news.notify_all()
         if self.refuse is not None:
             await context.abort(self.refuse, "not now")
-        found = [
+        received = [
             (scope.scope.name, span)
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
         async with self.news:
-            self.spans += found
+            self.spans += received
             self.news.notify_all()
         return b""
 
@@ -61,14 +61,14 @@ class Collector:
 
 @pytest.fixture
 async def collector() -> AsyncIterator[Collector]:
-    one = Collector()
+    receiver = Collector()
     service, _, method = EXPORT[1:].partition("/")
     server = aio.server()
-    rpc: Any = grpc.unary_unary_rpc_method_handler(one.take)
+    rpc: Any = grpc.unary_unary_rpc_method_handler(receiver.take)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
-    one.port = server.add_insecure_port("127.0.0.1:0")
+    receiver.port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    yield one
+    yield receiver
     await server.stop(0)
 
 
@@ -96,7 +96,10 @@ def spans_of(records: Sequence[RequestRecord], engine: str = "vllm") -> list[Spa
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes}
+    return {
+        attribute.key: getattr(attribute.value, str(attribute.value.WhichOneof("value")))
+        for attribute in span.attributes
+    }
 
 
 def test_a_span_of_vllm_has_the_differences_of_the_true_stamps():
@@ -104,7 +107,7 @@ def test_a_span_of_vllm_has_the_differences_of_the_true_stamps():
     (span,) = spans_of([record()])
     assert ("llm_request", TRACE, PARENT) == (span.name, span.trace_id.hex(), span.parent_span_id.hex())
     assert (10**18, 10**18 + 9_000_007) == (span.start_time_unix_nano, span.end_time_unix_nano)
-    told = attributes(span)
+    values = attributes(span)
     expected = {
         "time_in_queue": 1000 / 1e9,
         "time_in_model_prefill": 4_999_000 / 1e9,
@@ -113,12 +116,12 @@ def test_a_span_of_vllm_has_the_differences_of_the_true_stamps():
         "time_to_first_token": 5_000_003 / 1e9,
         "e2e": 9_000_007 / 1e9,
     }
-    assert expected == {name.removeprefix(LATENCY): told[name] for name in told if name.startswith(LATENCY)}
+    assert expected == {name.removeprefix(LATENCY): values[name] for name in values if name.startswith(LATENCY)}
     assert ("chatcmpl-1", 7, 5, 6) == (
-        told["gen_ai.request.id"],
-        told["gen_ai.usage.prompt_tokens"],
-        told["gen_ai.usage.completion_tokens"],
-        told["gen_ai.request.max_tokens"],
+        values["gen_ai.request.id"],
+        values["gen_ai.usage.prompt_tokens"],
+        values["gen_ai.usage.completion_tokens"],
+        values["gen_ai.request.max_tokens"],
     )
 
 
@@ -126,7 +129,7 @@ def test_sglangs_queue_is_a_stage_and_tensorrt_llms_begins_with_the_arrival():
     """As each engine's source has it; SGLang's stages stand under its scheduler's span."""
     root, thread, waiting, forward = spans_of([record()], "sglang")
     assert [("prefill_waiting", 1000), ("prefill_forward", 4_999_000)] == [
-        (one.name, one.end_time_unix_nano - one.start_time_unix_nano) for one in (waiting, forward)
+        (stage.name, stage.end_time_unix_nano - stage.start_time_unix_nano) for stage in (waiting, forward)
     ]
     assert (root.span_id, thread.span_id) == (thread.parent_span_id, waiting.parent_span_id)
     assert 5_000_000 / 1e9 == attributes(root)[f"{LATENCY}time_in_model_prefill"]
@@ -171,13 +174,13 @@ async def test_what_a_client_sent_is_the_parent_of_what_a_collector_gets(collect
                 await reply.read()
         await collector.until(spans=3)
     assert {scope for scope, _ in collector.spans} == {"vllm.tracing.otel"}
-    told = {span.trace_id.hex(): attributes(span) for _, span in collector.spans}
-    assert {TRACE, f"ffff{TRACE[4:]}", f"eeee{TRACE[4:]}"} == told.keys()
-    true = {one.request_id: one for one in truth.records}
-    for one in told.values():
-        record = true[one["gen_ai.request.id"]]
-        assert (record.scheduled_ns - record.queued_ns) / 1e9 == one[f"{LATENCY}time_in_queue"]
-        assert (record.finished_ns - record.arrival_ns) / 1e9 == one[f"{LATENCY}e2e"]
+    by_trace = {span.trace_id.hex(): attributes(span) for _, span in collector.spans}
+    assert {TRACE, f"ffff{TRACE[4:]}", f"eeee{TRACE[4:]}"} == by_trace.keys()
+    true = {request.request_id: request for request in truth.records}
+    for values in by_trace.values():
+        record = true[values["gen_ai.request.id"]]
+        assert (record.scheduled_ns - record.queued_ns) / 1e9 == values[f"{LATENCY}time_in_queue"]
+        assert (record.finished_ns - record.arrival_ns) / 1e9 == values[f"{LATENCY}e2e"]
 
 
 async def test_a_batch_that_was_not_taken_is_sent_again(

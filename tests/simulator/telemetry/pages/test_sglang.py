@@ -61,9 +61,9 @@ def test_each_family_is_as_the_research_says(busy_page: str, shared: Path):
     for name, (kind, labels, bounds) in families.items():
         fact = facts[name]
         assert fact["type"] == kind, name
-        told = [label for label in fact["labels"] if not label.endswith("?")]
+        required = [label for label in fact["labels"] if not label.endswith("?")]
         by_process = {"pid"} if name.endswith(("num_retracted_reqs", "num_paused_reqs")) else set()
-        assert {*told, *by_process} == set(labels) - {"le"}, name
+        assert {*required, *by_process} == set(labels) - {"le"}, name
         if isinstance(fact.get("buckets"), list):
             assert fact["buckets"] == pytest.approx([float(bound) for bound in bounds[:-1]], abs=1e-6), name
 
@@ -89,8 +89,8 @@ def test_it_is_a_page_of_multiprocess_mode(busy_page: str):
     """Neither creation times nor the process are shown, and a sum stands before its buckets."""
     names = [line.partition("{")[0] for line in busy_page.splitlines() if not line.startswith("#")]
     assert not [name for name in names if name.endswith("_created") or not name.startswith("sglang:")]
-    own = [name.rpartition("_")[2] for name in names if name.startswith("sglang:queue_time_seconds")]
-    assert ["sum", "bucket", "count"] == list(dict.fromkeys(own))
+    suffixes = [name.rpartition("_")[2] for name in names if name.startswith("sglang:queue_time_seconds")]
+    assert ["sum", "bucket", "count"] == list(dict.fromkeys(suffixes))
 
 
 def test_what_has_not_happened_has_no_series():
