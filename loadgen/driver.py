@@ -25,7 +25,7 @@ from rundir.clock import Clock
 
 # Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for so many
 # nanoseconds, and returns when it has ended: with the session's next turn and the moment when that is due, or with None
-# where nothing follows. A failed request is no exception; a cancellation is recorded and raised again.
+# where nothing follows. A failed request raises nothing; a cancellation is recorded and raised again.
 Send = Callable[[PlannedRequest, int, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
 

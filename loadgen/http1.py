@@ -80,7 +80,7 @@ def _content_length(head: Head) -> int | None:
         return None
     lengths = {part.strip() for part in text.split(",")}
     value = lengths.pop()
-    # int() refuses thousands of digits; nobody sends 10**18 bytes.
+    # int() refuses thousands of digits; no reply has 10**18 bytes.
     if lengths or not (value.isascii() and value.isdigit() and len(value) <= _LENGTH_DIGITS):
         raise ProtocolError(f"content-length {text[:40]!r}")
     return int(value)

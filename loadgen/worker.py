@@ -167,7 +167,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
     """Take commands until there are no more, cancel and record what is in flight, and return why it ended."""
     running: asyncio.Task[None] | None = None
     reason = ""
-    # Whoever waits for a line, or asks for the next, gets the exception.
+    # The exception is raised where a line is waited for, or the next is asked for.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lines.set_exception, _TerminatedError())
     async with asyncio.TaskGroup() as group:
         background = (sender.recorder.flush_forever(), sender.recorder.stat_forever(sender.alarm))

@@ -200,7 +200,7 @@ def _judge(flow: _Flow, evidence: Stability, in_flight: Trend) -> tuple[Verdict,
     together = longer and residence is not None and min(rising, residence.rising) >= RISING
     always = queued is not None and queued >= ALWAYS
     by_page = always and (longer or rising >= RISING)
-    # A running batch that grows is no queue: where none waited in the engine, times in flight must have risen steadily.
+    # A growing batch is not a queue: where none waited in the engine, times in flight must have risen steadily.
     walked = walked and (queued is None or queued >= NEVER)
     if growth >= LEAST_GROWTH and (walked or (in_flight.low > 0 and (together or by_page))):
         return "growing", f"requests in flight rose {slope} for as long as the load lasted"

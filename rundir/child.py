@@ -67,7 +67,7 @@ def say(event: str, **data: object) -> None:
         sys.stdout.write(json.dumps({"event": event, **data}) + "\n")
         sys.stdout.flush()
     except OSError:
-        # Nobody reads any more; the end of standard input says so too. Python would complain again at exit.
+        # The reader has gone; the end of standard input says so too. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

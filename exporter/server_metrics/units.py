@@ -88,7 +88,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _HUNDRED_PERCENT = re.compile(r"\(0 ?(?:-|to) ?100 ?%?\)|\b0 ?- ?100 ?%", re.IGNORECASE)
-# In parentheses or with its meaning only: "retries 0-1 per request" is no ratio.
+# In parentheses or with its meaning only: "retries 0-1 per request" is not a ratio.
 _UNIT_RANGE = re.compile(
     r"[(\[]0(?:\.0)? ?(?:-|to|,|\.\.) ?1(?:\.0)?[)\]]|\b1(?:\.0)? means 100 ?(?:percent|%)", re.IGNORECASE
 )

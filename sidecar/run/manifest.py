@@ -70,7 +70,7 @@ async def recorded(
     except Interrupted:
         pass
     except (asyncio.CancelledError, KeyboardInterrupt):
-        close("interrupted")  # a second signal: whoever sent it does not wait for a report
+        close("interrupted")  # a second signal: its sender does not wait for a report
         raise
     except (SidelightError, OSError) as error:
         failed = (

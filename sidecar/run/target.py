@@ -173,7 +173,7 @@ def _cure(url: str, error: Exception) -> str:
         return "does the server trust the certificate of --cert?"
     if isinstance(cause, ssl.SSLError):
         return "is it an http:// server?"
-    # A server of TLS hangs up on what is no TLS; and on who does not say who he is, at times before he can read why.
+    # A TLS server hangs up on plain HTTP, and on a client without a certificate, at times before that can read why.
     if isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
         return "is it an https:// server?"
     if url.startswith("https:") and (

@@ -79,7 +79,7 @@ class Watch:
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
         self.progress.warn(text)
-        with suppress(OSError):  # a full disk is no reason to end
+        with suppress(OSError):  # a full disk does not end the watch
             record_note(self, text)
 
 

@@ -213,7 +213,7 @@ def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
         if form.run is not None and (at := form.run(seen, data, event)) >= 0:
             source = form.split(data, at)
             yield
-    # A JSON line that is not whole yet is no other kind of reply.
+    # A JSON line that is not whole yet does not make a reply of another kind.
     if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
         seen.error = "protocol: the reply is not an event stream"
 
