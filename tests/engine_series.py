@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from recordings import log_of
+from series import endpoint_of_columns
 
 from loadgen.requests.table import RequestLog
 from scraper.exposition import Series
@@ -38,14 +39,5 @@ def engine(at_s: npt.ArrayLike, url: str = "http://engine:8000/metrics", **colum
             labels = (("engine", str(at)),)
             series.append(Series(name=name, labels=labels, family=name, type=kind, help=""))
             values.append(samples)
-    return EndpointSeries(
-        url=url,
-        tick_ns=at_ns,
-        request_ns=at_ns,
-        response_ns=at_ns,
-        at_ns=at_ns,
-        series=tuple(series),
-        values=np.column_stack(values) if values else np.zeros((len(at_ns), 0)),
-        changed=np.ones(len(at_ns), dtype=np.bool_),
-        failures=(),
-    )
+    matrix = np.column_stack(values) if values else np.zeros((len(at_ns), 0))
+    return endpoint_of_columns(series, matrix, request_ns=at_ns, response_ns=at_ns, url=url)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from series import endpoint_of_columns
 
 from correlator.exact.join import join
 from loadgen.requests.table import RequestLog
@@ -130,19 +131,12 @@ def overload() -> Case:
     start_ns = int(data["start_ns"])
     stamps = {name: data[f"{name}_ns"] + start_ns for name in ("submit", "first_output", "end")}
     request_ns, response_ns = data["scrape_request_ns"] + start_ns, data["scrape_response_ns"] + start_ns
-    endpoint = EndpointSeries(
-        url=f"{URL}/metrics",
-        tick_ns=request_ns,
-        request_ns=request_ns,
-        response_ns=response_ns,
-        at_ns=request_ns + (response_ns - request_ns) // 2,
-        series=tuple(
-            Series(name=name, labels=tuple((key, value) for key, value in labels), family=family, type=kind, help="")
-            for name, labels, family, kind in json.loads(str(data["series"]))
-        ),
-        values=data["scrape_values"],
-        changed=np.ones(len(request_ns), dtype=np.bool_),
-        failures=(),
+    series = [
+        Series(name=name, labels=tuple((key, value) for key, value in labels), family=family, type=kind, help="")
+        for name, labels, family, kind in json.loads(str(data["series"]))
+    ]
+    endpoint = endpoint_of_columns(
+        series, data["scrape_values"], request_ns=request_ns, response_ns=response_ns, url=f"{URL}/metrics"
     )
     requests = log_of(
         len(stamps["submit"]),

@@ -5,9 +5,13 @@ A page is the sum of its families: `gauge(WAITING, 3) + histogram(QUEUE, count=2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from rundir.columns import Floats, Ints
+from scraper.exposition import Series
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
 from scraper.targets.scrape import Scrape
@@ -88,3 +92,20 @@ def endpoint_of(pages: Sequence[str | None], **scraped_as: Any) -> EndpointSerie
     """Return the endpoint of `scrapes`, with its options."""
     (endpoint,) = build(rows(scrapes(pages, **scraped_as)))
     return endpoint
+
+
+def endpoint_of_columns(
+    series: Iterable[Series], values: Floats, *, request_ns: Ints, response_ns: Ints, url: str = URL
+) -> EndpointSeries:
+    """Return an endpoint with a column of values for each series, whose scrapes all succeeded."""
+    return EndpointSeries(
+        url=url,
+        tick_ns=request_ns,
+        request_ns=request_ns,
+        response_ns=response_ns,
+        at_ns=request_ns + (response_ns - request_ns) // 2,
+        series=tuple(series),
+        values=values,
+        changed=np.ones(len(request_ns), dtype=np.bool_),
+        failures=(),
+    )

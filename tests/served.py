@@ -1,8 +1,9 @@
-"""What stands at an address that is scraped, for the tests of who scrapes it."""
+"""Servers that answer as a test says: pages that are scraped, and a collector of spans."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -20,3 +21,26 @@ def answer(body: str | bytes = b"", kind: str = TEXT, status: int = 200, **heade
         return web.Response(body=raw, status=status, headers={"Content-Type": kind, **headers})
 
     return handler
+
+
+@asynccontextmanager
+async def collector(
+    *answers: tuple[int, dict[str, str]], text: str = ""
+) -> AsyncIterator[tuple[str, list[tuple[Mapping[str, str], bytes]]]]:
+    """Answer exports of spans over HTTP, each with the next status and headers; give the URL, headers and bodies."""
+    exports: list[tuple[Mapping[str, str], bytes]] = []
+
+    async def take(request: web.Request) -> web.Response:
+        exports.append((request.headers, await request.read()))
+        status, headers = answers[min(len(exports), len(answers)) - 1]
+        return web.Response(status=status, headers=headers, text=text)
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", take)
+    runner = web.AppRunner(app, auto_decompress=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", exports
+    finally:
+        await runner.cleanup()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import engine, sidelight
+from served import collector
 
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
@@ -23,22 +20,6 @@ from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--duration", "2", "--warmup", "2", "--listen", "off", "--quiet")
 TTFT = ("to the engine", "engine frontend", "queue", "prefill", "from the engine", "blank output")
-
-
-@asynccontextmanager
-async def collector() -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """The next collector of a pipeline: takes every export over HTTP, and keeps the requests."""
-    taken: list[web.Request] = []
-
-    async def take(request: web.Request) -> web.Response:
-        await request.read()
-        taken.append(request)
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", take)
-    async with TestServer(app) as server:
-        yield f"http://127.0.0.1:{server.port}", taken
 
 
 def truth(path: Path) -> dict[str, dict[str, Any]]:
@@ -87,11 +68,11 @@ async def joined(path: Path, name: str, *passed_on: str) -> Run:
 
 async def test_every_export_is_passed_on_with_the_header(tmp_path: Path):
     """The header reaches the collector over HTTP, and does not stand in the run directory."""
-    async with collector() as (behind, taken):
+    async with collector((200, {})) as (behind, taken):
         run = await joined(tmp_path, "sglang", "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
     assert run.span_counts is not None
     assert len(taken) == run.span_counts.forwarded
-    assert {"hush"} == {request.headers["X-Team"] for request in taken}
+    assert {"hush"} == {headers["X-Team"] for headers, _ in taken}
     assert "hush" not in (tmp_path / "run" / "manifest.json").read_text()
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recordings import log_of, scrapes_of
+from series import endpoint_of_columns
 
 from correlator.estimate import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
 from correlator.estimate.intervals import observe
@@ -144,16 +145,12 @@ def scraped(
     counter = Series(name="vllm:prompt_tokens_total", labels=(), family="vllm:prompt_tokens", type="counter", help="")
     columns.append((counter, cumulative(traffic.first_s - traffic.network_s / 2, traffic.prompt.astype(np.float64))))
     at_ns = START_NS + np.rint(1e9 * at_s).astype(np.int64)
-    return EndpointSeries(
-        url=url,
-        tick_ns=at_ns,
+    return endpoint_of_columns(
+        (series for series, _ in columns),
+        np.column_stack([values for _, values in columns]),
         request_ns=at_ns - 1_000_000,
         response_ns=at_ns + 1_000_000,
-        at_ns=at_ns,
-        series=tuple(series for series, _ in columns),
-        values=np.column_stack([values for _, values in columns]),
-        changed=np.ones(len(at_ns), dtype=np.bool_),
-        failures=(),
+        url=url,
     )
 
 

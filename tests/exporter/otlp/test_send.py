@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import web
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -21,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from served import collector
 
 from exporter.otlp.send import Sent, send
 from rundir.access import Access
@@ -56,29 +56,6 @@ EXPORTS = [export(number) for number in (1, 2, 3)]
 ALL = Sent(taken=9, rejected=0, given_up=False, reason="")
 
 
-@asynccontextmanager
-async def answering(
-    *answers: tuple[int, dict[str, str]], text: str = ""
-) -> AsyncIterator[tuple[str, list[tuple[str, bytes]]]]:
-    """A server that answers each export with a status and headers, the last of them from then on; and what came."""
-    came: list[tuple[str, bytes]] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        came.append((request.headers["Content-Encoding"], await request.read()))
-        status, headers = answers[min(len(came), len(answers)) - 1]
-        return web.Response(status=status, headers=headers, text=text)
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", answer)
-    runner = web.AppRunner(app, auto_decompress=False)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", came
-    finally:
-        await runner.cleanup()
-
-
 class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without types
     """OpenTelemetry's own service: it rejects a span of each export, or asks `later` times to come again."""
 
@@ -98,12 +75,12 @@ class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without 
 @asynccontextmanager
 async def service(later: int = 0) -> AsyncIterator[tuple[str, Service]]:
     """A gRPC server of OpenTelemetry's own stubs."""
-    server, collector = aio.server(), Service(later)
-    add_TraceServiceServicer_to_server(collector, server)
+    server, rpc = aio.server(), Service(later)
+    add_TraceServiceServicer_to_server(rpc, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield f"grpc://127.0.0.1:{port}", collector
+        yield f"grpc://127.0.0.1:{port}", rpc
     finally:
         await server.stop(0)
 
@@ -129,19 +106,19 @@ async def test_a_collector_gets_every_span(wire: str):
 
 async def test_bodies_go_zipped_over_http():
     """They are a tenth of the size."""
-    async with answering((200, {})) as (url, came):
+    async with collector((200, {})) as (url, came):
         assert ALL == await send(EXPORTS, url, Access(), report=print)
     assert [("gzip", export.SerializeToString()) for export in EXPORTS] == [
-        (how, gzip.decompress(body)) for how, body in came
+        (headers["Content-Encoding"], gzip.decompress(body)) for headers, body in came
     ]
 
 
 async def test_what_a_collector_rejects_of_an_export_is_counted():
     """With its reason; the rest is taken. Credentials in the URL are sent as OTLP over gRPC has them."""
-    async with service() as (url, collector):
+    async with service() as (url, rpc):
         sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), report=print)
     assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == sent
-    metadata = collector.came[0][1]
+    metadata = rpc.came[0][1]
     assert ("Basic bWU6c2VjcmV0", "a") == (metadata["authorization"], metadata["x-team"])
 
 
@@ -149,7 +126,7 @@ async def test_what_a_collector_rejects_of_an_export_is_counted():
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
     """The same export first; nothing is lost or sent twice to one that took it."""
-    async with answering((status, {"Retry-After": "0"}), (status, {}), (200, {})) as (url, came):
+    async with collector((status, {"Retry-After": "0"}), (status, {}), (200, {})) as (url, came):
         assert ALL == await send(EXPORTS, url, Access(), report=print)
     bodies = [ExportTraceServiceRequest.FromString(gzip.decompress(body)) for _, body in came]
     assert [EXPORTS[0], EXPORTS[0], *EXPORTS] == bodies
@@ -158,15 +135,15 @@ async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
 @pytest.mark.usefixtures("impatient")
 async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
     """By the codes that OTLP names."""
-    async with service(later=2) as (url, collector):
+    async with service(later=2) as (url, rpc):
         sent = await send(EXPORTS[:1], url, Access(), report=print)
     assert (2, 1) == (sent.taken, sent.rejected)
-    assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in collector.came]
+    assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in rpc.came]
 
 
 async def test_a_wait_beyond_our_patience_is_not_begun():
     """A collector that asks for a pause of an hour is not asked again."""
-    async with answering((503, {"Retry-After": "3600"})) as (url, came):
+    async with collector((503, {"Retry-After": "3600"})) as (url, came):
         sent = await send(EXPORTS, url, Access(), report=print)
     assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503"), 1) == (sent, len(came))
 
@@ -174,16 +151,16 @@ async def test_a_wait_beyond_our_patience_is_not_begun():
 @pytest.mark.parametrize("status", [400, 401, 404, 307])
 async def test_a_collector_that_refuses_is_not_asked_again(status: int):
     """Nor is it given what comes after; what it took before counts."""
-    async with answering((200, {}), (status, {})) as (url, came):
+    async with collector((200, {}), (status, {})) as (url, came):
         sent = await send(EXPORTS, url, Access(), report=print)
     assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (sent, len(came))
 
 
 async def test_a_refusal_is_reported_in_the_collectors_words():
     """Whether they are plain, or as OTLP has them; a page is not shown."""
-    async with answering((401, {}), text="no org id\n") as (url, _):
+    async with collector((401, {}), text="no org id\n") as (url, _):
         assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), report=print)).reason
-    async with answering((404, {"Content-Type": "text/html"}), text="<html>") as (url, _):
+    async with collector((404, {"Content-Type": "text/html"}), text="<html>") as (url, _):
         assert "HTTP 404" == (await send(EXPORTS, url, Access(), report=print)).reason
     spec = ReceiverSpec(grpc="", http="127.0.0.1:0", limit_bytes=50)
     async with Receiver(spec, log=None, say=print) as receiver:
@@ -208,6 +185,6 @@ async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch
     """How many spans were taken so far."""
     monkeypatch.setattr("exporter.otlp.send.REPORT_EVERY_S", 0.0)
     said: list[str] = []
-    async with answering((200, {})) as (url, _):
+    async with collector((200, {})) as (url, _):
         await send(EXPORTS, url, Access(), report=said.append)
     assert ["3 spans sent", "6 spans sent", "9 spans sent"] == said

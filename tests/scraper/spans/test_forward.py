@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from served import collector
 from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
@@ -26,8 +26,8 @@ EXPORTS = [
 
 
 @asynccontextmanager
-async def collector(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Receiver, asyncio.Queue[bytes]]]:
-    """A collector, and what it was given."""
+async def receiving(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Receiver, asyncio.Queue[bytes]]]:
+    """Run a receiver as a collector; give it and what it was sent."""
     given: asyncio.Queue[bytes] = asyncio.Queue()
     spec = ReceiverSpec(grpc=f"127.0.0.1:{grpc}", http=f"127.0.0.1:{http}")
 
@@ -36,27 +36,6 @@ async def collector(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Rece
 
     async with Receiver(spec, log=None, say=print, deliver=deliver) as receiver:
         yield receiver, given
-
-
-@asynccontextmanager
-async def refusing(status: int) -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """A server that answers every export with a status."""
-    asked: list[web.Request] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(request)
-        await request.read()
-        return web.Response(status=status)
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
 
 
 async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
@@ -68,7 +47,7 @@ async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
 async def test_what_came_is_passed_on(wire: str):
     """Byte for byte and in order, over either wire; what is queued at the end is still sent, and all is counted."""
     said: list[str] = []
-    async with collector() as (receiver, given):
+    async with receiving() as (receiver, given):
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
         async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.append) as forwarder:
             for body in EXPORTS:
@@ -79,7 +58,7 @@ async def test_what_came_is_passed_on(wire: str):
 
 async def test_a_receiver_passes_on_what_it_takes():
     """It counts what the next collector took."""
-    async with collector() as (behind, given):
+    async with receiving() as (behind, given):
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=f"http://127.0.0.1:{behind.http_port}/v1/traces")
         async with Receiver(spec, log=None, say=print) as before:
             feeding = Forwarder(f"grpc://127.0.0.1:{before.grpc_port}", Access(), say=print)
@@ -100,7 +79,7 @@ async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
             forwarder.offer(body)
         async with asyncio.timeout(BOUND_S):
             assert (await said.get()).startswith(f"spans cannot be forwarded to {wire}://127.0.0.1:{port}: ")
-        async with collector(**{wire: port}) as (_, given):
+        async with receiving(**{wire: port}) as (_, given):
             assert EXPORTS == await take(given, 3)
             async with asyncio.timeout(BOUND_S):
                 assert f"spans are forwarded to {wire}://127.0.0.1:{port} again" == await said.get()
@@ -128,12 +107,12 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
 async def test_what_the_collector_refuses_is_not_sent_again(status: int):
     """It is dropped, counted, and said once; a password in the URL goes there, and is not shown."""
     said: list[str] = []
-    async with refusing(status) as (url, asked):
+    async with collector((status, {})) as (url, exports):
         with_password = url.replace("//", "//me:secret@")
         async with Forwarder(with_password, Access(headers={"X-Key": "k"}), say=said.append) as forwarder:
             for body in EXPORTS:
                 forwarder.offer(body)
-        sent = [(request.headers["X-Key"], request.headers["Authorization"]) for request in asked]
+        sent = [(headers["X-Key"], headers["Authorization"]) for headers, _ in exports]
         assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
     assert (0, 3) == (forwarder.sent, forwarder.dropped)
     assert [f"{url.replace('//', '//***@')} refuses spans: HTTP {status}"] == said

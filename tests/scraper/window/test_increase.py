@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from series import endpoint_of_columns
 
 from rundir.stats import Missing
 from scraper.exposition import parse
@@ -23,17 +24,7 @@ def endpoint(at_s: list[float], values: list[list[float]], layout: str = "") -> 
     stamps = np.array([round(at * S) for at in at_s], dtype=np.int64)
     matrix = np.array(values, dtype=np.float64).reshape(len(stamps), len(values[0]) if values else 0)
     text = layout or "".join(f"s{column} 0\n" for column in range(matrix.shape[1]))
-    return EndpointSeries(
-        url="u",
-        tick_ns=stamps,
-        request_ns=stamps - 2,
-        response_ns=stamps,
-        at_ns=stamps - 1,
-        series=parse(text).series,
-        values=matrix,
-        changed=np.ones(len(stamps), dtype=np.bool_),
-        failures=(),
-    )
+    return endpoint_of_columns(parse(text).series, matrix, request_ns=stamps - 2, response_ns=stamps)
 
 
 def chosen(series: EndpointSeries, start_s: float, end_s: float, slice_s: float = 1000) -> ScrapeSelection:
