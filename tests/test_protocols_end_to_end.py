@@ -66,7 +66,7 @@ def planned(
     protocol: str, index: int, *, tokens: int = TOKENS, text: str = "", **target: object
 ) -> records.PlannedRequest:
     """A request of a plan, due 5 ms after the one before it."""
-    asked = Target(**{"base_url": "http://h", "model": MODEL, "endpoint": protocol} | target)
+    asked = Target(**{"model": MODEL, "endpoint": protocol} | target)
     prompt = Prompt(text=text or f"question number {index}, which is long enough", system="Be brief.")
     path, body = PROTOCOLS[protocol].encode(asked, prompt, tokens, 0.0)
     return records.PlannedRequest(

@@ -13,7 +13,6 @@ import numpy as np
 from rundir.columns import Floats
 
 RESAMPLES = 1000
-FEW_BLOCKS = 10
 _AT_ONCE = 100
 
 

@@ -22,13 +22,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server and the model asked there; `base_url` may end in /v1 or be the root.
+    """The model that is asked, and by which protocol.
 
     `endpoint` is a name in PROTOCOLS. `extra` is merged into every request's body at the end, so that it can add a
     field, replace one, or (with None) leave one out; in gRPC a field is a tensor.
     """
 
-    base_url: str
     model: str
     endpoint: str = "chat"
     extra: Mapping[str, object] = field(default_factory=dict)

@@ -69,7 +69,7 @@ def refusal(url: str, field: str, said: str) -> str:
 
 
 def _one_token(served: Served, contact: Contact, *, ignore_eos: bool) -> tuple[str, bytes]:
-    target = Target(base_url=served.url, model=served.model, endpoint=contact.endpoint, extra=contact.extra)
+    target = Target(model=served.model, endpoint=contact.endpoint, extra=contact.extra)
     return PROTOCOLS[contact.endpoint].encode(target, Prompt(text="Hello"), 1, 0.0, ignore_eos=ignore_eos)
 
 

@@ -58,7 +58,7 @@ class Prepared:
     def target(self) -> Target:
         """Return what requests are written for: all URLs serve the same model."""
         first = self.served[0]
-        return Target(base_url=first.url, model=first.model, endpoint=self.contact.endpoint, extra=self.contact.extra)
+        return Target(model=first.model, endpoint=self.contact.endpoint, extra=self.contact.extra)
 
     @property
     def max_model_len(self) -> int | None:

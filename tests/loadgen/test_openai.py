@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading import events as sse
 from loadgen.protocols.reading.reply import Reply
-from rundir.access import root_url
 
 PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
 CHUNKED_HEAD = PLAIN_HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -200,9 +199,3 @@ def test_a_web_page_is_not_a_stream():
 def test_without_a_head_there_is_no_reply():
     """Nothing is known, and nothing is an error of the reply."""
     assert not _read(b"", head=b"", status=0).error
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
-def test_the_root_of_a_base_url(url: str):
-    """With or without /v1."""
-    assert root_url(url) == "http://h:1"

@@ -73,7 +73,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def _target(protocol: str, **extra: object) -> Target:
-    return Target(base_url="http://h", model="m", endpoint=protocol, extra=extra)
+    return Target(model="m", endpoint=protocol, extra=extra)
 
 
 def _encoded(protocol: str, prompt: Prompt, **extra: object) -> tuple[str, bytes]:

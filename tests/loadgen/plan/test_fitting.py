@@ -38,7 +38,7 @@ PREFIX = Shared(name="p", token_ids=IDS[:50], tokens=50)
 async def planned(
     requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
 ) -> list[fitter.Planned]:
-    target = Target(base_url="http://h", model="m", endpoint=endpoint)
+    target = Target(model="m", endpoint=endpoint)
     plan = fitter.plan(
         requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )

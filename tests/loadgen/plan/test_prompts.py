@@ -45,7 +45,7 @@ def first(workload: Workload, count: int) -> list[WorkloadRequest]:
 async def planned(
     path: Path, count: int, *, endpoint: str = "chat", max_model_len: int | None = None, **options: Any
 ) -> list[PlannedRequest]:
-    target = Target(base_url="http://e", model="m", endpoint=endpoint)
+    target = Target(model="m", endpoint=endpoint)
     order = PlanOrder(phase="measure", count=count, max_model_len=max_model_len)
     requests = given(path, endpoint, **options).requests
     return [

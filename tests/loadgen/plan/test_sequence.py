@@ -20,7 +20,7 @@ from loadgen.protocols.request import Target
 if TYPE_CHECKING:
     from conftest import Tokenizing, TokenServer
 
-TARGET = Target(base_url="http://h", model="m")
+TARGET = Target(model="m")
 REFERENCE = tokenizers.ReferenceTokenizer()
 
 

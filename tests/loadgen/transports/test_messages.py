@@ -40,7 +40,7 @@ def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:
 
 
 def _planned(protocol: str, index: int = 0) -> PlannedRequest:
-    target = Target(base_url="http://h", model="m", endpoint=protocol)
+    target = Target(model="m", endpoint=protocol)
     path, body = PROTOCOLS[protocol].encode(target, Prompt(text="hi"), 5, 0.0)
     return PlannedRequest(index=index, path=path, body=body)
 
