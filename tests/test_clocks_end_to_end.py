@@ -58,8 +58,8 @@ async def run(path: Path, ahead_s: tuple[float, float]) -> Ended:
             )
 
 
-async def test_engines_whose_clocks_are_5_s_apart_tell_both_ways(tmp_path: Path):
-    """Each by its own clock, as of one whose is right; the error that is stated is that of the worse of both."""
+async def test_engines_whose_clocks_are_5_s_apart_give_both_network_times(tmp_path: Path):
+    """Each by its own clock, as if that were right; the error that is stated is the larger of the two."""
     done = await run(tmp_path / "run", (0.0, 5.0))
     assert 0 == done.code, done.err
     clock = done.summary["correlation"]["clock"]

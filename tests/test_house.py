@@ -221,7 +221,7 @@ def test_functions_of_the_product_fit_half_a_screen():
 
 
 def test_few_excepts_are_broad():
-    """A bare one, `Exception` or `BaseException`, alone or among others; what cleans up and raises again is none."""
+    """A bare one, `Exception` or `BaseException`; one that cleans up and raises again does not count."""
 
     def is_broad(handler: ast.ExceptHandler) -> bool:
         last = handler.body[-1]

@@ -65,7 +65,7 @@ def fields(old: str, new: str, file: str = "summary.json") -> list[str]:
     ],
 )
 def test_a_difference_names_its_field(old: str, new: str, read: list[str]):
-    """A number of another CPU is none; another stamp, order, type or layout is one."""
+    """Rounding on another CPU is not a difference; another stamp, order, type or layout is."""
     assert read == fields(old, new)
 
 

@@ -56,7 +56,7 @@ def test_a_chunk_size_is_hexadecimal_digits(line: bytes):
     "head",
     [b"<html>\r\n\r\n", b"HTTP/2 200\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n"],
 )
-def test_a_head_that_is_none_is_refused(head: bytes):
+def test_an_invalid_head_is_refused(head: bytes):
     """Whatever does not begin as HTTP/1.x, or has a line that cannot be a header."""
     with pytest.raises(http1.ProtocolError):
         http1.parse_head(head)

@@ -175,7 +175,7 @@ def test_tgi():
 
 
 @pytest.mark.parametrize("extra", [{}, *({name: None} for name in ("metrics", "timings", "nvext"))])
-def test_no_times_are_none(extra: dict[str, object]):
+def test_absent_times_are_none(extra: dict[str, object]):
     """Where a server says nothing, or null."""
     assert _read(_last(**extra)).timings is None
 

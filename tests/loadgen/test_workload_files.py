@@ -98,7 +98,7 @@ def test_half_a_surrogate_pair_spoils_no_file(tmp_path: Path):
 
 
 def test_a_conversation_can_be_a_session(sharegpt: Path):
-    """Later exchanges are later turns; what has no reply is none."""
+    """Later exchanges are later turns; a message without a reply is left out."""
     workload = workloads.build("conversation", seed=1, dataset=sharegpt, sessions=True, think_s=2.5)
     turns = {request.text: [(turn.text, turn.think_s) for turn in request.turns] for request in drawn(workload, 30)}
     assert {"How are you?": [("And now?", 2.5)], "What is a token?": [], "\U0001f600?": []} == turns
@@ -132,7 +132,7 @@ function tiny() { return 1; }
 
 
 def test_functions_are_cut_out():
-    """By indentation in Python, by braces in JavaScript; those of fewer than three lines are none."""
+    """By indentation in Python, by braces in JavaScript; those of fewer than three lines are left out."""
     first, method = code_completion.python_functions(PYTHON)
     assert (first.splitlines()[0], first.splitlines()[-1]) == ("def first(a,", "    return a")
     assert method == "    async def method(self):\n        x = 1\n        return x\n"

@@ -42,7 +42,7 @@ def test_a_page_is_taken_into_account():
     ],
     ids=lambda given: given["status"],
 )
-def test_a_request_that_was_given_up_is_in_flight_for_ever(given_up: dict[str, object]):
+def test_a_cancelled_request_stays_in_flight(given_up: dict[str, object]):
     """It ended for its client, not for what the system was asked to do."""
     assert stability_of(sent(loaded(2.0, seconds=60), **given_up), [], closed_loop=False).verdict == "growing"
 

@@ -183,7 +183,7 @@ def test_sglang_counts_each_group_of_ranks_once():
 
 
 def test_sglang_takes_the_total_of_its_priorities():
-    """An empty priority is the total of those beside it; where there is none they add up."""
+    """An empty priority is the total of those beside it; without it they add up."""
     lines = ['sglang:num_queue_reqs{priority=""} 5\n', 'sglang:num_queue_reqs{priority="1"} 2\n']
     lines += ['sglang:num_queue_reqs{priority="2"} 3\n']
     for chosen, expected in ((lines, [5.0]), (lines[1:], [2.0, 3.0])):

@@ -165,7 +165,7 @@ async def test_a_receiver_that_cannot_be_is_an_unusable_spec(tmp_path: Path, spa
         assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
-def test_who_receives_no_spans_does_not_import_grpc():
+def test_a_scraper_without_spans_does_not_import_grpc():
     """Nor the messages of OTLP."""
     heavy = "('grpc', 'opentelemetry')"
     asked = f"import sys, scraper.worker; print([name for name in {heavy} if name in sys.modules])"

@@ -257,7 +257,7 @@ async def test_records_without_a_clock(examine: Examine):
     assert "warn  URL/perf_metrics: HTTP 404" in said
 
 
-def test_a_counter_that_is_not_created_yet_is_none_so_far():
+def test_a_counter_that_is_not_created_yet_is_zero_so_far():
     """SGLang shows retractions from the first one on."""
     text = (
         '# TYPE sglang:prefill_effective_tokens_total counter\nsglang:prefill_effective_tokens_total{mode="input"} 9\n'

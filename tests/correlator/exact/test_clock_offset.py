@@ -1,4 +1,4 @@
-"""The engine's clock against ours: between the bounds that causality sets, and with an error that holds the truth."""
+"""The engine's clock against ours: between the bounds that causality sets, with an error that covers the truth."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ START_NS = 1_700_000_000 * 10**9
 
 
 def seen(*rows: tuple[float, float, float], url: Any = "http://engine") -> RequestLog:
-    """Requests by when they were sent, first answered and over, ms; below 0: never."""
+    """Return requests by when they were sent, first answered and ended, ms; below 0: never."""
     stamps = np.array([[START_NS + int(ms * MS) if ms >= 0 else -1 for ms in row] for row in rows], dtype=np.int64)
     submit_ns, first_output_ns, end_ns = stamps.reshape(-1, 3).T
     return log_of(len(stamps), submit_ns=submit_ns, first_output_ns=first_output_ns, end_ns=end_ns, endpoint_url=url)
 
 
 def traced(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] = 0.0, clock: Any = "") -> Joined:
-    """Spans by when the engine saw a request arrive, answer and end, ms; its clock is ahead. NaN: unknown."""
+    """Return spans by when the engine saw a request arrive, answer and end, ms; its clock is ahead. NaN: unknown."""
     at_ms, first_ms, end_ms = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     joined = unjoined(len(rows))
     ahead_ns = (np.broadcast_to(ahead_ms, len(rows)) * MS).astype(np.int64)
@@ -42,14 +42,14 @@ def traced(*rows: tuple[float, float, float], ahead_ms: float | Sequence[float] 
 
 
 def only(requests: RequestLog, joined: Joined) -> ClockOffset:
-    """The clock of the only engine."""
+    """Return the clock of the only engine."""
     (offset,) = clock_offsets(requests, joined).by_engine.values()
     return offset
 
 
 @pytest.mark.parametrize("ahead_ms", [0.0, 250.0, -3_600_000.0])
 def test_the_tightest_bounds_of_all_requests_count(ahead_ms: float):
-    """One took 1 ms on its way in, another 3 ms on its way out: the middle of -1 and 3, and half of their distance."""
+    """One took 1 ms to the engine, another 3 ms back: the middle of -1 and 3, and half of their distance."""
     offset = only(seen((0, 60, 100), (10, 63, 120)), traced((1, 50, 90), (15, 60, 110), ahead_ms=ahead_ms))
 
     assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == offset
@@ -82,13 +82,13 @@ def test_what_cannot_be_known_has_a_reason(requests: RequestLog, spans: Joined, 
 
 
 def test_bounds_that_contradict_each_other_by_little_are_an_error_of_that_size():
-    """A stamp of ours was late by 4 ms: the offset is between the two."""
+    """One of our stamps was late by 4 ms: the offset lies between the two."""
     offset = only(seen((4, 60, 100), (10, 61, 120)), traced((0, 60, 90), (12, 60, 110)))
     assert ClockOffset(offset_ns=2 * MS, error_ns=2 * MS, pairs=2) == offset
 
 
-def test_a_span_that_lies_does_not_move_the_clock():
-    """One of twelve is an hour off: it is left out, counted, and what the others say stands."""
+def test_a_wrong_span_does_not_move_the_clock():
+    """One of twelve is an hour off: it is left out and counted; the others decide."""
     sent = [1000.0 * number for number in range(12)]
     requests = seen(*((at, at + 60, at + 100) for at in sent))
     spans = traced(
@@ -117,7 +117,7 @@ def test_a_first_token_is_known_with_arrival_and_ttft():
     ids=["by URL", "by resource", "by both"],
 )
 def test_each_engine_has_its_own_clock(url: Any, clock: Any, names: list[str]):
-    """Two of them, 5 s apart: each by its own requests, and each request by its own."""
+    """Two of them, 5 s apart: each from its own requests, and each request uses its engine's."""
     sent = [100.0 * number for number in range(6)]
     requests = seen(*((at, at + 60, at + 100) for at in sent), url=url)
     spans = traced(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3, clock=clock)
@@ -132,7 +132,7 @@ def test_each_engine_has_its_own_clock(url: Any, clock: Any, names: list[str]):
 
 
 def test_an_engine_that_contradicts_itself_does_not_cost_the_other_its_clock():
-    """Nor does one with a single request have another's error."""
+    """Nor does an engine with a single request get another's error."""
     requests = seen((0, 60, 100), (10, 90, 120), (1000, 1060, 1100), (2000, 2060, 2100), url=["a", "b", "c", "c"])
     spans = traced((1, 58, 90), (15, 60, 110), (1001, 1050, 1090), (1901, 1950, 1990))
 
@@ -143,8 +143,8 @@ def test_an_engine_that_contradicts_itself_does_not_cost_the_other_its_clock():
     assert [False, False, True, True] == np.isnan(offsets.offset_ns).tolist()
 
 
-def test_engines_that_do_not_tell_themselves_apart_contradict_each_other():
-    """Behind one URL: nothing is guessed, and what would tell them apart is said."""
+def test_engines_without_an_instance_id_contradict_each_other():
+    """Behind one URL: nothing is guessed, and the reason names the attribute that would distinguish them."""
     sent = [100.0 * number for number in range(6)]
     requests = seen(*((at, at + 60, at + 100) for at in sent))
     offset = only(requests, traced(*((at + 2, at + 56, at + 90) for at in sent), ahead_ms=[0.0, 5000.0] * 3))
@@ -178,8 +178,8 @@ def test_each_truth_is_within_its_engines_error(engines: list[tuple[list[tuple[f
 
 
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=10, max_size=40), st.data())
-def test_one_in_ten_that_lie_by_seconds_do_not_move_the_clock(ways_ms: list[tuple[float, float]], data: st.DataObject):
-    """Whatever they say, alike or not: what all others agree on stands, and those are counted."""
+def test_one_in_ten_wrong_by_seconds_do_not_move_the_clock(ways_ms: list[tuple[float, float]], data: st.DataObject):
+    """Whether they agree with each other or not: the others decide, and these are counted."""
     lies_ms = st.one_of(st.integers(-600_000, -2200), st.integers(2200, 600_000))
     lies = data.draw(st.lists(lies_ms, min_size=1, max_size=len(ways_ms) // 10))
     ahead_ms = lies + [0] * (len(ways_ms) - len(lies))

@@ -1,4 +1,4 @@
-"""Exact times: which source tells those of each request, and why one has none. A recorded vLLM tells every odd case."""
+"""Exact times: which source gives those of each request, and why one has none. A recorded vLLM has every odd case."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_request_of_a_run_is_joined_by_its_trace(main: Recording):
     assert list(main.spans.span_id[rows]) == list(joined.span_id)
 
 
-def test_all_three_sources_tell_the_same(main: Recording):
+def test_all_three_sources_agree(main: Recording):
     """Without trace ids the request id, without spans the reply: queue, prefill and decode are equal to the bit."""
     nameless = replace(main.requests, trace_id=np.full(397, "", dtype=np.object_))
     by_trace, by_id = join(main.requests, main.spans), join(nameless, main.spans)
@@ -115,8 +115,8 @@ def test_every_odd_case_has_its_source(edges: Recording, phase: str, source: str
     assert {(source, reason)} == set(zip(joined.source[here], joined.reason[here], strict=True))
 
 
-def test_what_was_cancelled_in_the_queue_has_none_and_the_others_have_theirs(edges: Recording):
-    """Nine were given up while they waited, fifteen beside them ended."""
+def test_requests_cancelled_in_the_queue_have_no_times_and_the_others_do(edges: Recording):
+    """Nine were cancelled while they waited, fifteen beside them ended."""
     joined, here = join(edges.requests, edges.spans), edges.requests.workload_class == "cancel_in_queue"
     cancelled = edges.requests.status[here] == "cancelled"
     assert (9, 15) == (int(cancelled.sum()), int((~cancelled).sum()))
@@ -140,7 +140,7 @@ def test_ids_that_were_sent_three_times_join_nothing_by_themselves(edges: Record
 
 
 def test_of_several_choices_the_first_token_counts():
-    """Queue, prefill and TTFT of the choice that spoke first, the decode of the one that spoke longest."""
+    """Queue, prefill and TTFT of the choice that answered first, the decode of the one that went on longest."""
     spans = engine(
         {"trace_id": "t", "span_id": "a", "queue_ms": 300, "prefill_ms": 50, "decode_ms": 900, "ttft_ms": 360},
         {"trace_id": "t", "span_id": "b", "queue_ms": 100, "prefill_ms": 60, "decode_ms": 700, "ttft_ms": 170},
@@ -161,7 +161,7 @@ def test_of_several_choices_the_first_token_counts():
         ({"request_id": UUID, "response_id": "other"}, f"cmpl-{UUID[:14]}b{UUID[15:]}-0"),
     ],
 )
-def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: str):
+def test_engines_write_a_request_id_in_several_forms(ids: dict[str, str], engine_id: str):
     """That of the reply, with the number of the prompt, or with the header's inside."""
     spans = engine({"request_id": engine_id, "queue_ms": 1, "prefill_ms": 2}, {"request_id": "foreign", "queue_ms": 9})
     joined = join(requests(ids, {}), spans)
@@ -170,7 +170,7 @@ def test_an_engine_gives_an_id_in_its_own_forms(ids: dict[str, str], engine_id: 
 
 
 def test_several_prompts_are_one_request():
-    """Each has its number behind the id."""
+    """Each prompt has a number behind the id."""
     spans = engine(
         *(
             {"request_id": f"cmpl-1-{number}", "queue_ms": 5, "prefill_ms": 1, "decode_ms": number}
@@ -181,8 +181,8 @@ def test_several_prompts_are_one_request():
     assert ("request id", 0.002) == (joined.source[0], joined.decode_s[0])
 
 
-def test_the_forms_are_the_engines_own():
-    """SGLang's id is that of the reply as it is: a number behind it is another request's."""
+def test_a_form_holds_for_its_engine_only():
+    """SGLang's id is the reply's, unchanged: with a number behind it, it is another request's."""
     spans = engine(
         {"request_id": "1-0", "engine": "sglang", "queue_ms": 1}, {"request_id": "2", "engine": "sglang", "queue_ms": 2}
     )
@@ -190,8 +190,8 @@ def test_the_forms_are_the_engines_own():
     assert ["none", "request id"] == joined.source.tolist()
 
 
-def test_a_gateways_span_joins_nothing_and_hides_nothing():
-    """The engine's span in the same trace is what tells."""
+def test_a_gateways_span_neither_joins_nor_hides_the_engines():
+    """The engine's span in the same trace gives the times."""
     gateway = {"trace_id": "t", "engine": "dynamo", "is_gateway": True, "request_id": "sl-1"}
     inner = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
     both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, inner))
@@ -204,7 +204,7 @@ def test_a_gateways_span_joins_nothing_and_hides_nothing():
 
 
 def test_requests_of_one_trace_are_distinguished_by_their_ids():
-    """As that of an agent: the trace id joins none of them."""
+    """As in an agent's trace: the trace id alone joins none of them."""
     rows = ({"trace_id": "t", "response_id": str(number)} for number in range(2))
     spans = engine(*({"trace_id": "t", "request_id": str(1 - number), "queue_ms": 10 * number} for number in range(2)))
     joined = join(requests(*rows), spans)
@@ -220,8 +220,8 @@ def test_requests_of_one_trace_are_distinguished_by_their_ids():
         ({"server_queue_ms": 2.0, "timings_source": "tgi"}, "the reply tells no prefill"),
     ],
 )
-def test_a_reply_may_tell_a_part(reply: dict[str, Any], reason: str):
-    """What it leaves open is said, and never a zero."""
+def test_a_reply_may_give_some_of_the_parts(reply: dict[str, Any], reason: str):
+    """What it leaves out is missing with a reason, never zero."""
     joined = join(requests(reply), engine())
     assert ("response", reason) == (joined.source[0], joined.reason[0])
     assert np.isnan(joined.decode_s[0])
@@ -234,8 +234,8 @@ def test_a_reply_may_tell_a_part(reply: dict[str, Any], reason: str):
         ({"decode_ms": 10.0}, "its span tells neither queue nor prefill"),
     ],
 )
-def test_a_span_that_cannot_be_so_is_not_believed(span: dict[str, float], reason: str):
-    """The next source is asked; where there is none, the reason stands."""
+def test_a_span_with_impossible_times_is_not_used(span: dict[str, float], reason: str):
+    """The next source is used; without one, the reason stays."""
     spans = engine({"trace_id": "t", **span})
     silent, telling = {"trace_id": "t"}, {"trace_id": "t", "server_queue_ms": 5.0, "server_prefill_ms": 6.0}
     assert f"{reason}; its reply tells neither queue nor prefill" == join(requests(silent), spans).reason[0]
@@ -272,8 +272,8 @@ def test_a_decode_beyond_the_request_is_left_out():
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.inf])
-def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
-    """A negative wait, or an endless one."""
+def test_a_reply_with_impossible_times_is_not_used(wrong: float):
+    """A negative wait, or an infinite one."""
     joined = join(requests({"server_queue_ms": wrong, "server_prefill_ms": 1.0}), engine())
     assert ("none", "no spans came; its reply tells impossible times") == (joined.source[0], joined.reason[0])
 
@@ -289,7 +289,7 @@ def test_a_reply_that_tells_the_impossible_is_not_believed(wrong: float):
     ids=str,
 )
 def test_no_times_have_a_reason(fate: dict[str, Any], reason: str):
-    """That of the request's own fate first."""
+    """How the request itself ended comes first."""
     joined = join(requests(fate), engine())
     assert ("none", reason) == (joined.source[0], joined.reason[0])
 
@@ -303,7 +303,7 @@ def test_nothing_is_joined_with_nothing():
 
 @pytest.mark.parametrize("ids", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
 def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dict[str, str]):
-    """Whichever way it would have been joined; another span of it that was not refused joins it all the same."""
+    """By whichever id it would have been joined; another of its spans that was not refused still joins it."""
     off = {**ids, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
     request = requests({"trace_id": "a", "request_id": "r"})
     joined = join(request, engine(off))
@@ -313,7 +313,7 @@ def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dic
 
 
 def test_stamps_of_a_request_are_all_by_one_clock():
-    """Where engines shared it, by that of the one whose token came first."""
+    """Where engines shared it, the clock of the engine whose token came first."""
     both = {"trace_id": "a", "queue_ms": 1.0, "prefill_ms": 2.0}
     first = {**both, "clock": "p", "end_ns": 1500 * MS}
     later = {**both, "clock": "d", "arrival_ns": 9000 * MS, "end_ns": 9900 * MS}

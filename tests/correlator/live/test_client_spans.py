@@ -58,7 +58,7 @@ def test_the_first_output_is_marked_by_an_event(name: str):
     ],
 )
 def test_a_call_of_a_model_says_so(attributes: dict[str, str | float], is_call: bool):
-    """By its operation, else by its path; a workflow around calls is none."""
+    """By its operation, else by its path; a workflow around calls is not a call."""
     assert is_call == read(span("x", "a", attributes=attributes)).is_call
 
 
@@ -75,8 +75,8 @@ def test_a_known_gateway_s_span_is_a_call():
     assert read(gateway("g")).serves
 
 
-def test_tokens_and_whom_it_called_are_read():
-    """-1 and nothing where it does not tell, or tells what cannot be."""
+def test_tokens_and_the_called_server_are_read():
+    """-1 and nothing where they are absent or impossible."""
     attributes = {
         "gen_ai.usage.input_tokens": 12.0,
         "gen_ai.usage.output_tokens": 7.0,

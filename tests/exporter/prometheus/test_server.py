@@ -23,7 +23,7 @@ async def test_readiness_says_what_is_missing_until_nothing_is():
         assert (200, "ready\n") == await asked(url, "/readyz")
 
 
-async def test_who_says_nothing_of_readiness_is_ready():
+async def test_a_page_without_a_readiness_check_is_ready():
     """A run's page is there from its start."""
     async with serving(LivePage(), "127.0.0.1", 0) as url:
         assert (200, "ready\n") == await asked(url, "/readyz")

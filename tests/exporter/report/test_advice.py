@@ -149,7 +149,7 @@ def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
     assert action.endswith("add a replica; or send less than 3.08 requests/s.")
 
 
-def test_there_is_none_where_every_objective_was_met():
+def test_there_is_no_advice_where_every_objective_was_met():
     """What is good enough needs no change."""
     wanted = made_of("queue", waiting=SEATS)
     assert 2 == len(list(advice(wanted)))

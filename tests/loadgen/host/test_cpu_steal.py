@@ -39,7 +39,7 @@ def test_without_a_proc_there_is_a_reason(tmp_path: Path):
     ],
 )
 def test_steal_is_a_share_of_all_processor_time(after: tuple[int, int, int], steal: float | None, busy: float | None):
-    """Between two readings; idle time that went backwards is none."""
+    """Between two readings; idle time that went backwards gives no share."""
     total, idle, stolen = after
     got = machine_load(CpuTicks(total=1000, idle=830, steal=44), CpuTicks(total=total, idle=idle, steal=stolen))
     assert (steal, busy) == (got.steal_ratio, got.busy_ratio)

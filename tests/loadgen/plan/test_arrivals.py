@@ -231,7 +231,7 @@ def test_an_arrival_process_that_makes_no_sense_is_refused(fields: dict[str, obj
     ],
 )
 def test_a_schedule_without_an_end_is_refused(limits: dict[str, float], says: str):
-    """Neither backwards nor for ever."""
+    """Neither backwards nor without a bound."""
     with pytest.raises(ValueError, match=says):
         schedule(Arrival(kind="uniform", rate_per_s=1), seed=1, **limits)
 

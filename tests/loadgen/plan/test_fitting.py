@@ -77,7 +77,7 @@ async def test_a_protocol_without_roles_gets_one_text(server: tokenizers.ServerT
     assert tokenizers.reference().text(IDS)[:30] + "\n\n" == prompt[:32]
 
 
-async def test_a_files_text_goes_out_as_it_is(server: tokenizers.ServerTokenizer):
+async def test_a_files_text_is_sent_unchanged(server: tokenizers.ServerTokenizer):
     """What the tokenizer counts is declared; it is cut only for the model's length."""
     text = "What is a token? " * 10
     for tokenizer, tokens in ((server, len(text)), (tokenizers.reference(), tokenizers.reference().count(text))):

@@ -98,7 +98,7 @@ def test_sharegpt_is_known_by_its_look(write: Any):
     assert [("Bye", 2, 2.0)] == [(turn.text, turn.max_tokens, turn.think_s) for turn in session.turns]
 
 
-async def test_a_conversation_goes_out_as_it_is(write: Any):
+async def test_a_conversation_is_sent_unchanged(write: Any):
     """Roles and parts unchanged, in chat and in responses; what is asked of the output keeps to the model's length."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": "u"}]}]
     file = write([{"messages": TALK, "max_tokens": 900}, {"messages": parts, "max_tokens": 9}])

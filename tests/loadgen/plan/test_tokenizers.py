@@ -113,7 +113,7 @@ async def test_a_local_chat_template_is_counted(model: Path):
 
 
 async def test_a_template_that_refuses_is_an_error(model: Path):
-    """As some do with a system prompt; one that is none leaves plain counting."""
+    """As some do with a system prompt; an invalid one leaves plain counting."""
     pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
     (model / "chat_template.jinja").write_text("{{ raise_exception('no system') }}", encoding="utf-8")
     with pytest.raises(tokenizers.TokenizerError, match="the chat template: no system"):

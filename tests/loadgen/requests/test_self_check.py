@@ -87,7 +87,7 @@ def test_an_error_is_measured_against_the_metric(ttft_ms: float, delay_ms: float
     assert (not reasons, not reasons) == (got.first_line is None, got.cause is None)
 
 
-def test_who_is_not_trusted_says_by_how_much_why_and_what_helps():
+def test_a_failed_self_check_says_by_how_much_why_and_what_helps():
     """In one sentence; of a metric that is right all the same, it says that."""
     got = self_check(_slow(100.0), _stats(delay_ms=1.5, cpu_ratio=0.01), open_loop=True, machine=BUSY)
     assert got.first_line == (

@@ -30,7 +30,7 @@ def test_the_buckets_follow_on_each_other():
     assert all(end <= 1.25 * begin for begin, end in bounds[1:-1])
 
 
-def test_a_negative_lateness_is_none():
+def test_a_negative_lateness_counts_as_none():
     """It is counted in the first bucket."""
     assert lateness.bucket_index(-1) == 0
 

@@ -1,4 +1,4 @@
-"""The links over WebSocket and gRPC, against real servers that say what a test scripts."""
+"""Requests over WebSocket and gRPC, against real servers that answer by a test's script."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Script = Callable[[web.WebSocketResponse, dict[str, Any]], Awaitable[None]]
 async def _websocket(
     script: Script, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[str, list[web.Request]]]:
-    """A server that answers each message by the script; gives its URL and the upgrades it saw."""
+    """Run a server that answers each message by the script; give its URL and the upgrades it saw."""
     upgrades: list[web.Request] = []
 
     async def serve(request: web.Request) -> web.WebSocketResponse:
@@ -168,7 +168,7 @@ def _said(text: str, *, error: str = "") -> bytes:
 
 
 async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
-    """A server that sends no final response has said all when it ends the call well."""
+    """A server that sends no final response is complete when it ends the call with OK."""
     heard: list[tuple[dict[str, str], Any]] = []
 
     async def infer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -203,7 +203,7 @@ async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
     ],
 )
 async def test_a_grpc_call_that_fails_has_the_status_of_http(code: grpc.StatusCode, status: int):
-    """Before the first message; behind one it is an error in the middle of a stream, or a connection that broke."""
+    """Before the first message; after one it is an error in the middle of a stream, or a broken connection."""
     first = True
 
     async def infer(_requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -223,7 +223,7 @@ async def test_a_grpc_call_that_fails_has_the_status_of_http(code: grpc.StatusCo
 
 
 async def test_a_grpc_refusal_has_its_own_status_however_early_it_comes():
-    """A server in threads of its own refuses what it has not read, while it is still being sent."""
+    """A server with its own threads refuses a request that is still being sent."""
 
     def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down")
@@ -245,7 +245,7 @@ async def test_a_grpc_refusal_has_its_own_status_however_early_it_comes():
 
 
 async def test_more_streams_than_a_connection_takes_get_another():
-    """So that none waits in the client unseen: 101 requests at once are on two connections."""
+    """So that no request waits in the client unnoticed: 101 at once use two connections."""
     peers: set[str] = set()
     all_here = asyncio.Event()
     under_way = 0
@@ -266,7 +266,7 @@ async def test_more_streams_than_a_connection_takes_get_another():
 
 
 async def test_a_name_that_does_not_resolve_is_the_error():
-    """As such, in both."""
+    """Over both transports."""
     for transport, link in (("websocket", WebSocketTransport), ("grpc", GrpcTransport)):
         async with link(_spec("http://no-such-host.invalid:80", transport), _clock()) as open_link:
             exchange, _ = await _ask(open_link, transport)
@@ -275,7 +275,7 @@ async def test_a_name_that_does_not_resolve_is_the_error():
 
 
 async def test_a_grpc_connection_for_each_request():
-    """Where none is to be reused."""
+    """Where connections are not to be reused."""
 
     async def infer(_requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         peers.append(context.peer())
@@ -292,7 +292,7 @@ async def test_a_grpc_connection_for_each_request():
 async def _both(
     context: ssl.SSLContext, credentials: grpc.ServerCredentials
 ) -> AsyncIterator[list[tuple[str, str, type[WebSocketTransport | GrpcTransport]]]]:
-    """A server of each kind that answers anything over TLS: URL, transport and link."""
+    """Run a server of each kind that answers anything over TLS; give URL, transport and link."""
 
     async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
         await socket.send_str(json.dumps(DONE))

@@ -138,7 +138,7 @@ def test_values_belong_to_the_caller():
 
 
 def test_broken_value_on_a_known_layout_is_refused_where_it_stands():
-    """A number that is none refuses the page by line and byte; the layout stays known."""
+    """An invalid number refuses the page by line and byte; the layout stays known."""
     reader = PageReader()
     first = reader.read(b"x 1\ny 2\n")
     with pytest.raises(MalformedPage) as refused:

@@ -35,7 +35,7 @@ def test_what_is_an_export_is_parsed(shape: list[list[int]]):
 
 
 @given(st.binary(max_size=200) | st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3).map(export), st.data())
-def test_what_is_none_is_refused_and_nothing_else_happens(body: bytes, data: st.DataObject):
+def test_invalid_bytes_are_refused_and_raise_nothing_else(body: bytes, data: st.DataObject):
     """Noise, and exports with bytes cut off or turned over: Google's parser decides, and no other error comes out."""
     cut = data.draw(st.integers(0, len(body)))
     broken = bytearray(body[:cut])

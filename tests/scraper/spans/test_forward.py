@@ -140,7 +140,7 @@ def test_a_path_is_taken_at_its_word(url: str, posted: str):
         ("grpc://a:b@:4317", "grpc://***@:4317 is not a grpc(s) or http(s) URL"),
     ],
 )
-def test_a_url_that_is_none_is_refused_at_once(url: str, reason: str):
+def test_an_invalid_url_is_refused_at_once(url: str, reason: str):
     """In one line, before anything runs; a password in it is not shown."""
     with pytest.raises(ValueError, match=r".") as refused:
         Forwarder(url, Access(), say=print)

@@ -1,4 +1,4 @@
-"""The OTLP receiver over real sockets: what engines send is what is logged, and what is none disturbs nothing."""
+"""The OTLP receiver over real sockets: what engines send is logged, and anything else disturbs nothing."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Se
     assert 57 == len(engine_spans(listener.records()))
 
 
-async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path):
-    """The stamp is that of the run's clock; who wants each export as it comes is given it, with the same stamp."""
+async def test_exports_have_the_runs_clock_and_are_delivered(tmp_path: Path):
+    """The stamp is by the run's clock; `deliver` gets each export as it comes, with the same stamp."""
     given: list[tuple[int, int]] = []
     log = SpanLog(tmp_path / "spans.log")
     spec = ReceiverSpec(grpc="", http="127.0.0.1:0", clock_offset_ns=10**18)
@@ -153,7 +153,7 @@ async def test_exports_bear_the_runs_clock_and_arrive_at_who_asks(tmp_path: Path
     ],
     ids=["garbage", "cut off", "json", "br", "large", "bomb", "empty spans"],
 )
-async def test_what_is_no_export_is_refused_with_a_reason(
+async def test_an_invalid_export_is_refused_with_a_reason(
     tmp_path: Path, body: bytes, headers: dict[str, str], status: int, reason: str
 ):
     """Over HTTP: the reply says why, it is counted each time and logged once, and the next export passes."""
@@ -180,7 +180,7 @@ async def test_what_is_no_export_is_refused_with_a_reason(
     ],
     ids=["garbage", "large", "bomb"],
 )
-async def test_what_is_no_export_is_refused_over_grpc_too(
+async def test_an_invalid_export_is_refused_over_grpc_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], body: bytes, packing: grpc.Compression, code: object, count: str
 ):
     """With the code that OTLP has for it, counted each time, said once, and with nothing on standard error."""

@@ -1,4 +1,4 @@
-"""Who we are to a target: TLS both ways, credentials, and URLs without their secrets."""
+"""Client identity: TLS both ways, credentials, and URLs without their secrets."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_credentials_in_the_url_are_sent_and_not_shown(serve: Serve):
 
 
 async def test_a_redirect_with_a_user_name_on_its_own_host(serve: Serve):
-    """We stay who we are."""
+    """Our own credentials are sent on."""
     asked: list[str] = []
 
     async def here(request: web.Request) -> web.Response:
@@ -178,7 +178,7 @@ async def test_a_redirect_with_a_user_name_on_its_own_host(serve: Serve):
     ],
 )
 def test_urls_without_their_secrets(url: str, bare_url: str, shown: str):
-    """To ask, and to show; also where a slip has made it no URL."""
+    """To ask, and to show; also where a slip has made it invalid."""
     assert (bare_url, shown) == (bare(url), masked(url))
 
 

@@ -25,7 +25,7 @@ LIMITS = Limits(timeout_s=5, body_bytes=10_000)
 
 
 def iterations(read: list[str]) -> Handler:
-    """TensorRT-LLM's, and who has read them."""
+    """Serve TensorRT-LLM's iterations and note each read of them."""
 
     async def handler(request: web.Request) -> web.Response:
         read.append(request.path)
@@ -75,7 +75,7 @@ async def test_scrape_keeps_the_page_and_its_stamps(serve: Serve):
         (answer(status=307, Location="/metrics"), "redirect: more than 3 in a row"),
     ],
 )
-async def test_what_is_no_page_is_a_record_with_a_reason(serve: Serve, handler: Handler, error: str):
+async def test_an_invalid_page_is_a_record_with_a_reason(serve: Serve, handler: Handler, error: str):
     """A reply that is not an exposition is data: a record with the reason, and no body."""
     base = await serve({"/metrics": handler})
     record = await once(f"{base}/metrics")
@@ -179,7 +179,7 @@ async def test_a_page_in_json_quotes_is_a_page(serve: Serve, tmp_path: Path):
 @pytest.mark.parametrize(
     ("body", "kind"), [("It works!\n", "text/plain"), ('"ok"', "application/json"), ('""', "application/json")]
 )
-async def test_prose_is_no_page(serve: Serve, body: str, kind: str):
+async def test_prose_is_not_a_page(serve: Serve, body: str, kind: str):
     """Nor is what stands in quotes, where it is not an exposition."""
     base = await serve({"/metrics": answer(body, kind)})
     assert isinstance(await discover(f"{base}/metrics", metrics_paths()), Missing)

@@ -219,7 +219,7 @@ def test_histogram_of_fractional_counts():
 
 
 def test_gauge_is_judged_inside_the_window_only():
-    """Neither the warm-up's nor the idle tail's values are the window's; absent and infinite ones are none."""
+    """Neither the warm-up's nor the idle tail's values are the window's; absent and infinite ones do not count."""
     series = endpoint([1, 2, 3, 4, 5, 6], [[9], [1], [NAN], [float("inf")], [3], [0]])
     readings = gauge(series, 0, chosen(series, 1.5, 5.5))
     assert ([1, 3], [2 * S - 1, 5 * S - 1]) == (readings.values.tolist(), readings.at_ns.tolist())
@@ -278,7 +278,7 @@ def test_a_restart_behind_a_higher_value_is_known_by_the_start_time():
 
 
 def test_a_restart_with_two_signs_is_one():
-    """A value that falls where the start time moves is one reset; a start time absent for a while is none."""
+    """A value that falls where the start time moves is one reset; a start time absent for a while is not."""
     increased = counted([[10, 1e9], [15, NAN], [3, 1e9 + 7], [4, NAN], [6, 1e9 + 7]], STARTED)
     assert (5 + 6, 1) == (increased.total, increased.resets)
 

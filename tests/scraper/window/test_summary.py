@@ -225,7 +225,7 @@ def test_scrapes_that_ended_early_give_rates_over_what_they_cover():
 
 
 def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
-    """An infinite or NaN value is none: it neither spoils a sum nor is a maximum."""
+    """An infinite or NaN value does not count: it neither spoils a sum nor is a maximum."""
     pages = [page(n, 3) + page(n, value, engine="1") for n, value in enumerate((1, float("inf"), -float("inf"), 2, 0))]
     summary = summarised(scrapes("a", [text.replace("inf", "Inf") for text in pages]), 1.5, 4.5)
     waiting = summary["requests_waiting"]["stats"]

@@ -99,8 +99,8 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
     assert float(case.queue_s[:100].sum()) == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s, abs=1e-6)
 
 
-def test_without_pages_and_spans_requests_are_counted_as_what_they_are(case: Case):
-    """Not broken down; none is forgotten, and none is kept for ever."""
+def test_without_pages_and_spans_requests_are_counted_without_a_breakdown(case: Case):
+    """Each is counted once, and none stays in memory."""
     log, parts = case.requests, LiveParts()
     passed(log, parts, [], {})
     parts.poll(int(log.end_ns.max()) + 200 * S)

@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("2d", 172800), ("45", 45)])
 def test_how_long_logs_are_kept_is_said_in_units(text: str, seconds: float):
-    """Seconds where there is none."""
+    """Seconds where there is no unit."""
     assert seconds == check_watch(WatchOptions(keep=text)).keep_s
 
 
@@ -28,7 +28,7 @@ def test_how_long_logs_are_kept_is_said_in_units(text: str, seconds: float):
     ("text", "size"), [("500MB", 500_000_000), ("2GiB", 2**31), ("1500kB", 1_500_000), ("5000000", 5_000_000)]
 )
 def test_how_much_is_kept_is_said_in_units(text: str, size: int):
-    """Bytes where there is none."""
+    """Bytes where there is no unit."""
     assert size == check_watch(WatchOptions(keep_bytes=text)).kept_bytes
 
 

@@ -126,7 +126,7 @@ def test_a_run_without_requests_says_that_there_are_no_spans(sidelight: Sideligh
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "grpc://collector", "ftp://collector"])
-def test_a_url_that_is_none_is_refused_before_anything_is_done(sidelight: Sidelight, tmp_path: Path, url: str):
+def test_an_invalid_url_is_refused_before_anything_is_done(sidelight: Sidelight, tmp_path: Path, url: str):
     """By `run` and by `report`, naming the option."""
     with pytest.raises(ConfigurationError, match="--otlp-export: "):
         check_run(RunOptions(url=("http://h",), otlp_export=url))

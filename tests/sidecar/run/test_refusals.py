@@ -93,7 +93,7 @@ def test_a_directory_in_use_is_exit_2(sidelight: Sidelight, tmp_path: Path):
     assert ["{}"] == [path.read_text() for path in tmp_path.iterdir()]
 
 
-def test_a_name_that_is_none_is_exit_3(refusal: Callable[..., str]):
+def test_a_host_that_does_not_exist_is_exit_3(refusal: Callable[..., str]):
     line = refusal(3, "run", "--url", "http://no-such-host.invalid:8000", *QUICK)
     assert line.startswith("sidelight: cannot connect to no-such-host.invalid:8000: no such host")
 

@@ -202,7 +202,7 @@ async def test_a_batch_that_was_not_taken_is_sent_again(
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:4317", "http://h", "https://h:1", "http://h:1/v1/traces", "http://h:x"])
-def test_an_endpoint_that_is_none_is_refused(url: str):
-    """With what would be one."""
+def test_an_invalid_endpoint_is_refused(url: str):
+    """With an example of a valid one."""
     with pytest.raises(SettingsError, match=r"otlp_endpoint: must be http://HOST:PORT \(gRPC\), not "):
         SimulatorSettings(otlp_endpoint=url)

@@ -165,7 +165,7 @@ def test_an_abort_is_counted(scheduled_ns: int, counted_as_finished: int):
 
 
 def test_the_format_is_negotiated():
-    """As prometheus_client's server does: OpenMetrics for who asks for it first, else the text format."""
+    """As prometheus_client's server does: OpenMetrics where it is asked for first, else the text format."""
     page = SglangPage("m", LIMITS, lambda: 0)
     body, content_type = page.page("application/openmetrics-text,text/plain;q=0.5")
     assert (CONTENT_TYPE_LATEST, b"# EOF\n") == (content_type, body[-6:])

@@ -70,7 +70,7 @@ def test_the_five_families_of_early_releases_are_as_a_real_page_shows_them(busy_
 
 
 def test_before_the_first_request_little_is_shown():
-    """The configuration, the batch that is none, and the one counter that is made at the start."""
+    """The configuration, the empty batch, and the one counter that is made at the start."""
     shown = families_of(TrtllmPage("m", LIMITS).page()[0].decode())
     infos = {f"trtllm_{name}_config_info" for name in ("model", "parallel", "kv_cache")}
     assert infos | {"trtllm_prompt_cached_tokens_total", "trtllm_scheduled_batch_size"} == set(shown)
