@@ -136,7 +136,7 @@ async def test_totals_over_two_restarts_are_the_truth(engine: str, tmp_path: Pat
 async def test_nothing_is_counted_twice_where_the_last_scrape_of_a_life_is_missing(engine: str, tmp_path: Path):
     """What no scrape saw before a kill is lost: totals are bounded from above by the truth.
 
-    vLLM's page tells a restart that no counter shows, so that what was scraped of each life is counted whole: the
+    vLLM's page shows a restart that no counter does, so that what was scraped of each life is counted whole: the
     second life had by its first scrape served more requests than any scrape had seen of the first. Of SGLang and
     TensorRT-LLM, which state no start time, such a total is only bounded from below by the difference.
     """

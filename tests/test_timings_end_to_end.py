@@ -1,4 +1,4 @@
-"""Whole runs with an engine that tells its times without ids: as users start them, over loopback, against its truth."""
+"""Whole runs with an engine that reports times without ids: as users start them, over loopback, against its truth."""
 
 from __future__ import annotations
 

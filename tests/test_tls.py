@@ -11,7 +11,7 @@ from processes import QUICK, Case, Ended, Script, agreed_rows, launching, servin
 
 @pytest.fixture(scope="module")
 def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ended]]:
-    """Runs against a server whose certificate no system knows, and against one that speaks to one client alone."""
+    """Runs against a server whose certificate no system knows, and against one that answers one client only."""
     trusting = (*QUICK, "--ca", authority.path("solo.pem"))
     client = ("--cert", authority.path("unrelated.pem"), "--key", authority.path("unrelated.key"))
     strict = serving(Script(), authority.serving("solo", ask_client="unrelated.pem"))
@@ -29,7 +29,7 @@ def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.parametrize("name", ["ca", "insecure", "client", "both"])
-def test_a_certificate_is_good_by_its_authority_or_by_decree(secured: Callable[[str], Ended], name: str):
+def test_a_certificate_is_accepted_by_its_authority_or_unchecked(secured: Callable[[str], Ended], name: str):
     """For the questions before the load, for the load, and for the metrics page at the same host; ours likewise."""
     run = secured(name)
     assert (0, "") == (run.code, run.err)

@@ -96,7 +96,7 @@ def test_every_request_of_a_recording_is_broken_down_by_its_trace(main: Any):
 
 
 def test_nothing_of_a_recording_happens_before_its_cause(main: Any):
-    """By the offset that is stated, each request arrives after it was sent and speaks before it was heard."""
+    """By the offset that is stated, each request arrives after it was sent, and its answer leaves before it came."""
     parts = parts_of(main)
 
     assert (parts.request_network_s >= 0).all()
@@ -137,7 +137,7 @@ def test_a_reply_in_one_piece_has_its_engine_times_and_no_ttft(edges: Any):
     assert {""} == set(parts.merged)
 
 
-def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
+def test_replies_give_queue_and_prefill_and_the_rest_is_merged(edges: Any):
     """Unsampled requests have no span: where the network ends and the engine begins is unknown, and not guessed."""
     parts = take(parts_of(edges), edges.requests.workload_class == "unsampled")
     assert {"network and engine frontend"} == set(parts.merged)
@@ -145,7 +145,7 @@ def test_replies_tell_queue_and_prefill_and_the_rest_stands_merged(edges: Any):
     assert parts.other_s.tolist() == (parts.ttft_s - (parts.queue_s + parts.prefill_s)).tolist()
 
 
-def test_replies_tell_what_spans_do_of_every_request(main: Any):
+def test_replies_agree_with_spans_for_every_request(main: Any):
     """Their rest is what spans divide into network and the engine's front end."""
     by_span, by_reply = parts_of(main), parts_of(main, spans=engine_spans([]))
 
@@ -169,7 +169,7 @@ def test_spans_go_before_estimates_request_by_request(main: Any):
     assert off_by_ms(parts) < 1e-6
 
 
-def test_a_span_tells_every_part():
+def test_a_span_gives_every_part():
     """100 ms of which the engine knows 90: 10 outside, 20 queue, 50 prefill, 20 in the engine and neither."""
     clocks = ClockOffsets(by_engine={}, offset_ns=np.zeros(1), error_ns=np.full(1, MS / 2))
     arrived = joined({**SPAN, "arrival_ns": SUBMIT_NS + 4 * MS})
@@ -246,14 +246,14 @@ def test_a_late_stamp_shows_as_a_network_below_zero():
 
 
 def test_no_source_has_both_reasons():
-    """Why the scrapes do not tell, and why nothing was joined; of what had no first token the latter alone."""
+    """Why the scrapes do not suffice, and why nothing was joined; without a first token the latter alone."""
     parts = break_down(requests({}), joined({}), nothing(1, "no scrape succeeded"))
 
     assert ("none", "no scrape succeeded; no spans came") == (parts.source[0], parts.reason[0])
     assert np.isnan([parts.other_s[0], parts.network_s[0], parts.error_s[0]]).all()
 
 
-def test_estimates_that_do_not_tell_the_network_apart_merge_it():
+def test_estimates_without_the_network_merge_it():
     """As those of several engines."""
     guess = replace(
         nothing(1, ""),

@@ -75,7 +75,7 @@ def test_the_sentence_is_the_same_without_spans_but_for_its_flag(traced: TailSha
 
 
 def test_waiting_requests_go_with_the_ttft_and_running_ones_do_not(main: Any):
-    """Rank correlation 0.88 [0.50, 0.98], greatest within half a second; a gauge that saturates tells nothing."""
+    """Rank correlation 0.88 [0.50, 0.98], greatest within half a second; a gauge that saturates shows nothing."""
     ttft_ms = (main.requests.first_token_ns - main.requests.submit_ns) / 1e6
     by_quantity = {
         association.server: association

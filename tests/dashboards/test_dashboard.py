@@ -45,7 +45,7 @@ def test_the_file_is_what_the_generator_writes() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_rows_tell_the_story_in_order() -> None:
+def test_the_rows_are_in_the_order_of_a_diagnosis() -> None:
     """From the answer at the top to the tool's own error at the bottom."""
     assert [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"] == [
         "Answer first",

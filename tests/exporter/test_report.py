@@ -213,7 +213,7 @@ def test_the_slowest_requests_have_their_ids_and_what_ran_beside_them():
     assert f" 2 trace {2:032x} request sl-2 failed" in text.splitlines()
 
 
-def test_without_an_engines_page_the_requests_of_ours_stand_beside_a_slow_one():
+def test_without_an_engines_page_our_own_requests_are_shown_beside_a_slow_one():
     rows = [line.split() for line in report_of_slow(slow(1)).splitlines()]
     assert ["TTFT", "in", "flight", "input"] in rows
     assert ["1", "699.0", "3", "50"] in rows
@@ -227,7 +227,7 @@ def test_classes_are_a_column_only_where_there_are_several():
 
 
 def test_a_class_is_shown_as_it_is_called():
-    """A name that looks like markup is neither obeyed nor an error."""
+    """A name that looks like markup is printed, and is not an error."""
     assert "[/red]" in report_of_slow(slow(1), slow(2, workload_class="[/red]"))
 
 

@@ -35,7 +35,7 @@ async def _planned(*requests: PlannedRequest) -> AsyncGenerator[PlannedRequest, 
 
 
 class _Server:
-    """Answers each request after a time of its own, and goes on with the session; tells what was sent when."""
+    """Answers each request after a time of its own, and goes on with the session; notes what was sent when."""
 
     def __init__(self, took_s: Callable[[PlannedRequest], float] = lambda _: 0.0, *, look_ns: int = 1000) -> None:
         self.clock, self.stop, self._took_s = _virtual(look_ns), Stop(), took_s

@@ -195,7 +195,7 @@ def test_how_the_bytes_fall_into_reads_changes_only_the_stamps(data: st.DataObje
 
 
 @given(st.data(), st.sampled_from(sorted(STREAMS)))
-def test_a_torn_stream_tells_what_had_come(data: st.DataObject, protocol: str):
+def test_a_torn_stream_keeps_what_had_come(data: st.DataObject, protocol: str):
     """Cut anywhere before its last token was whole, it is not complete; its chunks are the first ones."""
     kind, pieces = STREAMS[protocol]
     whole = _read(protocol, *pieces)

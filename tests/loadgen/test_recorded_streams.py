@@ -1,4 +1,4 @@
-"""Recorded streams of a real vLLM, as bytes on the wire and through the log: it tells what the recorder saw.
+"""Recorded streams of a real vLLM, as bytes on the wire and through the log: the log has what the recorder saw.
 
 The recordings hold when each event came, in which read, its characters and the tokens so far, and no text: the bytes
 are made from that, in vLLM's own form.
@@ -54,7 +54,7 @@ def _event(request: dict, event: list) -> str:
 
 
 def _end(request: dict) -> bytes:
-    """What came behind the events, if anything did: the end of a reply, or a dying engine's word."""
+    """Return what came behind the events, if anything did: the end of a reply, or a dying engine's error."""
     if request["usage"]:
         finish = {"index": 0, "delta": {}, "text": "", "finish_reason": request["finish_reason"]}
         last = {"choices": [], "usage": request["usage"], "metrics": request.get("server_metrics")}
@@ -122,7 +122,7 @@ def _expected_status(request: dict) -> str:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_log_tells_how_each_request_ended(recorded: Path, scenario: str):
+def test_the_log_has_how_each_request_ended(recorded: Path, scenario: str):
     """Ok, cancelled, refused with the server's words, failed under 200 with a dying engine's, not connected."""
     streams = _streams(recorded, scenario)
     got = _logged(streams)

@@ -105,7 +105,7 @@ async def test_requests_go_to_the_url_they_name(serve: Serve, wire: type[Wire], 
     assert {servers[1].url.removeprefix("http://")} == {peer.header("Host") for peer in servers[1].peers}
 
 
-async def test_a_worker_tells_of_itself(serve: Serve, wire: type[Wire], start: Start):
+async def test_a_worker_logs_its_own_statistics(serve: Serve, wire: type[Wire], start: Start):
     """How late its reads were, what its garbage collector cost, how much memory it has."""
 
     server = await serve(wire.answer(3))

@@ -50,5 +50,5 @@ def test_what_aiohttp_wraps_is_what_is_said():
     ],
 )
 def test_secrets_of_a_url_are_masked(url: str, shown: str):
-    """User and password, and in a query what its name calls a secret; other fields tell pages apart."""
+    """User and password, and in a query what its name calls a secret; other fields distinguish pages."""
     assert shown == masked(url)

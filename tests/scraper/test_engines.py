@@ -21,7 +21,7 @@ DIRECTORY = Path(str(resources.files("scraper.engines")))
 
 
 @pytest.mark.parametrize("engine", engine_names())
-def test_every_file_obeys_the_schema(engine: str):
+def test_every_file_fits_the_schema(engine: str):
     """Each engine's file is as schema.json has it."""
     schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -69,7 +69,7 @@ def test_kinds_and_units_are_the_same_for_all_engines():
 
 
 def test_queue_and_prefill_are_observed_together_at_the_end_by_two_engines_only():
-    """Only there their sums speak of the requests that a client saw end."""
+    """Only there their sums are of the requests that a client saw end."""
     ends = [
         engine
         for engine in engine_names()
@@ -144,7 +144,7 @@ def test_a_histogram_that_ends_in_total_is_one(shared: Path):
     ("inside", "engine"), [("vllm/worker_v1.prom", "vllm"), ("sglang/server.prom", "sglang"), ("", "dynamo_worker")]
 )
 def test_a_dynamo_worker_is_the_engine_inside(shared: Path, inside: str, engine: str):
-    """Its own metrics speak only where the engine's are absent."""
+    """Its own metrics count only where the engine's are absent."""
     worker_page = (shared / "fixtures/dynamo/worker_component.prom").read_text()
     page = parse(worker_page + ((shared / "fixtures" / inside).read_text() if inside else ""))
     assert engine == engine_of(page)
@@ -163,7 +163,7 @@ def test_pages_without_an_engine(shared: Path):
 
 
 def test_a_page_that_states_its_version():
-    """A build_info metric of the engine's own is believed."""
+    """A build_info metric of the engine's own is used."""
     page = parse('vllm:num_requests_running 1\nvllm:build_info{version="1.2"} 1\npython_build_info{version="3.11"} 1\n')
     assert Engine(name="vllm", version="1.2", detected_by="metric vllm:num_requests_running") == detect(page.series)
 
@@ -255,7 +255,7 @@ def test_llamacpp_token_latency_is_a_mean_of_two_counters():
 
 
 def test_a_switch_stands_in_the_reason():
-    """What a flag would show is missing with the flag; what the engine never tells, with why."""
+    """What a flag would show is missing with the flag; what the engine never shows, with why."""
     sources = canonical((), "trtllm")
     running = "the page shows no gauge trtllm_num_requests_running; enable_iter_perf_stats: true switches it on"
     assert Missing(running) == sources["requests_running"]

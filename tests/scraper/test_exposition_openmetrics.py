@@ -63,7 +63,7 @@ def test_any_cut_of_an_openmetrics_page_is_refused(text: str, share: float):
     ],
 )
 def test_declaration_that_differs_in_punctuation_counts(sample: str, expected: tuple[str, str, str]):
-    """`# TYPE vllm:x` speaks for a sample `vllm_x` that has no declaration of its own; its name stays as exposed."""
+    """`# TYPE vllm:x` declares a sample `vllm_x` that has no declaration of its own; its name stays as exposed."""
     page = parse(
         "# HELP vllm:r Requests.\n# TYPE vllm:r counter\n# TYPE vllm:h histogram\n# TYPE vllm:g gauge\n"
         f"# TYPE vllm:own gauge\n# TYPE vllm_own summary\n{sample} 1.0\nz 1.0\n# EOF\n",

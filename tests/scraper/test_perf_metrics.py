@@ -152,7 +152,7 @@ def test_the_reading_of_the_shortest_way_counts():
     ways_ns=st.tuples(st.integers(0, 10**8), st.integers(0, 10**8)),
 )
 def test_the_offset_is_right_within_its_error(zero_ns: int, there_ns: int, ways_ns: tuple[int, int]):
-    """However the way divides into there and back; stamps are floats of seconds, which tell microseconds."""
+    """However the round trip divides into there and back; stamps are floats of seconds, exact to microseconds."""
     receive_ns = T0_NS + ways_ns[0] - zero_ns
     answer = {"receive_ts": receive_ns / 1e9, "transmit_ts": (receive_ns + there_ns) / 1e9}
     raw = json.dumps(answer).encode()

@@ -1,4 +1,4 @@
-"""Percentiles from buckets and sums: exact where pages tell all, ordered and inside the buckets whatever pages tell."""
+"""Percentiles from buckets and sums: exact where pages suffice, ordered and inside the buckets whatever pages show."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_one_value_everywhere(intervals: int, tolerance: float):
 
 
 def test_everything_beyond_the_last_bound():
-    """Sums tell mean and spread of what no bucket separates."""
+    """Sums give mean and spread of what no bucket separates."""
     random = np.random.default_rng(3)
     seen = random.gamma(9, 3.0, 4000) + 5
     counts, sums = scraped(np.split(seen, 400))
@@ -175,7 +175,7 @@ def test_the_range_cannot_be_wrong(rows: list[list[float]], qs: list[float]):
 
 
 def test_a_queue_that_is_nearly_always_empty_is_wide():
-    """Where the interval is wider than the value, buckets and sums cannot tell the value."""
+    """Where the interval is wider than the value, buckets and sums do not determine the value."""
     random = np.random.default_rng(8)
     seen = np.where(random.random((300, 40)) < 0.95, 1e-6, random.uniform(0.05, 0.09, (300, 40)))
     taken = read([fit(BOUNDS, *scraped(seen.tolist()))], [0.5, 0.99])
@@ -263,5 +263,5 @@ def test_no_such_quantile_is_nan(q: float):
     ],
 )
 def test_nothing_known_is_nan(bounds: list[float], counts: list[list[float]], sums: list[float]):
-    """No observation, no sound row, or nothing that tells how large the observations are: NaN."""
+    """No observation, no sound row, or nothing that shows how large the observations are: NaN."""
     assert np.isnan(estimate(bounds, counts, sums, QS)).all()

@@ -136,7 +136,7 @@ async def test_a_first_span_may_still_be_on_its_way(tmp_path: Path):
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 async def test_an_address_in_use_is_an_unusable_spec(tmp_path: Path, wire: str):
-    """Said with the address and the reason, exit 2; and `require_free` tells it beforehand."""
+    """Said with the address and the reason, exit 2; and `require_free` raises it beforehand."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(CannotListen, match=f"cannot listen on {address}: Address already in use"):

@@ -120,7 +120,7 @@ def written(what: Recorded) -> Iterator[tuple[Path, dict[str, list[int]]]]:
 
 
 def rows(log: RequestLog) -> list[tuple[Any, ...]]:
-    """Return what identifies each request and tells how it ended."""
+    """Return what identifies each request and how it ended."""
     names = ("index", "phase", "status", "submit_ns", "first_token_ns", "last_token_ns", "end_ns", "output_tokens")
     return list(zip(*(getattr(log, name).tolist() for name in names), strict=True))
 
@@ -172,7 +172,7 @@ def check_prefix(path: Path, what: Recorded, whole: dict[str, int]) -> None:
 def test_torn_logs_read_up_to_the_tear(what: Recorded, data: st.DataObject):
     """Wherever each log is cut, every record before that is there, and nothing else.
 
-    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts tell.
+    A request whose last part is behind the tear is in flight, one whose plan is keeps what its own parts hold.
     """
     with written(what) as (path, sizes):
         whole = {}
@@ -235,7 +235,7 @@ def test_a_run_that_only_began_can_be_read(tmp_path: Path):
 
 
 def test_what_receivers_counted_is_added_up(tmp_path: Path):
-    """Over all that ran; one that ended without a word died. Where none ran there are no counts."""
+    """Over all that ran; one without final counts died. Where none ran there are no counts."""
     write_json(create(tmp_path / "run") / "manifest.json", {"run_id": "r"})
     assert (None, 0) == (open_run(tmp_path / "run").span_counts, open_run(tmp_path / "run").receiver_deaths)
     log = SpanLog(tmp_path / "run/raw/spans-0.log")
@@ -306,7 +306,7 @@ def test_the_last_answered_are_those_that_ended_last(tmp_path: Path):
     assert ([], -1) == last_answered(open_run(tmp_path / "empty").requests, 3)
 
 
-def test_events_tell_phases_and_notes(tmp_path: Path):
+def test_events_give_phases_and_notes(tmp_path: Path):
     """A phase without an end is the one in which the run was cut short."""
     events = [
         Event(at_ns=1, name="phase_start", data={"phase": "warmup"}),

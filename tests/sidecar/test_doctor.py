@@ -146,7 +146,7 @@ SWITCHES = {
     ],
 )
 async def test_the_switch_of_a_page_that_is_not_there(examine: Examine, page: Page, owner: str, engine: str | None):
-    """Only of the engine that the answer or the list of models tells: a run without server metrics is possible."""
+    """Only of the engine that the answer or the list of models shows: a run without server metrics is possible."""
     code, said = await examine({"/metrics": page}, models=_listing("m", owner=owner))
     assert 0 == code
     assert "fail" not in said

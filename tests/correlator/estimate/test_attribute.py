@@ -325,9 +325,9 @@ def test_an_unknown_number_of_tokens_is_not_none():
     assert uncounted.prefill_sd_s[gone].mean() > 2 * counted.prefill_sd_s[gone].mean()
 
 
-def test_what_a_cancelled_request_was_meant_to_have_stands_for_its_count():
+def test_the_declared_tokens_of_a_cancelled_request_stand_for_its_count():
     """Chat templates added 30 tokens to each prompt: what is expected is as with the count itself, but for a few whose
-    count also tells in which interval they began."""
+    count also narrows down in which interval they began."""
     traffic = world(300, 3)
     gone = np.arange(300) % 5 == 0
     pages = [scraped(traffic, 0.5, rows=~gone)]
@@ -382,7 +382,7 @@ def test_engines_are_distinguished_by_the_address_that_was_asked(page: str, api:
     assert max(off_s(table, traffic, table.quality == "exact")) < 1e-6
 
 
-def test_token_sums_tell_engines_behind_one_address_apart():
+def test_token_sums_distinguish_engines_behind_one_address():
     """Where they can; what is called exact is the engine's own number."""
     traffic = world(300, 8, per_s=8.0)
     left = np.random.default_rng(np.random.SeedSequence(9)).random(300) < 0.5

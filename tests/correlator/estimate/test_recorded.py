@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def errors(case: Case, table: Attribution) -> tuple[PartError, PartError]:
-    """Compare queue and prefill with the truth, where there is one, as a run does with what its spans tell."""
+    """Compare queue and prefill with the truth, where there is one, as a run does with its spans."""
     truth = SimpleNamespace(source=np.full(len(table), "trace"), queue_s=case.queue_s, prefill_s=case.prefill_s)
     by_part = agreement(truth, table)
     return by_part["queue"], by_part["prefill"]

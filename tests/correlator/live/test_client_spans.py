@@ -1,4 +1,4 @@
-"""What spans of clients and gateways tell, by the conventions and by what is sent in their name."""
+"""What spans of clients and gateways hold, by the conventions and by what instrumentations send."""
 
 from __future__ import annotations
 

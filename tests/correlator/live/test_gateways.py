@@ -27,7 +27,7 @@ def gateway_first_output_s(exports: list[ExportRecord]) -> dict[str, float]:
 
 @pytest.mark.parametrize("sent", [gateway("g", first_ms=250.0), call("g", first_ms=250.0)])
 def test_a_call_of_a_model_in_a_trace_of_ours_is_a_gateways(sent: object):
-    """Known by its form, or by its own word."""
+    """Known by its form, or by an attribute."""
     assert {TRACE.hex(): 0.25} == gateway_first_output_s([export([sent, engine(parent="g")])])  # type: ignore[list-item]
 
 
@@ -43,7 +43,7 @@ def test_of_several_the_outermost_counts():
     [engine(), call("g", first_ms=None), span("step", "s"), call("g", first_ms=1e9)],
     ids=["an engine's request", "no first output", "no call of a model", "longer than it took"],
 )
-def test_what_tells_no_gateways_first_output_is_passed_over(sent: object):
+def test_spans_without_a_gateways_first_output_are_passed_over(sent: object):
     assert {} == gateway_first_output_s([export([sent])])  # type: ignore[list-item]
 
 
@@ -155,7 +155,7 @@ def test_of_one_service_the_attempt_that_led_to_the_engine_counts():
     assert [("outer", 41), ("inner", -1)] == [part[:2] for part in gateways]
 
 
-def test_a_gateway_that_states_more_than_there_was_is_not_believed():
+def test_a_gateway_that_states_more_than_there_was_is_not_used():
     """Its time then stays outside the engine."""
     assert [] == parts_of({"gw": [gateway("g", "client", first_ms=700.0)], "llm": [engine(parent="g")]}, watched=True)
 

@@ -104,8 +104,8 @@ def test_without_a_call_of_a_model_the_client_is_the_nearest_span():
 
 
 @pytest.mark.parametrize("parent", ["", "lost"])
-def test_where_parents_do_not_tell_the_client_encloses_the_engine(parent: str):
-    """In the same trace; 50 ms are what clocks may differ by. A span that it does not enclose is not its."""
+def test_without_parents_the_client_is_the_span_around_the_engines(parent: str):
+    """In the same trace; 50 ms are what clocks may differ by. A span outside it belongs to another client."""
     assert [("client", "", ["engine"])] == everything([call(), engine(parent=parent, clock_ms=-90)])
     apart = everything([call(), engine(parent=parent, clock_ms=-110)])
     assert [("", "", ["engine"]), ("client", "", [])] == apart

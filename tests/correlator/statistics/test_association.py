@@ -134,7 +134,7 @@ def test_no_answer_is_a_reason(count: int, gauge: np.ndarray, values: np.ndarray
     assert (None, None, None, 0) == (association.rho, association.rho_lag0, association.ci95, association.blocks)
 
 
-def test_every_measure_is_set_beside_every_quantity():
+def test_every_measure_is_correlated_with_every_quantity():
     shown = engine(np.arange(0, 10, 0.25), waiting=walk(1, 40))
     measures = {"ttft_ms": walk(1, 20), "e2e_ms": walk(2, 20)}
     table = associations(requests(np.linspace(3, 7, 20)), measures, [shown])

@@ -152,7 +152,7 @@ def test_part_of_a_sum_is_not_the_sum():
     assert [22.0, None] == met("requests_waiting", requests([1, 2], "http://gateway/v1"), first, ended)
 
 
-def test_an_engine_that_does_not_tell_leaves_the_whole_unknown():
+def test_an_engine_without_the_gauge_leaves_the_whole_unknown():
     first, second = behind_a_gateway()
     silent = engine([0, 1, 2], "http://c:1/metrics", running=[1, 1, 1])
     load = server_loads(requests([1], "http://gateway/v1"), [first, second, silent])["requests_waiting"]

@@ -162,7 +162,7 @@ def test_a_part_that_hardly_counts_does_not_lengthen_the_blocks():
     assert shares.blocks >= 500
 
 
-def test_a_gateway_that_few_requests_tell_counts_as_network():
+def test_a_gateway_known_for_few_requests_counts_as_network():
     gateway = np.where(np.arange(100) < 50, 5.0, np.nan)
     shares = shares_of(columns(queue_ms=exponential(1, 100), gateway_ms=gateway))
 
@@ -170,8 +170,8 @@ def test_a_gateway_that_few_requests_tell_counts_as_network():
     assert (1.0 + 2.5) / (1e3 * shares.mean_s) == pytest.approx(shares.mean_share["network"])
 
 
-def test_a_part_that_few_requests_tell_stands_in_the_rest():
-    """And the counts say what stands there together."""
+def test_a_part_known_for_few_requests_counts_as_other():
+    """And the counts say which parts are merged."""
     network = np.where(np.arange(100) < 50, 1.0, np.nan)
     words = np.where(np.arange(100) < 50, "", "network and engine frontend").astype(np.object_)
     shares = shares_of(columns(queue_ms=exponential(1, 100), network_ms=network, merged=words))
@@ -288,5 +288,5 @@ def test_a_queue_that_is_not_separated_has_no_threshold():
         (columns(queue_ms=np.full(50, 3.0)), "the TTFT never varied"),
     ],
 )
-def test_no_blame_is_a_reason(parts: Parts, reason: str):
+def test_no_shares_are_a_reason(parts: Parts, reason: str):
     assert Missing(reason) == tail_shares(parts, np.arange(len(parts)), UNSEEN)

@@ -226,7 +226,7 @@ def test_phases_without_stamps_follow_each_other():
 
 @pytest.mark.parametrize("source", ["trace", "response"])
 def test_parts_that_are_not_separated_are_one_phase_with_their_names(source: str):
-    """Also where stamps are not believed: those place nothing, and the parts follow each other from the submission."""
+    """Also where stamps contradict: those are not used, and the parts follow each other from the submission."""
     unsaid = dict.fromkeys(("network_ms", "request_network_ms", "response_network_ms", "engine_frontend_ms"), np.nan)
     if source == "response":
         unsaid |= {"decode_ms": np.nan, "arrival_ns": -1, "engine_first_token_ns": -1}

@@ -25,7 +25,7 @@ NEVER = WhileWaiting(missing=NEVER_WAITED)
 
 
 def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = None, **sections: Any) -> Summary:
-    """A run whose TTFT is 90 % one part, with this evidence beside it."""
+    """Return a run whose TTFT is 90 % one part, with this evidence."""
     correlation = summaries.correlated()
     shares = {json_name(ttft_part): 0.9 if ttft_part.name == part else 0.02 for ttft_part in TTFT_PARTS}
     parts = {name: replace(getattr(correlation.breakdown, name), share_of_ttft=share) for name, share in shares.items()}

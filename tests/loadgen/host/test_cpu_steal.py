@@ -18,8 +18,8 @@ def test_the_first_line_adds_up_all_processors():
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu a b c d e f g h\n"])
-def test_what_tells_no_steal_time_is_missing(text: str):
-    """Old kernels, and what is no /proc/stat."""
+def test_a_machine_without_steal_time_is_missing(text: str):
+    """Old kernels, and files other than /proc/stat."""
     assert Missing(reason="/proc/stat tells no steal time") == parse_stat(text)
 
 
@@ -46,7 +46,7 @@ def test_steal_is_a_share_of_all_processor_time(after: tuple[int, int, int], ste
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_this_machine_tells():
+def test_this_machine_has_its_ticks():
     """Its ticks only grow."""
     before, after = read_ticks(), read_ticks()
     if isinstance(before, Missing) or isinstance(after, Missing):

@@ -32,7 +32,7 @@ def test_workers_share_the_connections():
 
 
 def test_more_connections_than_ports_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Ports are counted for each address; a machine that does not tell is not doubted."""
+    """Ports are counted for each address; a machine with an unknown range gets no warning."""
     port_range = tmp_path / "range"
     port_range.write_text("32768\t32777\n")
     monkeypatch.setattr(descriptors, "_PORT_RANGE", port_range)

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_public_trace_is_known_by_its_fields(
     file: Path, text: str, name: str, offsets_ns: list[int], inputs: list[int], outputs: list[int]
 ):
-    """Its first request is at 0, to the 100 ns that Azure tells; lengths stand as recorded."""
+    """Its first request is at 0, to the 100 ns that Azure states; lengths stand as recorded."""
     file.write_bytes(text.encode())
     trace = read_trace(file)
     read = trace.name, trace.offsets_ns.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist()
@@ -68,8 +68,8 @@ def test_a_public_trace_is_known_by_its_fields(
     assert () == trace.notes
 
 
-def test_mooncake_tells_which_prefixes_are_shared(file: Path):
-    """Blocks of 512 tokens by number; the other formats know nothing of it."""
+def test_mooncake_states_which_prefixes_are_shared(file: Path):
+    """Blocks of 512 tokens by number; the other formats have none."""
     file.write_text(MOONCAKE)
     trace = read_trace(file)
     assert (((46, 47, 2353), (46, 47, 2366)), 512) == (trace.hash_ids, trace.block_tokens)

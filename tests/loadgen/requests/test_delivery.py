@@ -61,7 +61,7 @@ def _delivery(log: RequestLog) -> dict[str, object]:
     return chunks.delivery(log, request_metrics(log))
 
 
-def test_delivery_tells_the_sizes_of_chunks():
+def test_delivery_has_the_sizes_of_chunks():
     """Tokens a chunk by reply, characters by chunk, and what one read brought together."""
     got = _delivery(request_log(_reply([3] * 4, chars=(9, 9, 12, 9)), {"submit": 0, "end": 10, "output": 5}))
     assert ("A", 4, 1, 1) == tuple(

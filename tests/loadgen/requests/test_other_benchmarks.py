@@ -39,7 +39,7 @@ def test_siclaits_eight():
     assert (0.2, 40.0, 10.0) == (got["duration_s"], got["output_tps"], got["requests_per_s"])
 
 
-def test_siclait_without_usage_tells_no_token_rates():
+def test_siclait_without_usage_has_no_token_rates():
     """Half a sum would be a wrong one."""
     got = shown(siclait.siclait(request_log(THREE, THREE | {"output": -1})))
     assert (None, "1 of 2 replies report no usage") == (got["output_tps"], got["missing"]["output_tps"])
@@ -101,7 +101,7 @@ def test_a_violated_invariant_is_reported():
     assert {"checked": 1, "greatest_residual_ms": 40.0} == got["total_is_ttft_plus_generation"]
 
 
-def test_asiai_tells_whose_tokens_were_estimated():
+def test_asiai_states_which_tokens_were_estimated():
     """The log estimates where no server counted; what it estimated is not the server's."""
     log = request_log(THREE, THREE | {"output": 7, "output_tokens_source": "estimate"}, THREE | {"output": -1})
     sources = shown(asiai.asiai(log, power_watts=NO_POWER))["sources"]

@@ -259,8 +259,8 @@ def test_the_stated_error_of_a_submission_that_is_stamped_behind_the_call():
     assert (pytest.approx(3.1), pytest.approx(0.5)) == (got.ttft.p99, got.itl.p99)
 
 
-def test_chunks_that_were_read_together_may_have_come_apart():
-    """They bear one stamp: the error is as large as what they waited."""
+def test_chunks_that_were_read_together_may_have_arrived_separately():
+    """They share one stamp: the error is as large as their wait."""
     log_of = request_log(REPLY | {"connected": -1, "submit": 11, "chunks": (20, 20, 40)})
     got = stated_error(log_of, _reads(*[100_000] * 98, 4 * MS, 4 * MS))
     assert {"stamp": 2 * STAMP_MS, "read": 4.0} == to_builtins(got.itl.made_of)

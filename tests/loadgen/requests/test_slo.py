@@ -227,7 +227,7 @@ def test_what_the_user_stopped_is_not_held_against_the_server():
 
 
 def test_shares_and_rates_of_a_run():
-    """Of all requests, over the window; each says how many it speaks of."""
+    """Of all requests, over the window; each states how many requests it covers."""
     got = result_of(
         "ttft<15ms,error_rate<30%,goodput>1,goodput_ratio>=0.25,requests_per_s>2,output_tokens_per_s>9",
         THREE, THREE | {"first": 110}, THREE | {"first": 110}, FAILED,
@@ -251,7 +251,7 @@ def test_an_objective_without_a_sample_is_neither_met_nor_missed():
     assert (None, "1 of 1 replies report no usage") == (third.met, third.missing)
 
 
-def test_goodput_that_no_reply_can_tell_is_missing():
+def test_goodput_that_no_reply_can_show_is_missing():
     """Without any usage, no request can meet or miss a bound on TPOT; a zero would be a claim."""
     got = client_summary(request_log(THREE | {"output": -1}), slo=slo.parse_slo("tpot<1s")).throughput
     assert (None, "no reply has what tpot<1s bounds") == (

@@ -410,8 +410,8 @@ def test_a_certificate_that_is_not_there(spec: Tls):
         tls_context(spec)
 
 
-async def test_a_read_bears_the_kernels_stamp(serve: Serve, anchored: Clock, wire: type[Wire]):
-    """A process that is held up reads late, but the stamp tells when the bytes came; the lateness is counted."""
+async def test_a_read_has_the_kernels_stamp(serve: Serve, anchored: Clock, wire: type[Wire]):
+    """A process that is held up reads late, but the stamp is when the bytes came; the lateness is counted."""
     held_ns = 60_000_000
 
     async def script(peer: Peer) -> None:

@@ -218,7 +218,7 @@ def test_a_total_without_one_of_its_devices_has_no_tokens_per_joule():
 
 
 def test_readings_of_a_small_part_of_the_window_give_no_tokens_per_joule():
-    """Half a window does not speak for the other half."""
+    """Half a window says nothing of the other half."""
     records = [reading(s, power_w=300.0) for s in range(6)]
     total = hardware_summary(records, window=window(0, 10), output_tokens=100).total
     assert (1500.0, 5.0) == (total.energy_j, total.covered_s)
@@ -245,7 +245,7 @@ def test_a_summary_without_hardware_says_what_is_absent():
 
 
 def test_the_worst_thermal_pressure_of_the_window_is_kept():
-    """macOS tells no temperature; one heavy second shows."""
+    """macOS has no temperature; one heavy second shows."""
     levels = ["Nominal", "Heavy", "Nominal", "Critical"]
     records = [reading(s, power_w=30.0, thermal_pressure=level) for s, level in enumerate(levels)]
     hardware = hardware_summary(records, window=window(0, 2), output_tokens=None)

@@ -59,7 +59,7 @@ ECHO = (
 )
 
 
-def test_a_plist_of_apple_silicon_tells_each_part():
+def test_a_plist_of_apple_silicon_has_each_part():
     """Milliwatts by part, the GPU's busy share from its idle one; the combined power would count them twice."""
     expected = Sample(
         elapsed_s=1.25,
@@ -75,7 +75,7 @@ def test_a_plist_with_energies_alone_is_divided_by_its_interval():
     assert {"cpu": 1.28, "gpu": 0.61} == pytest.approx(parse_plist(OLD).power_w)
 
 
-def test_a_plist_of_an_intel_mac_tells_the_package():
+def test_a_plist_of_an_intel_mac_has_the_package():
     """No parts, so the whole."""
     sample = parse_plist(INTEL)
     assert {"package": 37.25} == sample.power_w
@@ -119,7 +119,7 @@ def test_the_child_is_read_sample_by_sample(tmp_path: Path):
     )
 
 
-def test_a_child_that_ends_is_lost_with_its_last_words(tmp_path: Path):
+def test_a_child_that_ends_is_lost_with_its_last_message(tmp_path: Path):
     """As `powermetrics` does when it may not measure."""
     (tmp_path / "stream").write_bytes(b"")
     source = child(tmp_path, ECHO + "sys.exit('powermetrics must be invoked as the superuser')")

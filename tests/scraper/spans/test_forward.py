@@ -126,8 +126,8 @@ async def test_what_the_collector_refuses_is_not_sent_again(status: int):
         ("https://h/otlp/v1/traces", "https://h/otlp/v1/traces"),
     ],
 )
-def test_a_path_is_taken_at_its_word(url: str, posted: str):
-    """And one that is missing is that of OTLP."""
+def test_a_path_is_used_unchanged(url: str, posted: str):
+    """And a missing one is that of OTLP."""
     assert posted == http_url(url)
 
 

@@ -28,7 +28,7 @@ def test_what_a_span_is(span: Span, role: str, name: str):
     assert (role, name) == (kind.role, kind.engine)
 
 
-def test_a_span_that_tells_its_request_alone():
+def test_a_span_that_suffices_for_its_request():
     """vLLM's does; where times lie between stages, the request waits for the last stage of the prefill."""
     assert classify(engine(), SCOPES["llm_request"]).tells_all
     assert not classify(gateway("g"), "test").tells_all

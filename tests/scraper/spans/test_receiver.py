@@ -303,7 +303,7 @@ async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, 
 
 
 async def test_no_sender_is_blamed_where_our_own_clock_was_set(tmp_path: Path):
-    """Such spans are not used, and it is said whose clock moved."""
+    """Such spans are not used, and the message says whose clock moved."""
     moved_s = 0
     async with listening(tmp_path, wall_ns=lambda: time.time_ns() + moved_s * 10**9) as listener:
         moved_s = 3600
@@ -390,7 +390,7 @@ async def test_settling_has_a_bound(tmp_path: Path):
 
 
 async def test_an_address_in_use_is_named(tmp_path: Path):
-    """Whichever of the two it is; and the log tells of no receiver that never was."""
+    """Whichever of the two it is; and the log has no receiver that never ran."""
     async with listening(tmp_path) as listener:
         for wire, port in (("grpc", listener.receiver.grpc_port), ("http", listener.receiver.http_port)):
             with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):

@@ -76,7 +76,7 @@ def edges() -> list[ExportRecord]:
 
 
 def test_vllms_requests_are_found_among_its_start_up(edges: Sequence[ExportRecord]):
-    """57 of 69 spans tell requests; the parts of each fit into it. One process sent them."""
+    """57 of 69 spans are requests; the parts of each fit into it. One process sent them."""
     spans = engine_spans(edges)
     assert (57, {}, {"vllm"}, False) == (len(spans), spans.refused, set(spans.engine), spans.is_gateway.any())
     assert (spans.queue_s + spans.prefill_s + spans.decode_s <= (spans.end_ns - spans.arrival_ns) / 1e9).all()
@@ -116,12 +116,12 @@ def test_the_same_export_twice_is_one_request(edges: Sequence[ExportRecord]):
     ],
 )
 def test_the_clock_of_a_span_is_named_by_its_resource(resource: Mapping[str, str | int], clock: str):
-    """By the sender's own id, else by its place: machine and process. What all engines alike say tells nothing."""
+    """By the sender's own id, else by its place: machine and process. What all state alike distinguishes none."""
     spans = engine_spans([record({"name": "llm_request"}, scope="vllm.x", resource=resource)])
     assert [clock] == list(spans.clock)
 
 
-def test_a_span_off_our_clock_tells_no_more_than_whose_it_is():
+def test_of_a_span_off_our_clock_only_the_ids_are_used():
     """Nor do its stages; a span that came well is read as ever."""
     hour_ns = 3600 * 10**9
     stages = (("prefill_waiting", 0, 100), ("prefill_forward", 100, 300))
@@ -195,7 +195,7 @@ def test_stages_may_come_before_and_apart_from_their_request():
     assert [*whole, (-1, -1, 400, 550)] == times(engine_spans([record(*stages, thread), record(root, other)]))
 
 
-def test_tensorrt_llm_tells_its_prefill_as_a_rest():
+def test_the_prefill_of_tensorrt_llm_is_the_rest_of_its_ttft():
     """It states the queue, the TTFT and the end-to-end time; whatever its span is called."""
     attributes = {QUEUE: 0.1, TTFT: 0.25, E2E: 1.0, "gen_ai.request.id": 17}
     spans = engine_spans([record({"name": "anything", "attributes": attributes})])
@@ -207,8 +207,8 @@ def test_tensorrt_llm_tells_its_prefill_as_a_rest():
     ("text", "queue_ms"),
     [("1.5s", 1500), ("45.6ms", 45.6), ("120µs", 0.12), ("80ns", 0.00008), ("soon", -1), ("1.5", -1)],
 )
-def test_tgi_tells_times_as_text(text: str, queue_ms: float):
-    """As Rust shows a duration; it does not tell prefill from decode."""
+def test_tgi_states_times_as_text(text: str, queue_ms: float):
+    """As Rust shows a duration; it does not separate prefill from decode."""
     stage = {"name": "generate_stream", "attributes": {"queue_time": text, "inference_time": "2s", "total_time": "3s"}}
     assert [(queue_ms, -1, -1, -1)] == times(engine_spans([record(stage)]))
 

@@ -275,7 +275,7 @@ def test_a_sum_too_large_leaves_the_count():
 
 
 def test_percentiles_of_what_lies_beyond_every_bound_without_a_sum():
-    """Nothing tells how far it reaches; no bucket contradicts another."""
+    """Nothing shows how far they reach; no bucket contradicts another."""
     text = '# TYPE {0} histogram\n{0}_bucket{{le="0"}} 0\n{0}_bucket{{le="+Inf"}} {1}\n{0}_count {1}\nx 1\n'
     pages = [text.format("vllm:request_queue_time_seconds", n) for n in (0, 3, 7)]
     queue = summarised(scrapes("a", pages), 1.5, 3.5)["queue_time"]
@@ -292,7 +292,7 @@ def test_label_sets_of_one_page_restart_together():
     assert (2, 2) == (two["queue_time"]["resets"], two["requests_finished"]["resets"])
 
 
-def test_a_frontend_listed_first_does_not_hide_what_its_workers_tell():
+def test_a_frontend_listed_first_does_not_hide_its_workers():
     """The totals are of the endpoints that show queue times; a frontend alone is summarised as itself."""
     name = "dynamo_frontend_requests_total"
     front = [f"# TYPE {name} counter\n{name} {n}\n" for n in (0, 5, 9)]
@@ -331,7 +331,7 @@ def test_a_counter_that_sglang_has_not_created_yet_has_counted_nothing():
     assert 3.0 == summarised(both, 1.5, 3.5)["preemptions"]["stats"]["total"]
 
 
-def test_an_older_sglang_page_without_that_counter_tells_nothing():
+def test_an_older_sglang_page_without_that_counter_shows_nothing():
     """Versions before 0.5.7 have none: then it is missing, as where the version is unknown."""
     pages = [sglang(n, None, younger=False) for n in (1, 2, 3)]
     summary = summarised(scrapes("a", pages), 1.5, 3.5)

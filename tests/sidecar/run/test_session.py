@@ -1,4 +1,4 @@
-"""What a session tells its processes."""
+"""What a session passes to its processes."""
 
 from __future__ import annotations
 

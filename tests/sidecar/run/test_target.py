@@ -165,7 +165,7 @@ async def test_a_model_that_is_neither_listed_nor_answered_is_the_users_mistake(
             await preflight(served, contact=Contact())
 
 
-async def test_a_model_that_is_listed_is_used_without_a_word():
+async def test_a_model_that_is_listed_is_used_without_a_note():
     async with listing(_listing("wanted", "other")) as url:
         served = await probe(url, model="wanted", contact=Contact())
     assert (64, None) == (served.max_model_len, unlisted_note(served))

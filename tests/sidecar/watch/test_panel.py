@@ -135,7 +135,7 @@ FOREIGN = EngineState(
 )
 
 
-def test_what_others_wrote_obeys_no_terminal():
+def test_what_others_wrote_does_not_control_the_terminal():
     """Controls are escaped, markup is text; what is not known is a dash."""
     silent = replace(FOREIGN, silence="connect: \x1b]0;owned\x07[/red]")
     text = shown(state_of(engines=[FOREIGN, silent], receiver_down="the receiver is down"), width=120)

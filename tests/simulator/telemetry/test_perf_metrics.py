@@ -30,7 +30,7 @@ async def ask(client: aiohttp.ClientSession, count: int) -> None:
 
 
 async def test_records_are_true_and_returned_once():
-    """By a clock that is not ours: its offset, which it tells, gives the true stamps back to a microsecond."""
+    """By a clock that is not ours: its offset, which it states, gives the true stamps back to a microsecond."""
     truth = TruthLog(None)
     settings = SimulatorSettings(engine="trtllm", perf_metrics_max_requests=100, engine_settings=ENGINE)
     async with client_of(settings, truth=truth) as client:
