@@ -10,8 +10,8 @@
   + WorkerDied              3  one of our own processes ended before its work was done
   + Interrupted           130  stopped by the user or by --deadline; the records up to then are kept
 
-Besides these, a command exits with 0 when it is done, with 1 when the run finished but missed an objective of --slo,
-and with 3 after an OSError or a defect.
+Besides these, a command exits with 0 when it is done, with 1 when the run finished but missed an objective of --slo, or
+an examination found something to change between us and the engine, and with 3 after an OSError or a defect.
 
 A failed request is data, not an exception. Lower packages raise their own, narrower errors; `sidecar.run` and
 `sidecar.options` turn them into these.

@@ -71,9 +71,9 @@ Against your engine:
   sidelight run http://HOST:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128"""
 
 EPILOGUE = (
-    "Exit codes: 0 done; 1 an objective of --slo was missed; 2 bad usage or configuration; 3 the target could not be "
-    "reached or measured; 130 interrupted (results up to then are written; a second signal skips that, and "
-    "`sidelight report RUN` writes them later)."
+    "Exit codes: 0 done; 1 an objective of --slo was missed, or doctor found something to change between us and the "
+    "engine; 2 bad usage or configuration; 3 the target could not be reached or measured; 130 interrupted (results up "
+    "to then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
 )
 
 MISSED = 1
@@ -263,6 +263,10 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as a
     """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing.
 
     sidelight doctor http://127.0.0.1:8000
+
+    With --gateway: whether traces and request ids pass through it, what its spans tell, and what to change.
+
+    sidelight doctor --gateway http://127.0.0.1:4000 --otlp-listen 127.0.0.1:4317 --url http://127.0.0.1:8000
     """
     from sidecar import doctor as examination  # noqa: PLC0415  as above
     from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above

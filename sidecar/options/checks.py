@@ -24,7 +24,7 @@ from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, flag_of, http_url, listen_address
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
-from sidecar.options.spans import check_collector, check_spans
+from sidecar.options.spans import SpanOptions, check_collector, check_spans
 
 C = TypeVar("C", bound=ContactOptions)
 
@@ -86,15 +86,24 @@ def _without_endless_rate(options: RunOptions) -> RunOptions:
 
 def check_doctor(options: DoctorOptions) -> DoctorOptions:
     """Return the options of an examination. Raises ConfigurationError as `check_run` does."""
-    options = _check_target(options)
+    if options.gateway is not None:
+        http_url("--gateway", options.gateway)
+        if options.otlp_listen is None:
+            raise ConfigurationError(
+                f"--gateway {options.gateway}: needs --otlp-listen HOST:PORT, to which the gateway and the engine send "
+                "their spans, e.g. --otlp-listen 127.0.0.1:4317"
+            )
+        options = replace(options, gateway=base_url(options.gateway, options.endpoint, "--gateway"))
+    check_spans(SpanOptions(otlp_listen=options.otlp_listen))
+    options = _check_target(options, is_optional=options.gateway is not None)
     check_bounds(options)
     _check_contact(options)
     return options
 
 
-def _check_target(options: C) -> C:
+def _check_target(options: C, *, is_optional: bool = False) -> C:
     """Return the options with base URLs. Raises ConfigurationError where an address or its access cannot be used."""
-    if not options.url:
+    if not options.url and not is_optional:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
     for url in options.url:
         http_url("--url", url)
@@ -104,20 +113,20 @@ def _check_target(options: C) -> C:
     return replace(options, url=tuple(base_url(url, options.endpoint) for url in options.url))
 
 
-def base_url(url: str, endpoint: str) -> str:
+def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
     """Return the base URL, also where the endpoint's own address was given. Raises ConfigurationError for another's."""
     parts = urlsplit(url)
     if parts.query or parts.fragment:
-        raise ConfigurationError(f"--url {masked(url)}: give the base URL, without what follows its path ('?' or '#')")
+        raise ConfigurationError(f"{flag} {masked(url)}: give the base URL, without what follows its path ('?' or '#')")
     base, names = split_endpoint(url)
     if names and endpoint not in names:
         raise ConfigurationError(
-            f"--url {url}: is the address of --endpoint {names[0]}, but --endpoint is {endpoint}; give --endpoint "
+            f"{flag} {url}: is the address of --endpoint {names[0]}, but --endpoint is {endpoint}; give --endpoint "
             f"{names[0]}, or the base URL {base}"
         )
     if not names and base.rstrip("/").endswith(_UNVERSIONED):
         raise ConfigurationError(
-            f"--url {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1"
+            f"{flag} {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1"
         )
     return base
 

@@ -39,7 +39,7 @@ from sidecar.options.fields import (
     several,
     time_option,
 )
-from sidecar.options.spans import OtlpExport, SpanOptions
+from sidecar.options.spans import OtlpExport, OtlpListen, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
 ARRIVALS = Group("Open loop", sort_key=2.5)
@@ -117,8 +117,18 @@ class ContactOptions(AccessOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions(ContactOptions):
-    """All of `sidelight doctor`: the options of `run` for the target and its metrics pages."""
+    """All of `sidelight doctor`: the options of `run` for the target, its metrics pages and spans; and a gateway."""
 
+    gateway: Annotated[
+        str | None,
+        option(
+            TARGET,
+            "Base URL of a gateway before the engine. One request is sent through it: whether its trace header reaches "
+            "the engine, whose spans come and what they tell. Needs --otlp-listen; --url is then the engine, if it can "
+            "be asked without the gateway.",
+        ),
+    ] = None
+    otlp_listen: OtlpListen = None
     verbose: Verbose = False
 
 

@@ -16,6 +16,15 @@ from sidecar.options.fields import HEADERS, MASKED_URL, option, repeatable
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
+OtlpListen = Annotated[
+    str | None,
+    option(
+        SPANS,
+        "Receive spans of engines and gateways over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; port 0 "
+        "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how to enable tracing in each "
+        "engine. Default: off.",
+    ),
+]
 # Declared once for `run` and for `report`.
 OtlpExport = Annotated[
     str | None,
@@ -44,15 +53,7 @@ OtlpCa = Annotated[
 class SpanOptions(AccessOptions):
     """How spans of engines and gateways are received, and where they are forwarded."""
 
-    otlp_listen: Annotated[
-        str | None,
-        option(
-            SPANS,
-            "Receive spans of engines and gateways over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; port 0 "
-            "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how to enable tracing in each "
-            "engine. Default: off.",
-        ),
-    ] = None
+    otlp_listen: OtlpListen = None
     otlp_forward: Annotated[
         str | None,
         option(
@@ -69,7 +70,7 @@ class SpanOptions(AccessOptions):
 def check_spans(options: SpanOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.otlp_listen is not None:
-        _addresses(options.otlp_listen)
+        listen_addresses(options.otlp_listen)
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
         if options.otlp_listen is None:
@@ -90,7 +91,7 @@ def require_ports(options: SpanOptions) -> None:
     """Raise ConfigurationError where an address for spans is not free, before anything is recorded."""
     if options.otlp_listen is None:
         return
-    for address in _addresses(options.otlp_listen):
+    for address in listen_addresses(options.otlp_listen):
         try:
             require_free(address)
         except CannotListen as error:
@@ -110,7 +111,7 @@ def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
     """Return the specification of the receiver, from checked options; None without one."""
     if options.otlp_listen is None:
         return None
-    grpc, http = _addresses(options.otlp_listen)
+    grpc, http = listen_addresses(options.otlp_listen)
     return ReceiverSpec(
         grpc=grpc,
         http=http,
@@ -120,7 +121,7 @@ def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
     )
 
 
-def _addresses(listen: str) -> tuple[str, str]:
+def listen_addresses(listen: str) -> tuple[str, str]:
     """Return the addresses for gRPC and for HTTP. Raises ConfigurationError."""
     try:
         _, port = host_and_port(listen)

@@ -1,10 +1,10 @@
-"""One request for one token before any load: whether the target answers as a load needs it, and what it refuses."""
+"""One request before any load: whether the target answers as a load needs it, and what it refuses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -14,13 +14,14 @@ from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.request import Prompt, Target
-from loadgen.records import plan_end
+from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.clock import Clock
 from sidecar.errors import TargetIncompatible, TargetUnreachable
 from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, Served, excerpt_of
 
+PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
 CATCH_UP_S = 0.1
 # Extensions, or younger than many servers: one that refuses such a field is asked without it.
@@ -29,27 +30,80 @@ _REFUSALS = {400, 422}
 _REASON_CHARS = 100
 
 
-async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One request of ours, for `tokens` tokens, and its reply.
+
+    contact  how it was sent: without the optional fields that the server `refused`, each with what was said of it
+    """
+
+    url: str
+    run_id: str
+    tokens: int
+    contact: Contact
+    exchange: Exchange
+    reply: Reply
+    refused: Mapping[str, str]
+
+    @property
+    def trace_id(self) -> str:
+        return trace_id(self.run_id, self.exchange.index)
+
+    @property
+    def span_id(self) -> str:
+        return span_id(self.run_id, self.exchange.index)
+
+    @property
+    def request_id(self) -> str:
+        """Return its X-Request-Id, "" where it had none."""
+        return request_id(self.run_id, self.exchange.index) if self.contact.request_id else ""
+
+
+async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> Mapping[str, str]:
     """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
 
-    A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it. Returns these fields, each with
-    what the server said of it. Raises TargetUnreachable, or TargetIncompatible with what came instead; for a model that
-    is not listed, first why it is not.
+    Returns the optional fields that the server refuses, each with what it said of it. Raises TargetUnreachable, or
+    TargetIncompatible with what came instead; for a model that is not listed, first why it is not.
+    """
+    answer = await ask(served, contact=contact, ignore_eos=ignore_eos)
+    require_answer(answer, served, ignore_eos=ignore_eos)
+    return answer.refused
+
+
+async def ask(
+    served: Served,
+    *,
+    contact: Contact,
+    ignore_eos: bool = False,
+    run_id: str = PREFLIGHT,
+    tokens: int = 1,
+    clock: Clock = Clock(offset_ns=0),  # noqa: B008  it is frozen
+) -> Answer:
+    """Send one request, stamped by a clock, and return whatever came of it.
+
+    A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it, as another request.
     """
     refused: dict[str, str] = {}
     while True:
         asked = without_fields(contact, refused)
-        path, body = _one_token(served, asked, ignore_eos=ignore_eos)
-        exchange, reply = await _answered(served.url, path, body, asked)
+        target = Target(model=served.model, endpoint=asked.endpoint, extra=asked.extra)
+        protocol = PROTOCOLS[asked.endpoint]
+        path, body = protocol.encode(target, Prompt(text="Hello"), tokens, 0.0, ignore_eos=ignore_eos)
+        planned = msgspec.structs.replace(plan_end(run_id), index=len(refused), path=path, body=body)
+        exchange = await _exchanged(served.url, planned, run_id, asked, clock)
+        reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
+        reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
         field = _refused_field(exchange, reply, body, contact)
         if field is None:
-            try:
-                _require_answer(f"{served.url}{path}", exchange, reply, asked, ignore_eos=ignore_eos)
-            except TargetIncompatible as error:
-                if served.unlisted is None:
-                    raise
-                raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
-            return refused
+            return Answer(
+                url=f"{served.url}{path}",
+                run_id=run_id,
+                tokens=tokens,
+                contact=asked,
+                exchange=exchange,
+                reply=reply,
+                refused=refused,
+            )
         refused[field] = _said(exchange, reply)
 
 
@@ -66,11 +120,6 @@ def refusal(url: str, field: str, said: str) -> str:
     }
     reason = f"{said[:_REASON_CHARS]}..." if len(said) > _REASON_CHARS else said
     return f"{url} refuses the field {field} ({reason}), so requests are sent without it{effects.get(field, '')}"
-
-
-def _one_token(served: Served, contact: Contact, *, ignore_eos: bool) -> tuple[str, bytes]:
-    target = Target(model=served.model, endpoint=contact.endpoint, extra=contact.extra)
-    return PROTOCOLS[contact.endpoint].encode(target, Prompt(text="Hello"), 1, 0.0, ignore_eos=ignore_eos)
 
 
 def _refused_field(exchange: Exchange, reply: Reply, body: bytes, contact: Contact) -> str | None:
@@ -93,27 +142,41 @@ def _said(exchange: Exchange, reply: Reply) -> str:
     return reply.error.partition(": ")[2] or excerpt_of(bytes(exchange.body))
 
 
-def _require_answer(url: str, exchange: Exchange, reply: Reply, contact: Contact, *, ignore_eos: bool) -> None:
-    """Raise TargetUnreachable or TargetIncompatible unless one token came, and as a stream where there can be one."""
+def require_answer(answer: Answer, served: Served, *, ignore_eos: bool) -> None:
+    """Raise TargetUnreachable or TargetIncompatible unless the tokens came, and as a stream where there can be one.
+
+    Of a model that is not listed, the error says first why it is not.
+    """
+    try:
+        _require_answer(answer, ignore_eos=ignore_eos)
+    except TargetIncompatible as error:
+        if served.unlisted is None:
+            raise
+        raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
+
+
+def _require_answer(answer: Answer, *, ignore_eos: bool) -> None:
+    url, exchange, reply, contact = answer.url, answer.exchange, answer.reply, answer.contact
     protocol = PROTOCOLS[contact.endpoint]
+    tokens = "one token" if answer.tokens == 1 else f"{answer.tokens} tokens"
     if exchange.error.startswith("timeout"):
         took = f"took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
         open_ended = f"was announced as complete, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
-        raise TargetUnreachable(f"{url}: one token {open_ended if reply.done else took}")
+        raise TargetUnreachable(f"{url}: {tokens} {open_ended if reply.done else took}")
     if exchange.status == 0:
         said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
         raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
     if exchange.status != 200:
         cure = _cure_of_status(exchange.status, contact, ignore_eos=ignore_eos)
         said = _said(exchange, reply)
-        raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for one token: {said}{cure}")
+        raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
     excerpt = excerpt_of(bytes(exchange.body))
     kind = _content_type(exchange.head)
     if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
         raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt}")
     if reply.error or not reply.complete:
         why = reply.error or f"the response is incomplete: {excerpt}"
-        raise TargetIncompatible(f"{url}: a request for one token failed: {why}")
+        raise TargetIncompatible(f"{url}: a request for {tokens} failed: {why}")
 
 
 def _cure_of_status(status: int, contact: Contact, *, ignore_eos: bool) -> str:
@@ -126,21 +189,13 @@ def _cure_of_status(status: int, contact: Contact, *, ignore_eos: bool) -> str:
     return ""
 
 
-async def _answered(url: str, path: str, body: bytes, contact: Contact) -> tuple[Exchange, Reply]:
-    """Exchange one request, and read what came."""
-    exchange = await _exchanged(url, path, body, contact)
-    reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
-    read_reply = PROTOCOLS[contact.endpoint].read_reply
-    return exchange, read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
-
-
-async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exchange:
+async def _exchanged(url: str, planned: PlannedRequest, run_id: str, contact: Contact, clock: Clock) -> Exchange:
     """Exchange one request over the load's own transport."""
     spec = WorkerSpec(
         worker=0,
         workers=1,
-        run_id="preflight",
-        clock_offset_ns=0,
+        run_id=run_id,
+        clock_offset_ns=clock.offset_ns,
         headers=dict(contact.headers),
         out="",
         request_timeout_s=PREFLIGHT_TIMEOUT_S,
@@ -150,9 +205,7 @@ async def _exchanged(url: str, path: str, body: bytes, contact: Contact) -> Exch
         tls=contact.tls,
         request_id=contact.request_id,
     )
-    clock = Clock(offset_ns=0)
-    exchange = Exchange(index=0, scheduled_ns=-1, dispatch_ns=clock.now_ns())
-    planned = msgspec.structs.replace(plan_end("preflight"), index=0, path=path, body=body)
+    exchange = Exchange(index=planned.index, scheduled_ns=-1, dispatch_ns=clock.now_ns())
     async with open_transport(spec, clock) as transport:
         performed = asyncio.ensure_future(transport.perform(exchange, planned, timeout_s=PREFLIGHT_TIMEOUT_S))
         try:

@@ -1,4 +1,4 @@
-"""Examine an endpoint before a run: what answers, its metrics and timings, and how to enable what is missing."""
+"""Examine a metrics page: its engine, what it shows, what a scrape costs, and how to enable what is missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import ClientSession
 from rich.console import Console
-from rich.text import Text
 
-from loadgen.protocols import PROTOCOLS
 from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
-from rundir.printable import printable
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource, Catalogue
@@ -25,23 +22,11 @@ from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.perf_metrics import SteadyClock, record_of, timings
 from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of
-from sidecar.errors import SidelightError, TargetUnreachable
-from sidecar.options.load import DoctorOptions
-from sidecar.progress import Terminal
-from sidecar.run.preflight import preflight, refusal
-from sidecar.run.prepare import contact_of, cure_of_page, pages_access, pages_of, with_pages
-from sidecar.run.target import MOST_NAMED, Contact, engine_version, probe, proxy_note, unlisted_note
+from sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
+from sidecar.run.prepare import cure_of_page
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5
-# fail: no run is possible; warn: one is, with less in its report; skip: not tried. A hint says how to get what is not
-# there.
-OK, WARN, FAIL, SKIP = ("ok  ", "green"), ("warn", "yellow"), ("fail", "red"), ("skip", "dim")
-HINT = ("    ", "dim")
-# Engines by the owner that their lists of models state.
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}
-
-Line = tuple[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,74 +38,28 @@ class Samples:
     pages: tuple[Page, ...]
 
 
-async def examine(options: DoctorOptions) -> int:
-    """Print what each URL and its metrics page offer, and what is missing. Returns 0, or 3 where no run is possible."""
-    console = Terminal(highlight=False)
-    contact = contact_of(options)
-    usable, reachable, engine = True, list(options.url), None
-    if note := proxy_note(options.url):
-        _print(console, WARN, note)
-    for url in options.url:
-        try:
-            engine = await _examine_api(console, url, options, contact) or engine
-        except SidelightError as error:
-            _print(console, FAIL, str(error))
-            usable = False
-            if isinstance(error, TargetUnreachable):
-                reachable.remove(url)
-    access, limits = pages_access(options), Limits(timeout_s=options.scrape_timeout)
-    pages = with_pages(options.metrics, pages_of(reachable, contact))
-    if not pages:
-        why = "not looked for, since nothing answers"
-        if reachable:
-            why = f"none beside --endpoint {contact.endpoint}; give their address with --metrics URL"
-        _print(console, SKIP, f"server metrics: {why}")
-    for page in pages:
-        if clock_of(page):
-            await _examine_timings(console, page, access, limits)
-        else:
-            await _examine_metrics(console, page, access, limits, engine)
-    return 0 if usable else 3
-
-
-async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> str | None:
-    """Print what serves at a URL, found by the requests a run would send; of several models the first is tried.
-
-    Returns the engine where the list of models tells it. Raises SidelightError where a run would.
-    """
-    protocol = PROTOCOLS[contact.endpoint]
-    served = await probe(url, model=options.model, contact=contact, any_model=True)
-    limit = "" if served.max_model_len is None else f" (up to {served.max_model_len} tokens)"
-    if served.unlisted is None:
-        _print(console, OK, f"{served.url} serves {served.model}{limit}")
-    if options.model is None and len(served.listed) > 1:
-        names = ", ".join(served.listed[:MOST_NAMED]) + (", ..." if len(served.listed) > MOST_NAMED else "")
-        text = f"{len(served.listed)} models are served ({names}), and {served.model} is examined; a run needs --model"
-        _print(console, WARN, text)
-    if version := await engine_version(served.url, contact):
-        _print(console, OK, f"server version {version}")
-    for field, said in (await preflight(served, contact=contact, ignore_eos=True)).items():
-        _print(console, WARN, refusal(served.url, field, said))
-    if note := unlisted_note(served):
-        _print(console, WARN, note)
-    _print(console, OK, f"{contact.endpoint} {'streams' if protocol.streams else 'answers, without a stream'}")
-    return OWNERS.get(served.owner)
-
-
-async def _examine_metrics(console: Console, target: str, access: Access, limits: Limits, engine: str | None) -> None:
+async def examine_metrics(
+    console: Console, target: str, access: Access, limits: Limits, engine: str | None
+) -> str | None:
+    """Print what the page at or beside a URL shows; return its engine, else the one that is known already."""
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
-        _print(console, WARN, f"no server metrics: {page.reason}")
+        print_line(console, WARN, f"no server metrics: {page.reason}")
         for line in advice(page.reason, engine):
-            _print(console, HINT, line)
-        return
+            print_line(console, HINT, line)
+        return engine
     clock = anchor()
     samples = await _sample(page, access, limits, clock)
-    for mark, text in [(WARN, samples)] if isinstance(samples, str) else describe(samples, clock, engine):
-        _print(console, mark, text)
+    if isinstance(samples, str):
+        print_line(console, WARN, samples)
+        return engine
+    for mark, text in describe(samples, clock, engine):
+        print_line(console, mark, text)
+    detected = engines.detect(samples.pages[-1].series)
+    return engine if detected is None else detected.name
 
 
-async def _examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
+async def examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
     """Read TensorRT-LLM's request records and its clock once, and print what they offer."""
     clock = anchor()
     async with open_session(access) as session:
@@ -130,19 +69,19 @@ async def _examine_timings(console: Console, url: str, access: Access, limits: L
         ]
     read = timings(map(record_of, replies))
     for reason in (*read.failures, *read.refused):
-        _print(console, WARN, f"{masked(url)}: {reason}")
+        print_line(console, WARN, f"{masked(url)}: {reason}")
     if not read.failures:
         count = len(read) + sum(read.refused.values())
-        _print(console, OK, f"{masked(url)}: {count} request records; a record that was read is gone for others")
+        print_line(console, OK, f"{masked(url)}: {count} request records; a record that was read is gone for others")
         if not count:
             timing = engines.catalogue("trtllm").timing
-            switch = next(way.enable for way in timing if clock_of(way.name.partition(" ")[0]))
-            _print(console, HINT, f"no request ended since the last reading, or records are off: {switch}")
+            enable = next(way.enable for way in timing if clock_of(way.name.partition(" ")[0]))
+            print_line(console, HINT, f"no request ended since the last reading, or records are off: {enable}")
     (engine_clock,) = read.clocks.values()
     if isinstance(engine_clock, SteadyClock):
-        _print(console, OK, f"the clock of its timestamps is known to {engine_clock.error_ns / 1e6:.2f} ms")
+        print_line(console, OK, f"the clock of its timestamps is known to {engine_clock.error_ns / 1e6:.2f} ms")
     elif not read.refused:
-        _print(console, WARN, f"its records cannot be joined with requests: {engine_clock.reason}")
+        print_line(console, WARN, f"its records cannot be joined with requests: {engine_clock.reason}")
 
 
 async def _scrape_once(
@@ -300,7 +239,3 @@ def _format(content_type: str) -> str:
 def _switch(engine: str) -> str:
     catalogue = engines.catalogue(engine)
     return f"{catalogue.title}: {catalogue.enable}"
-
-
-def _print(console: Console, mark: tuple[str, str], text: str) -> None:
-    console.print(Text.assemble(mark, "  ", printable(text)), soft_wrap=True)

@@ -1,0 +1,64 @@
+"""What a gateway's own spans say of its part of a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from correlator.breakdown import NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Parts
+from correlator.gateways import FirstBy, GatewayPart, GatewaySpan
+from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
+from sidecar.doctor.lines import HINT, OK, WARN, Line
+from sidecar.doctor.reach import Surroundings, named
+from sidecar.doctor.trail import Trail
+from sidecar.run.target import MOST_NAMED
+
+HOW: dict[FirstBy, str] = {
+    "attribute": "an attribute of its span says",
+    "inner_call": "its call of the next server says",
+    "body": "the span of its reply's first part says",
+}
+
+
+def gateway_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
+    """Say which gateways' spans came, how much of its part each tells, and what it was of this request."""
+    parts = {part.service: part for part in trail.parts.gateways[0]}
+    for gateway in trail.gateways:
+        yield from _of_gateway(gateway, parts.get(gateway.service))
+    for gateway in trail.elsewhere:
+        text = f"the span of gateway {named(gateway.service)} came in that other trace: it joins no request of ours"
+        yield WARN, text
+    if not trail.gateways and trail.services:
+        came = ", ".join(map(named, trail.services[:MOST_NAMED]))
+        wanted = "a SERVER span around the engine's, or around a call of a model"
+        yield WARN, f"spans of {came} came in our trace, but none that says what a gateway took: {wanted}"
+    elif not trail.gateways and not trail.elsewhere:
+        yield WARN, "no span of the gateway came: its part of each TTFT counts as outside the engine, with the network"
+        where = f"{around.listen} (gRPC) or {around.listen_http} (HTTP/protobuf)"
+        yield HINT, f"switch its OpenTelemetry tracing on, to {where}; docs/how-to/gateway-spans.md"
+    yield from _parts(trail.parts)
+
+
+def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None) -> Iterator[Line]:
+    came = f"the span of gateway {named(gateway.service)} came"
+    if gateway.first_by:
+        yield OK, f"{came}, and {HOW[gateway.first_by]} when its first output left: its part is exact"
+        return
+    bound = "" if part is None or not math.isfinite(part.at_most_s) else f", here at most {_ms(part.at_most_s)}"
+    before = "" if math.isnan(gateway.request_s) else "; what it took before its call is exact"
+    yield OK, f"{came}, but does not say when its first output left: its part is known as a bound{bound}{before}"
+    yield HINT, f"{FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span, where it can be set, makes it exact"
+
+
+def _parts(parts: Parts) -> Iterator[Line]:
+    """Give the parts of this request's TTFT."""
+    is_apart = not math.isnan(parts.gateway_s[0])
+    labels = {part: OUTSIDE_ENGINE if part.label == NETWORK and not is_apart else part.label for part in TTFT_PARTS}
+    known = [(label, float(part.of(parts)[0])) for part, label in labels.items()]
+    said = ", ".join(f"{label} {_ms(part_s)}" for label, part_s in known if not math.isnan(part_s))
+    if said:
+        yield OK, f"of this request's TTFT of {_ms(float(parts.ttft_s[0]))}: {said}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

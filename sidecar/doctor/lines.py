@@ -1,0 +1,20 @@
+"""A line of an examination: how it went, and a sentence; and how both are printed."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from rundir.printable import printable
+
+# fail: no run is possible; warn: one is, with less in its report; skip: not tried. A hint says how to get what is not
+# there.
+OK, WARN, FAIL, SKIP = ("ok  ", "green"), ("warn", "yellow"), ("fail", "red"), ("skip", "dim")
+HINT = ("    ", "dim")
+ASK_ENGINE = "with --url http://ENGINE it is asked without the gateway too, which tells these apart"
+
+Line = tuple[tuple[str, str], str]
+
+
+def print_line(console: Console, mark: tuple[str, str], text: str) -> None:
+    console.print(Text.assemble(mark, "  ", printable(text)), soft_wrap=True)

@@ -1,0 +1,142 @@
+"""Send one request through a gateway, and one to the engine without it; collect their spans, and say what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
+
+from loadgen.records import trace_id
+from rundir.clock import anchor
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
+from sidecar.doctor.delivery import delivery_lines
+from sidecar.doctor.gateway import gateway_lines
+from sidecar.doctor.lines import FAIL, OK, WARN, Line, print_line
+from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
+from sidecar.doctor.trail import Arrivals, Trail, follow
+from sidecar.errors import SidelightError
+from sidecar.options.spans import listen_addresses
+from sidecar.progress import Progress
+from sidecar.run.preflight import OPTIONAL_FIELDS, PREFLIGHT, Answer, ask, refusal, require_answer
+from sidecar.run.target import Contact, Served, unlisted_note
+
+TOKENS = 64  # enough pieces to see whether some are held back
+WAIT_S = 12.0  # exporters send every 5 s, and try again after a failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a run through the gateway is possible, and whether anything is to be changed first."""
+
+    usable: bool
+    to_change: bool
+
+
+@asynccontextmanager
+async def receiving(listen: str, console: Console) -> AsyncIterator[Arrivals]:
+    """Receive spans at an address that is free."""
+    clock = anchor()
+    grpc, http = listen_addresses(listen)
+    spec = ReceiverSpec(grpc=grpc, http=http, clock_offset_ns=clock.offset_ns)
+    arrivals = Arrivals(clock=clock)
+    say = partial(print_line, console, WARN)
+    async with Receiver(spec, log=None, say=say, deliver=arrivals.take) as receiver:
+        arrivals.listen = f"{listen.rpartition(':')[0]}:{receiver.grpc_port}"
+        arrivals.listen_http = f"{listen.rpartition(':')[0]}:{receiver.http_port}"
+        yield arrivals
+
+
+async def examine_passages(
+    console: Console,
+    engines: Sequence[Served],
+    gateway: Served | None,
+    engine: str | None,
+    contact: Contact,
+    arrivals: Arrivals,
+) -> Verdict:
+    """Print what passes through a gateway to the engine; and whether the engine's spans come without it.
+
+    engines  those that can be asked without it
+    engine   its name in `scraper.engines`, where that is known already
+    """
+    run_id = f"doctor-{secrets.token_hex(8)}"
+    send = partial(ask, contact=contact, ignore_eos=True, tokens=TOKENS, clock=arrivals.clock)
+    direct = [await send(server, run_id=f"{run_id}-{number}") for number, server in enumerate(engines)]
+    through = None if gateway is None else await send(gateway, run_id=run_id)
+    is_usable = True
+    if gateway is not None and through is not None:
+        is_usable = _print_answer(console, through, gateway)
+        if through.exchange.status != 200:
+            return Verdict(usable=False, to_change=False)
+    ours = {trace_id(PREFLIGHT, attempt) for attempt in range(len(OPTIONAL_FIELDS) + 1)}
+    ours |= {answer.trace_id for answer in (*direct, through) if answer is not None}
+
+    def is_complete() -> bool:
+        """Look at our own traces alone: there may be many others."""
+        traces = {key: arrivals.traces.get(key, ()) for key in map(bytes.fromhex, ours)}
+        trails = [follow(answer, traces, ours) for answer in (*direct, through) if answer is not None]
+        return all(each.is_complete for each in trails) and (through is None or bool(trails[-1].gateways))
+
+    await _await_spans(arrivals, is_complete)
+    around = Surroundings(
+        engine=engine,
+        direct=[follow(answer, arrivals.traces, ours) for answer in direct],
+        listen=arrivals.listen,
+        listen_http=arrivals.listen_http,
+    )
+    lines = [line for each in around.direct for line in direct_lines(each, around)]
+    if through is not None:
+        lines += _through_lines(through, follow(through, arrivals.traces, ours), around, direct)
+    for mark, text in lines:
+        print_line(console, mark, text)
+    return Verdict(usable=is_usable, to_change=any(mark == WARN for mark, _ in lines))
+
+
+def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
+    """Print how a request through the gateway was answered; tell whether a run can be made of such replies."""
+    for field, said in answer.refused.items():
+        print_line(console, WARN, refusal(gateway.url, field, said))
+    try:
+        require_answer(answer, gateway, ignore_eos=True)
+    except SidelightError as error:
+        print_line(console, FAIL, str(error).replace("--url", "--gateway"))
+        return False
+    if note := unlisted_note(gateway):
+        print_line(console, WARN, note)
+    print_line(console, OK, f"{gateway.url} answered a request for {answer.tokens} tokens, trace {answer.trace_id}")
+    return True
+
+
+def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: Sequence[Answer]) -> Iterator[Line]:
+    """Give what is known of the request through the gateway."""
+    yield from trace_lines(trail, around)
+    yield from request_id_lines(answer, trail)
+    yield from gateway_lines(trail, around)
+    if len(answer.reply.chunk_ns):
+        generated_s = float(trail.parts.decode_s[0])
+        chunks_ns = [other.reply.chunk_ns for other in direct]
+        yield from delivery_lines(
+            answer.reply.chunk_ns, direct_ns=max(chunks_ns, key=len, default=None), generated_s=generated_s
+        )
+
+
+async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool]) -> None:
+    """Wait until all spans came that can be expected, WAIT_S at most, and say on standard error whose came."""
+    progress, begun_s = Progress("lines"), time.monotonic()
+    progress.stage(f"waiting for spans, {WAIT_S:g} s at most: exporters send them every 5 s")
+    services: set[str] = set()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WAIT_S):
+            while not is_complete():
+                arrivals.news.clear()
+                await arrivals.news.wait()
+                for service in sorted(arrivals.services - services):
+                    progress.stage(f"spans of {named(service)} came after {time.monotonic() - begun_s:.1f} s")
+                services |= arrivals.services
