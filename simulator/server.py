@@ -1,7 +1,10 @@
 """The simulated engine as a server that a client cannot tell from vLLM's, but for the text.
 
 As SGLang or TensorRT-LLM it differs in what is asked before and beside a load: the metrics page and where it is, where
-the version stands, which endpoints exist. Replies keep vLLM's form, which the others share but for small things.
+the version stands, which endpoints exist. Replies keep vLLM's form, which the others share but for small things. What
+was recorded of SGLang is played: a reply's head comes with its first token, any model name is answered, /health
+generates a token (without the second that it takes there), a client that leaves is noticed with a later output, and
+`n` above 1 is a prefill and n requests.
 
 `running` starts one inside this process, `serve` runs one until it is cancelled; `python -m simulator` is a process
 around `serve`.
@@ -10,7 +13,6 @@ around `serve`.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,6 +23,7 @@ from aiohttp import web
 from simulator.api import native, websocket
 from simulator.api.requests import (
     DetokenizeRequest,
+    Generation,
     RefusedError,
     TokenizeRequest,
     chat_token_ids,
@@ -29,11 +32,12 @@ from simulator.api.requests import (
     read_generation,
 )
 from simulator.api.responses import DONE, event_template, refused, token_event, usage_event, whole_reply
-from simulator.api.service import SERVICE, Service, answering, said, streamed, submitted, whole
+from simulator.api.samples import several
+from simulator.api.service import SERVICE, Service, answering, reply_id, said, streamed, submitted, whole
 from simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
 from simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
 from simulator.engine.scheduler import Engine
-from simulator.engine.tokenizer import UnknownTokenError, decode, encode
+from simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import page_of, sglang, trtllm, vllm
 from simulator.telemetry.perf_metrics import PerfMetrics
@@ -93,7 +97,9 @@ async def running(
             page.abort(record)
             log.add(record)
 
-        driver = EngineDriver(Engine(settings.engine_settings), clock=clock, on_step=on_step, on_abort=on_abort)
+        is_sglang = settings.engine == "sglang"
+        engine = Engine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
+        driver = EngineDriver(engine, clock=clock, on_step=on_step, on_abort=on_abort, late_aborts=is_sglang)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
         service = app[SERVICE] = Service(
             settings=settings, driver=driver, page=page, perf_metrics=perf_metrics, clock=clock
@@ -132,7 +138,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
         web.post("/v1/chat/completions", partial(_generate, chat=True)),
         web.post("/v1/completions", partial(_generate, chat=False)),
         web.get("/v1/models", answering(_models)),
-        web.get("/health", _health),
+        *(web.get(path, _health) for path in ("/health", "/health_generate")),
         *native.ROUTES,
         web.get(websocket.PATH, websocket.stream),
     ]
@@ -180,11 +186,13 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
     # vLLM's arrival too: the body is here, its rendering and tokenizing begin.
     arrival_ns = service.clock()
     settings = service.settings
-    max_model_len = settings.engine_settings.max_model_len
-    generation = read_generation(body, chat=chat, model=settings.model, max_model_len=max_model_len)
-    response_id = f"{'chatcmpl' if chat else 'cmpl'}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
-    traceparent = request.headers.get("traceparent", "")
-    async with submitted(service, generation, response_id, arrival_ns, traceparent) as (stream, info):
+    generation = read_generation(body, chat=chat, settings=settings)
+    client_id, traceparent = request.headers.get("X-Request-Id", ""), request.headers.get("traceparent", "")
+    if generation.samples > 1:
+        sent = {"client_id": client_id, "traceparent": traceparent}
+        return await several(request, generation, arrival_ns, chat=chat, **sent)
+    name = reply_id(service, "chatcmpl" if chat else "cmpl", client_id)
+    async with submitted(service, generation, name, arrival_ns, traceparent, client_id=client_id) as (stream, info):
         if generation.stream:
             template = event_template(info, chat=chat, continuous_usage=generation.continuous_usage)
 
@@ -198,7 +206,8 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
                 return b"".join(parts)
 
             kind = "text/event-stream; charset=utf-8"
-            return await streamed(request, stream, kind, events=events, failed=_stream_failed)
+            late = settings.engine == "sglang"
+            return await streamed(request, stream, kind, events=events, failed=_stream_failed, late_head=late)
         outputs, record = await whole(stream)
     timed = record if settings.per_request_metrics else None
     return said(msgspec.Raw(whole_reply(info, outputs, chat=chat, record=timed)))
@@ -225,7 +234,14 @@ def _models(service: Service) -> object:
     return {"object": "list", "data": [model]}
 
 
-async def _health(_request: web.Request) -> web.Response:
+async def _health(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    if service.settings.engine == "sglang":
+        probe = Generation(prompt_token_ids=(END_OF_SEQUENCE,), max_tokens=1, ignore_eos=True, stream=False)
+        arrival_ns = service.clock()
+        name = f"HEALTH_CHECK_{arrival_ns / 1e9}"
+        async with submitted(service, probe, name, arrival_ns, role="probe") as (stream, _):
+            await whole(stream)
     return web.Response()
 
 
@@ -266,7 +282,7 @@ def _iterations(service: Service) -> object:
 async def _tokenize(request: web.Request) -> web.Response:
     asked = read(await request.read(), TokenizeRequest)
     settings = request.app[SERVICE].settings
-    check_model(asked.model, settings.model)
+    check_model(asked.model, settings.only_model)
     if asked.messages is not None:
         token_ids = chat_token_ids(asked.messages, open_reply=asked.add_generation_prompt is not False)
     elif asked.prompt is not None:
@@ -280,7 +296,7 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     asked = read(await request.read(), DetokenizeRequest)
-    check_model(asked.model, request.app[SERVICE].settings.model)
+    check_model(asked.model, request.app[SERVICE].settings.only_model)
     try:
         text = decode(asked.tokens)
     except UnknownTokenError as error:

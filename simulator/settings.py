@@ -131,6 +131,11 @@ class SimulatorSettings:
             raise SettingsError(f"otlp_endpoint: must be http://HOST:PORT (gRPC), not {self.otlp_endpoint}")
 
     @property
+    def only_model(self) -> str | None:
+        """Return the one model name that is answered; None where any is, as SGLang does."""
+        return None if self.engine == "sglang" else self.model
+
+    @property
     def otlp_target(self) -> str:
         """Return HOST:PORT of `otlp_endpoint`, empty where it has none."""
         try:

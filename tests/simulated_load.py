@@ -51,9 +51,9 @@ class Played:
         return [record for outcome in self.outcomes for record in outcome.finished]
 
 
-def play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]]) -> Played:
+def play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]], *, keep_steps: bool = False) -> Played:
     """Play (arrival_ns, request) pairs through an engine until all have finished, at the pace that it says."""
-    engine = Engine(limits)
+    engine = Engine(limits, keep_steps=keep_steps)
     to_come = sorted(arrivals, key=lambda arrival: arrival[0])
     outcomes: list[StepOutcome] = []
     now_ns = most_blocks = 0

@@ -233,8 +233,8 @@ def test_the_servers_own_times_are_the_truths(run: Callable[[str], Finished], pr
         got.timings_source[0],
         got.cached_tokens[0],
     )
-    # vLLM's queue begins when the engine takes a request in, the others' when it arrives.
-    begin_ns = record.queued_ns if source == "vllm" else record.arrival_ns
+    # vLLM's and SGLang's queue begins when the engine takes a request in, the others' when it arrives.
+    begin_ns = record.queued_ns if source in {"vllm", "sglang"} else record.arrival_ns
     true = {
         "queue": record.scheduled_ns - begin_ns,
         "prefill": record.first_token_ns - record.scheduled_ns,

@@ -35,7 +35,16 @@ Of several, the first that a page shows is used. *observed* is when the engine r
 observed at the end of a request cannot be compared with the requests that ended. Gauges of several label sets or
 endpoints are added, or the largest counts where *max* is stated. `sidelight doctor` lists which of these a running
 server shows.
+
+What is said of an engine was compared with a server that ran here (*real*), with pages that others published
+(*recorded page*), or was read in its source (*source only*). `make engines` compares the real ones again
+([CONTRIBUTING](../../CONTRIBUTING.md)).
 """
+#: What has replies with times but no metrics page, and so no YAML file: title, seen, and as what.
+WITHOUT_PAGE = (
+    ("Ollama", "source only", "the reply in its documentation; it shows no page"),
+    ("exo", "source only", "it shows no page"),
+)
 
 PEERS_HEADING = """# Options of other benchmarks
 
@@ -93,9 +102,10 @@ def commands() -> str:
 
 def engines_page() -> str:
     """Return the page: one section an engine."""
-    return "\n".join(
-        [ENGINES_HEADING, *("\n".join(_engine(engines.catalogue(name))) for name in engines.engine_names())]
-    )
+    known = [engines.catalogue(name) for name in engines.engine_names()]
+    seen = [(engine.title, engine.seen, engine.seen_as) for engine in known]
+    table = ["| engine | seen | as |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in (*seen, *WITHOUT_PAGE))]
+    return "\n".join([ENGINES_HEADING, *table, "", *("\n".join(_engine(engine)) for engine in known)])
 
 
 def metrics_page() -> str:

@@ -16,6 +16,7 @@ import msgspec
 Kind = Literal["histogram", "gauge", "counter"]
 Form = Literal["metric", "add", "mean", "less", "over"]
 Tokens = Literal["prompt_tokens", "output_tokens", "computed_tokens"]
+Seen = Literal["real", "recorded page", "source only"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
 _PAIRS: dict[Form, tuple[str, str]] = {
     "mean": ("sum", "count"),
@@ -144,6 +145,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     - `end_tokens` are histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the
       prompt without what was cached.
     - `version_paths` are asked for a JSON object whose `version` is the engine's.
+    - `seen` is what all this was compared with, `seen_as` which server or pages that were.
     """
 
     name: str = msgspec.field(name="engine")
@@ -154,6 +156,8 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     pages: tuple[str, ...]
     version_paths: tuple[str, ...] = ()
     versions: str
+    seen: Seen
+    seen_as: str
     enable: str
     limits: Limits = Limits()
     notes: tuple[str, ...] = ()

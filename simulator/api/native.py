@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from functools import partial
 
 from aiohttp import web
 
 from simulator.api.dialects import Dialect, exo, ollama, responses, sglang, tgi
 from simulator.api.requests import RefusedError
-from simulator.api.service import SERVICE, Service, answering, streamed, submitted, whole
+from simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
 from simulator.engine.history import TokenOutput
 
 
@@ -22,9 +21,9 @@ async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     except RefusedError as error:
         status, refusal = dialect.refused(error)
         return web.Response(body=refusal, status=status, content_type="application/json")
-    response_id = f"{dialect.prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex}"
-    traceparent = request.headers.get("traceparent", "")
-    async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, info):
+    client_id, traceparent = request.headers.get("X-Request-Id", ""), request.headers.get("traceparent", "")
+    name = reply_id(service, dialect.prefix, client_id)
+    async with submitted(service, asked, name, arrival_ns, traceparent, client_id=client_id) as (stream, info):
         if asked.stream and dialect.event is not None:
             event, so_far = dialect.event, list[TokenOutput]()
 

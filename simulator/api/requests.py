@@ -1,7 +1,7 @@
 """Reading what a client asks of the OpenAI-compatible endpoints, and refusing it the way vLLM does.
 
-Sampling parameters are accepted and ignored: nothing is sampled here. `n` above 1, more than one prompt in a request
-and `echo` are refused rather than answered wrongly.
+Sampling parameters are accepted and ignored: nothing is sampled here. `n` above 1 (but of SGLang's streams), more than
+one prompt in a request and `echo` are refused rather than answered wrongly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from simulator.engine.tokenizer import UnknownTokenError, decode, encode, encode_chat
+from simulator.settings import SimulatorSettings
 
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16
+_MOST_SAMPLES = 128
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Model = TypeVar("_Model")
@@ -103,6 +105,7 @@ class Generation:
     stream: bool
     include_usage: bool = False
     continuous_usage: bool = False
+    samples: int = 1
 
 
 def read(body: bytes, shape: type[_Model]) -> _Model:
@@ -113,12 +116,13 @@ def read(body: bytes, shape: type[_Model]) -> _Model:
         raise RefusedError(400, f"{error}") from None
 
 
-def read_generation(body: bytes, *, chat: bool, model: str, max_model_len: int) -> Generation:
+def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> Generation:
     """Return what a chat or completions request asks for.
 
     Raises RefusedError: 404 for another model, 400 for a malformed body, for what is not simulated, and for a
-    prompt or a prompt with its output that exceeds `max_model_len` tokens.
+    prompt or a prompt with its output that exceeds the model's length.
     """
+    model, max_model_len = settings.only_model, settings.engine_settings.max_model_len
     request: ChatRequest | CompletionRequest
     limit: int | None
     if chat:
@@ -131,7 +135,8 @@ def read_generation(body: bytes, *, chat: bool, model: str, max_model_len: int) 
         check_model(request.model, model)
         token_ids = _prompt_token_ids(request)
         limit = request.max_tokens or COMPLETIONS_DEFAULT_MAX_TOKENS
-    if request.n not in (None, 1):
+    samples = 1 if request.n is None else request.n
+    if samples != 1 and not (settings.engine == "sglang" and request.stream and 1 < samples <= _MOST_SAMPLES):
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
     options = request.stream_options or StreamOptions()
     return Generation(
@@ -141,12 +146,13 @@ def read_generation(body: bytes, *, chat: bool, model: str, max_model_len: int) 
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        samples=samples,
     )
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raise RefusedError (404) for a model that is not served; a request may name none."""
-    if asked is not None and asked != served:
+def check_model(asked: str | None, served: str | None) -> None:
+    """Raise RefusedError (404) for a model that is not served; a request may name none, and None serves any."""
+    if asked is not None and served is not None and asked != served:
         message = f"The model `{asked}` does not exist. Valid aliases: {served}."
         raise RefusedError(404, message, kind="NotFoundError", param="model")
 

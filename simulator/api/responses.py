@@ -48,15 +48,17 @@ class EventTemplate:
     continuous_usage: bool
 
 
-def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool) -> EventTemplate:
+def event_template(info: ReplyInfo, *, chat: bool, continuous_usage: bool, choice: int = 0) -> EventTemplate:
     kind = "chat.completion.chunk" if chat else "text_completion"
     fields = {"id": info.response_id, "object": kind, "created": info.created_s, "model": info.model}
     head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
-    text = b'{"index":0,"delta":{"content":"' if chat else b'{"index":0,"text":"'
+    index = b'{"index":%d,' % choice
+    text = index + (b'"delta":{"content":"' if chat else b'"text":"')
     closing = b'"},"logprobs":null,"finish_reason":%b%b}]' if chat else b'","logprobs":null,"finish_reason":%b%b}]'
     opening = b""
     if chat:
-        opening = head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        opening = head + index
+        opening += b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         opening += (b',"usage":' + usage(info.prompt_tokens, 0) if continuous_usage else b"") + b"}\n\n"
     return EventTemplate(
         opening=opening,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from aiohttp import web
 from simulator.api.requests import Generation
 from simulator.api.responses import ReplyInfo
 from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
-from simulator.engine.history import EngineRequest, RequestRecord, TokenOutput
+from simulator.engine.history import EngineRequest, RequestRecord, Role, TokenOutput
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import EnginePage
 from simulator.telemetry.perf_metrics import PerfMetrics
@@ -46,9 +47,21 @@ def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Aw
     return handler
 
 
+def reply_id(service: Service, prefix: str, client_id: str) -> str:
+    """Return the id of a reply: made of the client's own where it sent one, but of SGLang, which reads none."""
+    return uuid.uuid4().hex if service.settings.engine == "sglang" else f"{prefix}-{client_id or uuid.uuid4().hex}"
+
+
 @asynccontextmanager
 async def submitted(
-    service: Service, generation: Generation, response_id: str, arrival_ns: int, traceparent: str = ""
+    service: Service,
+    generation: Generation,
+    response_id: str,
+    arrival_ns: int,
+    traceparent: str = "",
+    *,
+    client_id: str = "",
+    role: Role = "request",
 ) -> AsyncIterator[tuple[TokenStream, ReplyInfo]]:
     """Hand a request to the engine; it is abandoned at the end of the block unless it has finished.
 
@@ -61,6 +74,9 @@ async def submitted(
         ignore_eos=generation.ignore_eos,
         streamed=generation.stream,
         traceparent=traceparent,
+        client_id=client_id,
+        role=role,
+        samples=generation.samples,
     )
     info = ReplyInfo(
         response_id=response_id,
@@ -90,23 +106,27 @@ async def streamed(
     *,
     events: Callable[[list[TokenOutput]], bytes],
     failed: Callable[[str], bytes],
+    late_head: bool = False,
 ) -> web.StreamResponse:
     """Answer with what `events` makes of the tokens as they come; those that came together go out in one write.
 
-    When the engine stops, `failed` says so. A client that disconnects is not a server error.
+    Like vLLM, it says 200 before the request is scheduled; with `late_head`, once there is a first token. When the
+    engine stops, `failed` says so; before a late head EngineStoppedError is raised. A client that disconnects is not a
+    server error.
     """
     response = web.StreamResponse(headers={"Content-Type": content_type})
+    outputs = await stream.take() if late_head else []
     with suppress(ConnectionResetError):
-        # Like vLLM, it says 200 before the request is scheduled.
         await response.prepare(request)
-        ended = False
-        while not ended:
+        while True:
+            if outputs:
+                await response.write(events(outputs))
+                if outputs[-1].finish_reason is not None:
+                    break
             try:
                 outputs = await stream.take()
             except EngineStoppedError as error:
                 await response.write(failed(f"{error}"))
                 break
-            ended = outputs[-1].finish_reason is not None
-            await response.write(events(outputs))
         await response.write_eof()
     return response

@@ -46,7 +46,7 @@ async def _answer(socket: web.WebSocketResponse, service: Service, data: bytes) 
     settings = service.settings
     try:
         asked = read(data, _Request)
-        check_model(asked.model, settings.model)
+        check_model(asked.model, settings.only_model)
         token_ids = chat_token_ids(asked.messages)
         wanted = generation(token_ids, asked.max_tokens, settings, ignore_eos=asked.ignore_eos, stream=True)
     except RefusedError as error:

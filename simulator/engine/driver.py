@@ -61,7 +61,8 @@ class TokenStream:
 class EngineDriver:
     """Own the engine's time: run it, feed it, deliver its tokens.
 
-    `on_step` sees every outcome before any reader gets a token of it, `on_abort` every aborted request.
+    `on_step` sees every outcome before any reader gets a token of it, `on_abort` every request that was aborted at
+    once. With `late_aborts` a request without a reader goes on until an output shows that, as long as the engine runs.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class EngineDriver:
         clock: Callable[[], int],
         on_step: Callable[[StepOutcome], None],
         on_abort: Callable[[RequestRecord], None],
+        late_aborts: bool = False,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._on_step = on_step
         self._on_abort = on_abort
+        self._late_aborts = late_aborts
         self._streams: dict[int, TokenStream] = {}
         self._work = asyncio.Event()
         self._stopped = False
@@ -87,7 +90,7 @@ class EngineDriver:
         """
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
-        stream = TokenStream(self._engine.submit(request, arrival_ns))
+        stream = TokenStream(self._engine.submit(request, arrival_ns, self._clock()))
         self._streams[stream.number] = stream
         self._work.set()
         return stream
@@ -95,7 +98,13 @@ class EngineDriver:
     def abandon(self, stream: TokenStream) -> None:
         """Abort the request of a stream that has lost its reader; do nothing when it has finished."""
         self._streams.pop(stream.number, None)
-        record = self._engine.abort(stream.number, self._clock())
+        if self._late_aborts and not self._stopped:
+            self._engine.abandon(stream.number)
+        else:
+            self._abort(stream.number)
+
+    def _abort(self, number: int) -> None:
+        record = self._engine.abort(number, self._clock())
         if record is not None:
             self._on_abort(record)
 
@@ -110,6 +119,8 @@ class EngineDriver:
                 await self._run_step()
         finally:
             self._stopped = True
+            for number in self._engine.abandoned:
+                self._abort(number)
             for stream in self._streams.values():
                 stream.close()
 

@@ -6,12 +6,17 @@ All stamps are int64 nanoseconds of whatever clock drives the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+#: A user's request; a liveness probe that generates a token; the prefill of a prompt that several samples then share.
+Role = Literal["request", "probe", "prefix"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1. `traceparent` is
-    the header of that name as it came, empty for none.
+    the header of that name as it came, empty for none; `client_id` the client's own id where replies do not carry it.
+    `samples` is how many replies to the prompt the client wants, of which this is one.
     """
 
     request_id: str
@@ -20,19 +25,33 @@ class EngineRequest:
     ignore_eos: bool = True
     streamed: bool = True
     traceparent: str = ""
+    client_id: str = ""
+    role: Role = "request"
+    samples: int = 1
+
+
+class StepTimes(NamedTuple):
+    """A step that computed for a request: a chunk of its prefill, or one more output token."""
+
+    begin_ns: int
+    end_ns: int
+    is_prefill: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """The true history of one request that finished or was aborted; stamps are int64 ns.
 
-    `queued_ns` is when the engine took it in between two steps, `scheduled_ns` when it was scheduled for the first
-    time; both, like `first_token_ns`, are -1 where an abort came first. `cached_tokens` are the prompt tokens found
-    in the prefix cache at that first time. `finish_reason` is "stop", "length" or "abort".
+    `dispatched_ns` is when it was handed to the engine, `queued_ns` when the engine took it in between two steps,
+    `scheduled_ns` when it was scheduled for the first time; the last two, like `first_token_ns`, are -1 where an abort
+    came first. `later_wait_ns` is what it waited for its next scheduling after it gave up its blocks. `cached_tokens`
+    are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length" or "abort".
+    `steps` are kept only by an engine that was asked for them.
     """
 
     request_id: str
     arrival_ns: int
+    dispatched_ns: int = -1
     queued_ns: int
     scheduled_ns: int
     first_token_ns: int
@@ -43,8 +62,13 @@ class RequestRecord:
     max_tokens: int
     finish_reason: str
     preemptions: int
+    later_wait_ns: int = 0
     streamed: bool = True
     traceparent: str = ""
+    client_id: str = ""
+    role: Role = "request"
+    samples: int = 1
+    steps: tuple[StepTimes, ...] = ()
 
     # Of a request that finished, in seconds.
 
@@ -101,6 +125,7 @@ class FirstToken:
     prompt_tokens: int
     cached_tokens: int
     streamed: bool = True
+    role: Role = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from simulator.engine.history import (
     RequestRecord,
     Retraction,
     StepOutcome,
+    StepTimes,
     TokenOutput,
 )
 from simulator.engine.replies import reply_key, reply_token
@@ -42,6 +43,7 @@ class _Sequence:
     number: int
     request: EngineRequest
     arrival_ns: int
+    dispatched_ns: int
     key: int
     token_ids: list[int]
     blocks: list[int] = field(default_factory=list)
@@ -55,7 +57,11 @@ class _Sequence:
     first_token_ns: int = -1
     last_token_ns: int = 0
     last_chunk_ns: int = -1
+    retracted_ns: int = -1
+    later_wait_ns: int = 0
     prefilled: int = 0
+    is_abandoned: bool = False
+    steps: list[StepTimes] = field(default_factory=list)
 
     def is_prefill(self, chunk_tokens: int) -> bool:
         """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
@@ -88,8 +94,10 @@ class Engine:
     The same settings, submissions and times give the same history.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, keep_steps: bool = False) -> None:
+        """With `keep_steps` the record of a request has every step that computed for it."""
         self.settings = settings
+        self._keep_steps = keep_steps
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
         self._jitter = np.random.default_rng(np.random.SeedSequence(settings.seed))
         self._live: dict[int, _Sequence] = {}
@@ -99,10 +107,11 @@ class Engine:
         self._step: _Step | None = None
         self._submitted = 0
 
-    def submit(self, request: EngineRequest, arrival_ns: int) -> int:
+    def submit(self, request: EngineRequest, arrival_ns: int, dispatched_ns: int = -1) -> int:
         """Hand a request over and return its number; the engine takes it in before its next step.
 
-        Prompt and output together are at most max_model_len, which the reader of requests ensures.
+        `dispatched_ns` is now, where it is later than the arrival. Prompt and output together are at most
+        max_model_len, which the reader of requests ensures.
         """
         number = self._submitted
         self._submitted += 1
@@ -110,6 +119,7 @@ class Engine:
             number=number,
             request=request,
             arrival_ns=arrival_ns,
+            dispatched_ns=max(arrival_ns, dispatched_ns),
             key=reply_key(self.settings.seed, request.prompt_token_ids),
             token_ids=list(request.prompt_token_ids),
         )
@@ -132,6 +142,16 @@ class Engine:
                 queue.remove(sequence)
         self.pool.release(sequence.blocks)
         return _record(sequence, now_ns, "abort")
+
+    def abandon(self, number: int) -> None:
+        """Let a request go on until an output shows that it has no reader: its next one, or its second."""
+        if (sequence := self._live.get(number)) is not None:
+            sequence.is_abandoned = True
+
+    @property
+    def abandoned(self) -> tuple[int, ...]:
+        """Return the numbers of the requests that were abandoned and have not ended."""
+        return tuple(number for number, sequence in self._live.items() if sequence.is_abandoned)
 
     def begin_step(self, now_ns: int) -> float | None:
         """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
@@ -166,6 +186,8 @@ class Engine:
         for sequence, chunk_tokens in step.chunks:
             if sequence.number not in self._live:
                 continue
+            if self._keep_steps:
+                sequence.steps.append(StepTimes(step.begin_ns, now_ns, sequence.is_prefill(chunk_tokens)))
             self._store(sequence, chunk_tokens)
             if sequence.computed < len(sequence.token_ids):
                 chunk_ns.append(now_ns - max(sequence.last_chunk_ns, sequence.scheduled_ns))
@@ -233,6 +255,8 @@ class Engine:
                 sequence.scheduled_ns = now_ns
                 sequence.cached_tokens = cached
                 step.admissions.append(_admission(sequence, now_ns))
+            else:
+                sequence.later_wait_ns += now_ns - sequence.retracted_ns
             step.cached += cached
             step.fresh_cached += sequence.reach(cached)
             step.chunks.append((sequence, chunk_tokens))
@@ -242,6 +266,7 @@ class Engine:
         self.pool.release(sequence.blocks)
         sequence.computed = 0
         sequence.preemptions += 1
+        sequence.retracted_ns = step.begin_ns
         prompt_tokens = len(sequence.request.prompt_token_ids)
         step.retractions.append(Retraction(prompt_tokens=prompt_tokens, output_tokens=sequence.output_tokens))
         self._waiting.appendleft(sequence)
@@ -286,6 +311,8 @@ class Engine:
             finish_reason = "stop"
         elif sequence.output_tokens == request.max_tokens:
             finish_reason = "length"
+        elif sequence.is_abandoned and sequence.output_tokens > 1:
+            finish_reason = "abort"
         return TokenOutput(
             number=sequence.number,
             token_id=token_id,
@@ -327,6 +354,7 @@ def _first_token(sequence: _Sequence, now_ns: int) -> FirstToken:
         ttft_ns=now_ns - sequence.arrival_ns,
         prefill_ns=now_ns - sequence.scheduled_ns,
         streamed=sequence.request.streamed,
+        role=sequence.request.role,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
     )
@@ -336,6 +364,7 @@ def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> Reques
     return RequestRecord(
         request_id=sequence.request.request_id,
         arrival_ns=sequence.arrival_ns,
+        dispatched_ns=sequence.dispatched_ns,
         queued_ns=sequence.queued_ns,
         scheduled_ns=sequence.scheduled_ns,
         first_token_ns=sequence.first_token_ns,
@@ -346,6 +375,11 @@ def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> Reques
         max_tokens=sequence.request.max_tokens,
         finish_reason=finish_reason,
         preemptions=sequence.preemptions,
+        later_wait_ns=sequence.later_wait_ns,
         streamed=sequence.request.streamed,
         traceparent=sequence.request.traceparent,
+        client_id=sequence.request.client_id,
+        role=sequence.request.role,
+        samples=sequence.request.samples,
+        steps=tuple(sequence.steps),
     )

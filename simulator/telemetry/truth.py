@@ -1,14 +1,16 @@
 """The truth about every request, kept in memory and written as JSON lines.
 
 One line a request, written when it finishes or is aborted: `request_id` (the client's X-Request-Id, or one made up
-when it sent none), `response_id` (the id that the reply carries), `arrival_ns`, `queued_ns`, `scheduled_ns`,
-`first_token_ns`, `finished_ns` (int64 ns Unix; null where an abort came first), `tokens` (output), `prompt_tokens`,
-`cached_tokens`, `finish_reason` ("stop", "length" or "abort"), `preemptions`.
+when it sent none), `response_id` (the id that the reply carries), `arrival_ns`, `dispatched_ns`, `queued_ns`,
+`scheduled_ns`, `first_token_ns`, `finished_ns` (int64 ns Unix; null where an abort came first), `tokens` (output),
+`prompt_tokens`, `cached_tokens`, `finish_reason` ("stop", "length" or "abort"), `preemptions`, `role` ("request"; of
+SGLang also "probe" and "prefix", which no client sent as such).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -40,7 +42,7 @@ class TruthLog:
             self._file.close()
 
     def add(self, record: RequestRecord) -> None:
-        self.records.append(record)
+        self.records.append(replace(record, steps=()) if record.steps else record)
         if self._file is not None:
             self._file.write(line(record))
 
@@ -49,9 +51,11 @@ def line(record: RequestRecord) -> str:
     """Return a record as one line of JSON, its line feed included."""
     before_abort = ("queued_ns", "scheduled_ns", "first_token_ns")
     fields = {
-        "request_id": record.request_id.partition("-")[2],  # behind the prefix: chatcmpl-a-b gives a-b
+        # Behind the prefix: chatcmpl-a-b gives a-b.
+        "request_id": record.client_id or record.request_id.partition("-")[2],
         "response_id": record.request_id,
         "arrival_ns": record.arrival_ns,
+        "dispatched_ns": record.dispatched_ns,
         **{name: stamp if (stamp := getattr(record, name)) >= 0 else None for name in before_abort},
         "finished_ns": record.finished_ns,
         "tokens": record.output_tokens,
@@ -59,5 +63,6 @@ def line(record: RequestRecord) -> str:
         "cached_tokens": record.cached_tokens,
         "finish_reason": record.finish_reason,
         "preemptions": record.preemptions,
+        "role": record.role,
     }
     return msgspec.json.encode(fields).decode() + "\n"

@@ -15,8 +15,7 @@ from simulator.settings import SimulatorSettings
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    limit = settings.engine_settings.max_model_len
-    wanted = read_generation(body, chat=True, model=settings.model, max_model_len=limit)
+    wanted = read_generation(body, chat=True, settings=settings)
     return replace(wanted, stream=False, ignore_eos=True)
 
 

@@ -24,7 +24,7 @@ class _Request(msgspec.Struct):
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
     wanted = read(body, _Request)
-    check_model(wanted.model, settings.model)
+    check_model(wanted.model, settings.only_model)
     messages = [ChatMessage(role="user", content=wanted.input)] if isinstance(wanted.input, str) else wanted.input
     if wanted.instructions is not None:
         messages = [ChatMessage(role="system", content=wanted.instructions), *messages]

@@ -55,7 +55,11 @@ def _chunk(info: ReplyInfo, outputs: Sequence[TokenOutput], record: RequestRecor
         meta |= {
             "finish_reason": {"type": reason, "length": len(outputs)} if reason == "length" else {"type": reason},
             "cached_tokens": record.cached_tokens,
-            "queue_time": record.wait_s,
+            # All waits in the scheduler: after a retraction, those behind the first token too.
+            "queue_time": record.queue_s + record.later_wait_ns / 1e9,
+            "num_retractions": record.preemptions,
+            "request_received_ts": record.arrival_ns / 1e9,
+            "api_server_dispatch_finish_ts": record.dispatched_ns / 1e9,
             "forward_entry_time": record.scheduled_ns / 1e9,
             "prefill_finished_time": record.first_token_ns / 1e9,
             "request_finished_ts": record.finished_ns / 1e9,

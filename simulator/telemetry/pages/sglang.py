@@ -1,16 +1,20 @@
 """The `/metrics` page of SGLang 0.5.23, with its names, labels, buckets and moments of observation.
 
-Moments: queue time with the step of the first forward pass; time to first token with the first output; inter-token
-latency once a token; end-to-end time, token counters and sizes when a request finishes. Gauges and the real-time
-counters are as old as the scheduler's last report: every step with a prefill, every 40th of the others, and every
-30 s when idle. The tokenizer's families do not have the scheduler's rank labels.
+Moments, as recorded: queue time with the step of the first forward pass; time to first token with the first output;
+inter-token latency once a token; end-to-end time, token counters and sizes when a request finishes; real-time counters
+with every step. Gauges are as old as the scheduler's last report: every step with a prefill, of which the running
+requests are those before it; every 40th of the others; when the engine falls idle after a report of running requests,
+and every 30 s of idleness. The cache hit rate stays what the last prefill said, the sum of lengths what the last report
+of decodes said. The tokenizer's families do not have the scheduler's rank labels.
 
 What the warm-up request makes a real server show is there from the start, at zero (the request itself is not
-counted); what has not happened yet (a retraction, an abort, a cache hit) has no series.
+counted); what has not happened yet (a token after the first, a cache hit, a retraction, an abort) has no series. A
+liveness probe is in the scheduler's counts, not in the tokenizer's.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -58,6 +62,7 @@ _GAUGES = {
     "page_size": "The KV cache page size.",
     "num_pages": "The number of KV cache pages.",
     "context_len": "The maximum context length.",
+    "fwd_occupancy": "Forward pass GPU occupancy percentage.",
 }
 #: Gauges that have a series per process in multiprocess mode, distinguished by the label pid.
 _GAUGES_BY_PROCESS = {
@@ -113,6 +118,7 @@ class SglangPage:
         self._clock = clock
         self._reported_ns = self._decode_reported_ns = clock()
         self._decode_steps = self._decode_tokens = 0
+        self._reported_running = 0
         self._state: StepOutcome | None = None
         self._process = {"pid": str(os.getpid())}
         self._tokenizer = {"model_name": model, "engine_type": "unified"}
@@ -135,26 +141,34 @@ class SglangPage:
     def observe(self, outcome: StepOutcome) -> None:
         self._state = outcome
         self._observe_scheduling(outcome)
+        if outcome.decode_requests:
+            self._scheduled("realtime_tokens_total", outcome.decode_requests, mode="decode")
+        self._decode_tokens += outcome.decode_requests
         if outcome.prefill.requests:
             self._report_prefill(outcome)
         else:
             self._decode_steps += 1
-        self._decode_tokens += outcome.decode_requests
-        if not outcome.prefill.requests and not self._decode_steps % DECODE_LOG_INTERVAL:
-            self._report_decode(outcome)
+            if not self._decode_steps % DECODE_LOG_INTERVAL:
+                self._report_decode(outcome)
+        if self._reported_running and not outcome.running + outcome.waiting:
+            self._report_idle(outcome.at_ns)
         for first in outcome.first_tokens:
             self._stage("prefill_forward", first.prefill_ns)
-            labels = self._tokenizer | _streaming(streamed=first.streamed)
-            self._histograms["time_to_first_token_seconds"].labels(**labels).observe(first.ttft_ns / 1e9)
-        gaps = self._histograms["inter_token_latency_seconds"].labels(**self._tokenizer)
+            if first.role != "probe":
+                labels = self._tokenizer | _streaming(streamed=first.streamed)
+                self._histograms["time_to_first_token_seconds"].labels(**labels).observe(first.ttft_ns / 1e9)
         for token in outcome.tokens:
             if token.interval_ns is not None:
+                gaps = self._histograms["inter_token_latency_seconds"].labels(**self._tokenizer)
                 gaps.observe(token.interval_ns / 1e9)
         for record in outcome.finished:
-            self._observe_finish(record)
+            if record.finish_reason == "abort":
+                self._counters["num_aborted_requests_total"].labels(**self._tokenizer).inc()
+            if record.role != "probe":
+                self._observe_finish(record)
 
     def abort(self, record: RequestRecord) -> None:
-        """Count an abort; a request that had been scheduled counts as finished too, one in the queue does not."""
+        """Count an abort at the engine's end; a request in the queue does not count as finished."""
         self._counters["num_aborted_requests_total"].labels(**self._tokenizer).inc()
         if record.scheduled_ns >= 0:
             self._observe_finish(record)
@@ -176,30 +190,29 @@ class SglangPage:
     def _report_prefill(self, outcome: StepOutcome) -> None:
         work = outcome.prefill
         self._scheduled("realtime_tokens_total", work.computed_tokens, mode="prefill_compute")
-        self._scheduled("realtime_tokens_total", work.cached_tokens, mode="prefill_cache")
+        if work.cached_tokens:
+            self._scheduled("realtime_tokens_total", work.cached_tokens, mode="prefill_cache")
         self._scheduled("prefill_effective_tokens_total", work.fresh_computed_tokens, mode="input")
         self._scheduled("prefill_effective_tokens_total", work.fresh_cached_tokens, mode="device_hit")
         self._gauges["cache_hit_rate"].set(work.cached_tokens / (work.cached_tokens + work.computed_tokens))
-        self._report(outcome)
+        self._report(outcome, running=outcome.decode_requests)
 
     def _report_decode(self, outcome: StepOutcome) -> None:
-        self._scheduled("realtime_tokens_total", self._decode_tokens, mode="decode")
         seconds = (outcome.at_ns - self._decode_reported_ns) / 1e9
         self._gauges["gen_throughput"].set(self._decode_tokens / seconds if seconds > 0 else 0)
         self._gauges["decode_sum_seq_lens"].set(outcome.kv_tokens)
         self._gauges["num_retracted_reqs"].set(len(outcome.retractions))
-        self._gauges["cache_hit_rate"].set(0)
         self._decode_tokens = 0
         self._decode_reported_ns = outcome.at_ns
-        self._report(outcome)
+        self._report(outcome, running=outcome.running)
 
-    def _report(self, outcome: StepOutcome) -> None:
+    def _report(self, outcome: StepOutcome, *, running: int) -> None:
         used, evictable = (self._block_size * n for n in (outcome.used_blocks, outcome.evictable_blocks))
         values = {
-            "num_running_reqs": outcome.running,
+            "num_running_reqs": running,
             "num_queue_reqs": outcome.waiting,
             "num_used_tokens": used,
-            "token_usage": used / self._tokens,
+            "token_usage": round(used / self._tokens, 2),
             "full_token_usage": used / self._tokens,
             "kv_used_tokens": used,
             "kv_evictable_tokens": evictable,
@@ -207,20 +220,20 @@ class SglangPage:
         }
         for name, value in values.items():
             self._gauges[name].set(value)
-        self._reported_ns = outcome.at_ns
+        self._reported_ns, self._reported_running = outcome.at_ns, running
 
     def _report_idle(self, now_ns: int) -> None:
         if self._state is not None:
-            self._report(self._state)
+            self._report(self._state, running=0)
         self._gauges["gen_throughput"].set(0)
-        self._gauges["decode_sum_seq_lens"].set(0)
         self._reported_ns = now_ns
 
     def _observe_finish(self, record: RequestRecord) -> None:
         plain, streaming = self._tokenizer, self._tokenizer | _streaming(streamed=record.streamed)
+        generated = 0 if record.role == "prefix" else record.output_tokens
         self._counters["num_requests_total"].labels(**streaming).inc()
         self._counters["prompt_tokens_total"].labels(**streaming).inc(record.prompt_tokens)
-        self._counters["generation_tokens_total"].labels(**streaming).inc(record.output_tokens)
+        self._counters["generation_tokens_total"].labels(**streaming).inc(generated)
         if record.cached_tokens:
             self._counters["cached_tokens_total"].labels(**plain, cache_source="device").inc(record.cached_tokens)
         self._histograms["e2e_request_latency_seconds"].labels(**streaming).observe(record.e2e_s)
@@ -230,7 +243,7 @@ class SglangPage:
         sizes = {
             "prompt_tokens_histogram": record.prompt_tokens,
             "uncached_prompt_tokens_histogram": record.prompt_tokens - record.cached_tokens,
-            "generation_tokens_histogram": record.output_tokens,
+            "generation_tokens_histogram": generated,
         }
         for name, tokens in sizes.items():
             self._histograms[name].labels(**plain).observe(tokens)
@@ -271,10 +284,11 @@ class SglangPage:
             "num_pages": settings.kv_blocks,
             "context_len": settings.max_model_len,
             "kv_available_tokens": self._tokens,
+            "fwd_occupancy": math.nan,
         }
         for name, value in constants.items():
             self._gauges[name].set(value)
-        for mode in ("prefill_compute", "prefill_cache", "decode"):
+        for mode in ("prefill_compute", "decode"):
             self._scheduled("realtime_tokens_total", 0, mode=mode)
         for mode in ("input", "device_hit", "host_hit", "storage_hit"):
             self._scheduled("prefill_effective_tokens_total", 0, mode=mode)
@@ -282,7 +296,8 @@ class SglangPage:
         for stage in ("request_process", "prefill_forward"):
             self._histograms["per_stage_req_latency_seconds"].labels(**self._scheduler, stage=stage)
         for name, (_, extra, _) in _TOKENIZER_HISTOGRAMS.items():
-            self._histograms[name].labels(**self._tokenizer, **(_streaming(streamed=False) if extra else {}))
+            if name != "inter_token_latency_seconds":
+                self._histograms[name].labels(**self._tokenizer, **(_streaming(streamed=False) if extra else {}))
         for name in ("prompt_tokens_total", "generation_tokens_total", "num_requests_total"):
             self._counters[name].labels(**self._tokenizer, **_streaming(streamed=False))
 

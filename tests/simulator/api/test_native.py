@@ -57,7 +57,11 @@ async def test_sglang_repeats_the_text_so_far(client: aiohttp.ClientSession):
     assert [1, 2, 3] == [meta["completion_tokens"] for meta in metas]
     assert [None, None, {"type": "length", "length": 3}] == [meta["finish_reason"] for meta in metas]
     assert (metas[0]["id"], truth().cached_tokens) == ("rid-q", metas[2]["cached_tokens"])
-    assert metas[2]["queue_time"] == (truth().scheduled_ns - truth().arrival_ns) / 1e9
+    assert metas[2]["queue_time"] == (truth().scheduled_ns - truth().queued_ns) / 1e9
+    assert (0, truth().dispatched_ns / 1e9) == (
+        metas[2]["num_retractions"],
+        metas[2]["api_server_dispatch_finish_ts"],
+    )
 
 
 async def test_tgi_says_a_token_an_event(client: aiohttp.ClientSession):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -173,6 +174,35 @@ def test_an_aborted_request_leaves_nothing_behind(steps: int):
     assert ((), (), 0, 0, 0) == left
     assert engine.begin_step(103) is None
     assert engine.abort(numbers[0], 104) is None
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(0, 2), (1, 2), (4, 5)])
+def test_an_abandoned_request_ends_with_its_next_output_but_not_the_first(steps: int, tokens: int):
+    """Until then it takes part as others do, and its record is among those that finished."""
+    engine = Engine(EngineSettings(speed=EXACT))
+    number = engine.submit(ask("a", [256] * 8, 50), 0)
+    for step in range(50):
+        if step == steps:
+            engine.abandon(number)
+            assert (number,) == engine.abandoned
+        engine.begin_step(2 * step)
+        for record in engine.finish_step(2 * step + 1).finished:
+            assert (tokens, "abort", ()) == (record.output_tokens, record.finish_reason, engine.abandoned)
+            assert engine.begin_step(200) is None
+            return
+    raise AssertionError("the request did not end")
+
+
+def test_the_wait_after_a_retraction_is_known():
+    """From giving up its blocks to being scheduled again; with every step of its work, where that was asked for."""
+    limits = EngineSettings(kv_blocks=10, block_size=4, max_model_len=40, max_num_seqs=2, speed=EXACT)
+    asked = [(0, ask(name, [token] * 16, 20)) for name, token in (("a", 256), ("b", 300))]
+    first, again = play(limits, asked, keep_steps=True).records
+    assert (0, 0, 1) == (first.preemptions, first.later_wait_ns, again.preemptions)
+    waits = [later.begin_ns - earlier.end_ns for earlier, later in pairwise(again.steps)]
+    assert [again.later_wait_ns] == [wait for wait in waits if wait]
+    assert (20, 20) == (len(first.steps), len(again.steps))
+    assert not play(limits, asked).records[0].steps
 
 
 def test_an_abort_before_the_first_step_is_never_queued():

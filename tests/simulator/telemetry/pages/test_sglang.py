@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import lzma
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +61,8 @@ def test_each_family_is_as_the_research_says(busy_page: str, shared: Path):
     research = yaml.safe_load((shared / "engines/sglang.yaml").read_text())
     facts = {metric["name"]: metric for metric in research["metrics"]}
     families = families_of(busy_page)
-    assert 37 == len(families)
+    assert 38 == len(families)
+    del families["sglang:fwd_occupancy"]  # is named there without its labels
     for name, (kind, labels, bounds) in families.items():
         fact = facts[name]
         assert fact["type"] == kind, name
@@ -85,6 +90,34 @@ def test_each_family_is_as_a_real_page_of_january_2026_shows_it(busy_page: str, 
             assert real[name][2] == ours[name][2], name
 
 
+def recorded_page(name: str) -> str:
+    """Return a page of a real server as it was scraped."""
+    packed = (Path(__file__).parents[3] / "data/sglang_pages.json.xz").read_bytes()
+    page: str = json.loads(lzma.decompress(packed))["pages"][name]
+    return page
+
+
+def test_each_family_is_as_a_recorded_page_shows_it(busy_page: str):
+    """Type, label names and bounds, to the last; those of retractions and aborts stand on pages of their own."""
+    ours = families_of(busy_page)
+    real = {
+        name: family
+        for page in ("edges/after", "retract/after", "main/after")
+        for name, family in families_of(recorded_page(page)).items()
+    }
+    assert {name: family for name, family in real.items() if name in ours} == ours
+
+
+def test_the_first_page_has_the_series_of_a_recorded_one():
+    """No series more and none fewer, in the families that are imitated."""
+    page = SglangPage("m", EngineSettings(), lambda: 0).page()[0]
+    families = families_of(page.decode())
+    imitated = re.compile(rf"(?:{'|'.join(map(re.escape, families))})(?:_bucket|_sum|_count)?")
+    real = {key for key in samples_of(recorded_page("main/idle_before_first_request").encode())
+            if imitated.fullmatch(key[0])}  # fmt: skip
+    assert real == samples_of(page).keys()
+
+
 def test_it_is_a_page_of_multiprocess_mode(busy_page: str):
     """Neither creation times nor the process are shown, and a sum stands before its buckets."""
     names = [line.partition("{")[0] for line in busy_page.splitlines() if not line.startswith("#")]
@@ -94,10 +127,11 @@ def test_it_is_a_page_of_multiprocess_mode(busy_page: str):
 
 
 def test_what_has_not_happened_has_no_series():
-    """After the warm-up there are zeros, but no retractions, aborts or cache hits."""
+    """After the warm-up there are zeros, but no gaps between tokens, retractions, aborts or cache hits."""
     page = SglangPage("m", EngineSettings(), lambda: 0).page()[0]
     names = {name for name, _ in samples_of(page)}
     late = {"num_retracted_requests_total", "num_aborted_requests_total", "cached_tokens_total"}
+    late |= {"inter_token_latency_seconds_count"}
     assert {"sglang:queue_time_seconds_count", "sglang:num_running_reqs"} <= names
     assert not names & {f"sglang:{name}" for name in late}
 
@@ -116,7 +150,7 @@ def test_a_request_shows_stage_by_stage():
             (
                 samples["sglang:queue_time_seconds_count", NONE],
                 samples.get(("sglang:time_to_first_token_seconds_count", STREAM), 0),
-                samples["sglang:inter_token_latency_seconds_count", NONE],
+                samples.get(("sglang:inter_token_latency_seconds_count", NONE), 0),
                 samples.get(("sglang:e2e_request_latency_seconds_count", STREAM), 0),
                 samples.get(("sglang:prompt_tokens_total", STREAM), 0),
                 samples.get(("sglang:generation_tokens_total", STREAM), 0),
@@ -126,7 +160,9 @@ def test_a_request_shows_stage_by_stage():
 
 
 def test_gauges_are_as_old_as_the_last_report():
-    """After a prefill they change with every 40th decode, as does the real-time count of decoded tokens."""
+    """After a prefill they change with every 40th decode, and once more when the engine falls idle; the real-time count
+    of decoded tokens changes with each.
+    """
     limits = EngineSettings(speed=PROFILES["fast"])
     page, seen = SglangPage("m", limits, lambda: 0), []
     for outcome in play(limits, [(0, ask("a", 16, 100))]).outcomes:
@@ -135,13 +171,38 @@ def test_gauges_are_as_old_as_the_last_report():
         decoded = samples["sglang:realtime_tokens_total", frozenset({("mode", "decode")})]
         seen.append((samples["sglang:num_used_tokens", NONE], decoded))
     assert 100 == len(seen)
-    changes = [index for index in range(1, 100) if seen[index] != seen[index - 1]]
-    assert [DECODE_LOG_INTERVAL, 2 * DECODE_LOG_INTERVAL] == changes
-    assert [(16, 0), (64, 40), (96, 80)] == [seen[0], *(seen[index] for index in changes)]
+    changes = [index for index in range(1, 100) if seen[index][0] != seen[index - 1][0]]
+    assert [DECODE_LOG_INTERVAL, 2 * DECODE_LOG_INTERVAL, 99] == changes
+    assert [16, 64, 96, 0] == [seen[index][0] for index in (0, *changes)]
+    assert list(range(100)) == [decoded for _, decoded in seen]
+
+
+def test_what_stays_when_the_engine_falls_idle():
+    """The hit rate of the last prefill and the lengths of the last report of decodes; the throughput does not."""
+    limits = EngineSettings(speed=PROFILES["fast"])
+    page = SglangPage("m", limits, lambda: 0)
+    arrivals = [(0, ask("a", 48, 100)), (10**9, ask("b", 48, 100))]
+    for outcome in play(limits, arrivals).outcomes:
+        page.observe(outcome)
+    samples = samples_of(page.page()[0])
+    names = ("cache_hit_rate", "decode_sum_seq_lens", "gen_throughput", "num_running_reqs", "num_used_tokens")
+    assert (32 / 48, 48 + 160 - 99, 0, 0, 0) == tuple(samples[f"sglang:{name}", NONE] for name in names)
+
+
+def test_a_prefills_report_counts_who_ran_before_it():
+    """So a lone request runs by the page only from its 40th decode on; a gauge that is never set is NaN."""
+    limits = EngineSettings(speed=PROFILES["fast"])
+    page, running = SglangPage("m", limits, lambda: 0), []
+    for outcome in play(limits, [(0, ask("a", 16, 60))]).outcomes:
+        page.observe(outcome)
+        samples = samples_of(page.page()[0])
+        running.append(samples["sglang:num_running_reqs", NONE])
+    assert [0] * 40 + [1] * 19 + [0] == running
+    assert math.isnan(samples["sglang:fwd_occupancy", NONE])
 
 
 def test_an_idle_scheduler_reports_after_30_seconds():
-    """Until then the last report of the load stands."""
+    """Until then the last report of the load stands, where that was of a prefill."""
     limits = EngineSettings(speed=PROFILES["fast"])
     now_ns = 0
     page = SglangPage("m", limits, lambda: now_ns)
@@ -149,9 +210,9 @@ def test_an_idle_scheduler_reports_after_30_seconds():
     for outcome in outcomes:
         page.observe(outcome)
     now_ns = outcomes[0].at_ns + IDLE_REPORT_NS - 1
-    assert 1 == samples_of(page.page()[0])["sglang:num_running_reqs", NONE]
+    assert 16 == samples_of(page.page()[0])["sglang:num_used_tokens", NONE]
     now_ns += 1
-    assert 0 == samples_of(page.page()[0])["sglang:num_running_reqs", NONE]
+    assert 0 == samples_of(page.page()[0])["sglang:num_used_tokens", NONE]
 
 
 @pytest.mark.parametrize(("scheduled_ns", "counted_as_finished"), [(-1, 0), (5, 1)])
