@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from children import piped
 from waiting import BOUND_S
 
 from scraper.series.log import FailureRecord, Row, read_log
@@ -48,14 +48,7 @@ class Worker:
 
 @asynccontextmanager
 async def started(path: Path, **spec: Any) -> AsyncIterator[Worker]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "scraper.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    worker = Worker(process, path / "scrapes-0.log")
-    worker.send({"interval_s": 0.02, "clock_offset_ns": 10**18, "out": str(worker.log)} | spec)
-    try:
+    async with piped("-m", "scraper.worker") as process:
+        worker = Worker(process, path / "scrapes-0.log")
+        worker.send({"interval_s": 0.02, "clock_offset_ns": 10**18, "out": str(worker.log)} | spec)
         yield worker
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()

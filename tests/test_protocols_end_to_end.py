@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from children import piped
 from waiting import BOUND_S
 
 from loadgen import records
@@ -91,10 +91,7 @@ async def worked(
     } | changes  # fmt: skip
     start_ns = time.monotonic_ns() + offset_ns
     run = {"cmd": "run", "plan": str(directory / "plan"), "start_ns": start_ns}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadgen.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    try:
+    async with piped("-m", "loadgen.worker") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in (spec, run)))
@@ -103,11 +100,6 @@ async def worked(
                 assert b"error" not in line, line
         process.stdin.close()
         await asyncio.wait_for(process.wait(), BOUND_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
     logged = records.read_log(directory / "requests.log")
     parts = [record for record in logged if isinstance(record, records.RequestPart)]
     return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
@@ -122,27 +114,33 @@ class Finished:
     plain: list[int]
     unknown_model: int | None
     too_long: int
+    turns: list[int]
 
-    def records(self, protocol: str) -> list[RequestRecord]:
-        """Return the engine's records of the plain requests; some protocols give their replies no id."""
+    def records(self, protocol: str, rows: list[int]) -> list[RequestRecord]:
+        """Return the engine's records of these requests; some protocols give their replies no id."""
         prefix = {"tgi": "tgi-", "ollama": "ollama-"}.get(protocol)
         ids = self.log.response_id if prefix is None else prefix + self.log.request_id
-        return [self.truth[response_id] for response_id in ids[self.plain]]
+        return [self.truth[response_id] for response_id in ids[rows]]
 
 
 async def finished(directory: Path, protocol: str) -> Finished:
-    """Send plain requests, and behind the second of them one for an unknown model and one that is too long."""
+    """Send plain requests, after the second one for an unknown model and one that is too long; then a session."""
     unknown = [] if protocol in {"sglang", "tgi"} else [{"model": "other"}]  # which look at no model
     changes: list[dict[str, object]] = [{}, {}, *unknown, {"text": "long " * 1000}, {}, {}]
+    plan = [planned(protocol, index, **change) for index, change in enumerate(changes)]
+    turns = [len(plan), len(plan) + 1]
+    first, second = (planned(protocol, index, text=text) for index, text in zip(turns, ("", "and then?"), strict=True))
+    second = msgspec.structs.replace(second, session=0, turn=1, think_ns=0, offset_ns=-1)
+    plan.append(msgspec.structs.replace(first, session=0, turns=(second,)))
     async with simulated() as simulator:
-        plan = [planned(protocol, index, **change) for index, change in enumerate(changes)]
-        got = await worked(directory, simulator.url(protocol), protocol, plan)
+        got = await worked(directory, simulator.url(protocol), protocol, plan, sessions=True)
         return Finished(
             log=got,
             truth=simulator.records(),
             plain=[index for index, change in enumerate(changes) if not change],
             unknown_model=2 if unknown else None,
             too_long=2 + len(unknown),
+            turns=turns,
         )
 
 
@@ -156,7 +154,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
 def test_a_protocols_log_is_the_truth(run: Callable[[str], Finished], protocol: str):
     """Tokens, prompt tokens and ids are the engine's; a first token is not seen before it was made."""
     done = run(protocol)
-    got, plain, records = done.log, done.plain, done.records(protocol)
+    got, plain, records = done.log, done.plain, done.records(protocol, done.plain)
     assert ["ok"] * REQUESTS == got.status[plain].tolist(), got.error.tolist()
     assert [""] * REQUESTS == got.error[plain].tolist()
     assert [record.request_id.partition("-")[2] for record in records] == got.request_id[plain].tolist()
@@ -173,7 +171,7 @@ def test_a_protocols_log_is_the_truth(run: Callable[[str], Finished], protocol: 
     assert all(got.last_token_ns[plain] >= [record.finished_ns - MS for record in records])
     assert [TOKENS] * REQUESTS == np.diff(got.chunk_start)[plain].tolist()
     assert ["content"] * REQUESTS == got.first_kind[plain].tolist()
-    assert [4] * TOKENS * REQUESTS == got.chunk_chars.tolist()
+    assert [4] * TOKENS * (REQUESTS + 2) == got.chunk_chars.tolist()
 
 
 UNKNOWN_MODEL = {
@@ -197,20 +195,17 @@ def test_a_refused_request_says_why(run: Callable[[str], Finished], protocol: st
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_session_carries_its_history(tmp_path: Path, protocol: str):
+def test_a_session_carries_its_history(run: Callable[[str], Finished], protocol: str):
     """The second turn's prompt is the first one's, its reply and what the turn adds, as the engine counts them."""
-    first, second = planned(protocol, 0), planned(protocol, 1, text="and then?")
-    session = msgspec.structs.replace(
-        first, session=0, turns=(msgspec.structs.replace(second, session=0, turn=1, think_ns=0, offset_ns=-1),)
-    )
-    async with simulated() as simulator:
-        got = await worked(tmp_path, simulator.url(protocol), protocol, [session], sessions=True)
-        records = sorted(simulator.truth.records, key=lambda record: record.arrival_ns)
-    assert (["ok", "ok"], [0, 0], [0, 1]) == (got.status.tolist(), got.session.tolist(), got.turn.tolist())
-    assert [record.prompt_tokens for record in records] == got.input_tokens.tolist()
+    got, turns = run(protocol).log, run(protocol).turns
+    first, second = run(protocol).records(protocol, turns)
+    assert (["ok", "ok"], [0, 0], [0, 1]) == (
+        got.status[turns].tolist(), got.session[turns].tolist(), got.turn[turns].tolist(),
+    )  # fmt: skip
+    assert [first.prompt_tokens, second.prompt_tokens] == got.input_tokens[turns].tolist()
     # The system prompt stands in each turn's own request, as the workload wrote it.
-    assert records[1].prompt_tokens >= records[0].prompt_tokens + TOKENS + 3
-    assert records[0].finished_ns <= records[1].arrival_ns + MS
+    assert second.prompt_tokens >= first.prompt_tokens + TOKENS + 3
+    assert first.finished_ns <= second.arrival_ns + MS
 
 
 SAID = {
@@ -228,7 +223,7 @@ def test_the_servers_own_times_are_the_truths(run: Callable[[str], Finished], pr
     """What a reply says of queue, prefill and decode is what the engine did; what it does not say is missing."""
     source, said = SAID[protocol]
     got = run(protocol).log
-    record = run(protocol).records(protocol)[0]
+    record = run(protocol).records(protocol, [0])[0]
     assert (source, record.cached_tokens if protocol not in {"exo", "ollama"} else -1) == (
         got.timings_source[0],
         got.cached_tokens[0],
@@ -311,12 +306,9 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error(protoco
 
 async def test_a_server_that_is_killed_is_an_error():
     """In every protocol as a connection that broke, with what had come."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator", "--port", "0", "--grpc-port", "0", "--speed-profile", "fast", "--kv-blocks",
-        "50000", "--max-model-len", "200000", "--seed", "1", stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
+    options = "--port 0 --grpc-port 0 --speed-profile fast --kv-blocks 50000 --max-model-len 200000 --seed 1"
+    async with piped("-m", "simulator", *options.split()) as process:
+        assert process.stdout is not None
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), BOUND_S))
         async with contextlib.AsyncExitStack() as stack:
             sent = {}
@@ -324,11 +316,6 @@ async def test_a_server_that_is_killed_is_an_error():
                 url = ready["grpc_url" if protocol == "grpc" else "url"]
                 sent[protocol], _ = await stack.enter_async_context(under_way(url, protocol))
             process.kill()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        process._transport.close()  # as above
     for protocol, exchange in sent.items():
         reply = reply_of(protocol, exchange)
         assert exchange.error.startswith("reset: "), (protocol, exchange.error)

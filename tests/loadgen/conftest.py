@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from certificates import Authority
+from children import piped
 from waiting import BOUND_S
 
 from loadgen import records
@@ -278,17 +278,6 @@ def assembled(directory: Path) -> log.RequestLog:
 Start = Callable[..., Awaitable[Worker]]
 
 
-@asynccontextmanager
-async def _killed(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
-
-
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """What starts load workers that leave their logs in the test's directory; all are gone at its end."""
@@ -300,11 +289,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 "worker": 0, "workers": 1, "run_id": "run", "clock_offset_ns": offset_ns, "urls": [url], "headers": {},
                 "out": str(tmp_path / f"requests-{changes.get('worker', 0)}.log"), "request_timeout_s": BOUND_S,
             } | changes  # fmt: skip
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", f"{prelude}\nimport sys\nfrom loadgen.worker import main\nsys.exit(main())",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            await stack.enter_async_context(_killed(process))
+            code = f"{prelude}\nimport sys\nfrom loadgen.worker import main\nsys.exit(main())"
+            process = await stack.enter_async_context(piped("-c", code))
             worker = Worker(process, tmp_path, offset_ns)
             await worker.send(**spec)
             if ready:

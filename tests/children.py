@@ -1,0 +1,23 @@
+"""Child processes that a test speaks to over pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def piped(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run Python with these arguments, its input and output as pipes; it is gone at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
