@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -13,21 +15,27 @@ SHOWN = 20
 AGAIN = "if this is meant, `python tests/golden/record.py` keeps it"
 
 
+Derived = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+    """Return the directory in which a recorded run was derived, once for all tests."""
+    return cache(lambda name: derive(name, tmp_path_factory.mktemp(name)))
+
+
 @pytest.mark.parametrize("name", names())
-def test_a_recorded_run_derives_to_what_was_kept(name: str, tmp_path: Path):
+def test_a_recorded_run_derives_to_what_was_kept(run: Derived, name: str):
     """Every derived file of every format, field by field."""
-    different = list(compare(expected(name), derived(derive(name, tmp_path))))
+    different = list(compare(expected(name), derived(run(name))))
     shown = "\n".join(map(str, islice(different, SHOWN)))
     assert not different, f"{len(different)} differences, {AGAIN}; the first:\n{shown}"
 
 
-def test_a_run_derives_to_the_same_bytes_wherever_it_lies(tmp_path: Path):
+def test_a_run_derives_to_the_same_bytes_wherever_it_lies(run: Derived, tmp_path: Path):
     """The directory's path stands in no derived file, and nothing is drawn at random."""
-    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
-    first.mkdir()
-    second.mkdir(parents=True)
-    runs = [derive("two_engines", place) for place in (first, second)]
-    files = [{path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} for run in runs]
+    places = [run("two_engines"), derive("two_engines", tmp_path)]
+    files = [{path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} for place in places]
     assert files[0] == files[1]
 
 

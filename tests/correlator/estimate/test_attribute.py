@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import log_of, scrapes_of
 from series import endpoint_of_columns
@@ -216,6 +216,7 @@ def test_estimates_add_up_to_what_the_sums_moved_by(size: int, seed: int, interv
         assert (estimate[known] <= waited_s[known] + 1e-9).all()
 
 
+@settings(max_examples=50)
 @given(st.integers(12, 60), st.integers(0, 2**32), st.randoms())
 def test_the_order_of_requests_does_not_matter(size: int, seed: int, random: object):
     """In whichever order the table lists them, each request has the same times."""
