@@ -32,7 +32,7 @@ def gateway_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
         came = ", ".join(map(named, trail.services[:MOST_NAMED]))
         wanted = "a SERVER span around the engine's, or around a call of a model"
         yield WARN, f"spans of {came} came in our trace, but none that says what a gateway took: {wanted}"
-    elif not trail.gateways and not trail.elsewhere:
+    elif not trail.gateways and not trail.elsewhere and (trail.is_root or not trail.begun_by):
         yield WARN, "no span of the gateway came: its part of each TTFT counts as outside the engine, with the network"
         where = f"{around.listen} (gRPC) or {around.listen_http} (HTTP/protobuf)"
         yield HINT, f"switch its OpenTelemetry tracing on, to {where}; docs/how-to/gateway-spans.md"

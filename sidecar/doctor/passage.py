@@ -18,7 +18,7 @@ from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.doctor.delivery import delivery_lines
 from sidecar.doctor.gateway import gateway_lines
-from sidecar.doctor.lines import FAIL, OK, WARN, Line, print_line
+from sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
 from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
 from sidecar.doctor.trail import Arrivals, Trail, follow
 from sidecar.errors import SidelightError
@@ -107,6 +107,9 @@ def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
         require_answer(answer, gateway, ignore_eos=True)
     except SidelightError as error:
         print_line(console, FAIL, str(error).replace("--url", "--gateway"))
+        if answer.exchange.status in (400, 404, 422):
+            hint = f"{gateway.model} may not be the model's name behind the gateway: give it with --model"
+            print_line(console, HINT, hint)
         return False
     if note := unlisted_note(gateway):
         print_line(console, WARN, note)

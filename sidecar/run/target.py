@@ -133,6 +133,9 @@ async def _get(url: str, contact: Contact) -> bytes:
         raise TargetIncompatible(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
     if response.status in UNAUTHORIZED:
         raise TargetIncompatible(f"{url}: HTTP {response.status}; {NO_KEY}")
+    if response.status in (400, *range(500, 600)):
+        keyless = "" if "authorization" in map(str.lower, contact.headers) else f"; where it needs a key, {NO_KEY}"
+        raise TargetIncompatible(f"{url}: HTTP {response.status}, the server fails at it: {excerpt_of(raw)}{keyless}")
     if response.status != 200:
         raise TargetIncompatible(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
     try:

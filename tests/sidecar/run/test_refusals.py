@@ -61,10 +61,11 @@ def refusal(sidelight: Sidelight) -> Callable[..., str]:
     [
         (200, "text/html", b"<!doctype html><title>Shop</title>", "this is a web page, not an OpenAI-compatible"),
         (404, "text/html", b"<h1>Not found</h1>", "HTTP 404; this is not an OpenAI-compatible endpoint"),
+        (500, "text/plain", b"Internal Server Error", "fails at it: Internal Server Error; where it needs a key"),
         (200, "application/json", b'{"hello": "world"}', "not a list of models"),
         (401, "application/json", b'{"error": "no key"}', "SIDELIGHT_API_KEY"),
     ],
-    ids=["web page", "not found", "other JSON", "unauthorised"],
+    ids=["web page", "not found", "failing", "other JSON", "unauthorised"],
 )
 def test_something_else_at_the_url_is_exit_3(
     refusal: Callable[..., str], status: int, kind: str, body: bytes, said: str
