@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _TIMEOUT_S = 30.0
+_ATTEMPTS = 3
 _JSON = {"Content-Type": "application/json"}
 _SAMPLE = "The quick brown fox"
 
@@ -89,16 +90,35 @@ class ServerTokenizer:
 
         url = self._root + path
         try:
-            async with self._session.post(url, data=msgspec.json.encode(body), headers=_JSON) as response:
-                raw = await response.read()
+            status, raw = await self._post(url, msgspec.json.encode(body))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise TokenizerError(f"{url}: {error or type(error).__name__}") from error
-        if response.status != 200:
-            raise TokenizerError(f"{url}: HTTP {response.status}")
+        if status != 200:
+            raise TokenizerError(f"{url}: HTTP {status}")
         try:
             return msgspec.json.decode(raw, type=kind)
         except UNREADABLE as error:
             raise TokenizerError(f"{url}: {error}") from error
+
+    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of an answer.
+
+        A connection that ends before an answer may have been kept for too long: llama.cpp closes each after a hundred
+        requests. What is asked changes nothing there, so it is asked again, up to _ATTEMPTS times. Raises ClientError.
+        """
+        import aiohttp  # noqa: PLC0415  # as in probe_server
+
+        attempts = 0
+        while True:
+            try:
+                async with self._session.post(url, data=body, headers=_JSON) as response:
+                    return response.status, await response.read()
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
 
 
 async def probe_server(

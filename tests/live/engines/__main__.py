@@ -46,10 +46,13 @@ def _loaded(name: str, engine: Engine, out: Path, requests: int, *, with_spans: 
     spans = f"127.0.0.1:{free_port()}" if with_spans else ""
     results = []
     with engine.serve(spans) as url:
-        for load, options in {"open": ("--rate", str(engine.open_rate)), "closed": CLOSED}.items():
+        for seed, (load, options) in enumerate({"open": ("--rate", str(engine.open_rate)), "closed": CLOSED}.items()):
             directory = out / f"{name}-{load}{'-spans' if with_spans else ''}"
             more = ("--otlp-listen", spans) if with_spans else engine.options
-            run = measure(directory, "--url", url, *LOAD, *options, *more, "--requests", str(requests))
+            # Prompts of their own: those of an earlier run are in the prefix cache.
+            run = measure(
+                directory, "--url", url, *LOAD, *options, *more, "--requests", str(requests), "--seed", str(seed)
+            )
             names = {"engine": name, "load": load, "spans": "yes" if with_spans else "no"}
             results.append(check(run, names, requests=requests, has_spans=with_spans))
             print(markdown([results[-1].row]), *results[-1].wrong, sep="\n", flush=True)

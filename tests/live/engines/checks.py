@@ -128,4 +128,6 @@ def _differences(rows: Iterable[Mapping[str, Any]], stated: Times, part: str) ->
 def _is_impossible(row: Mapping[str, Any]) -> bool:
     """Return whether a part is negative, or larger than the whole."""
     parts = [row[f"{name}_ms"] for name in ("network", "gateway", "queue", "prefill", "other")]
-    return any(part is not None and not -WITHIN_MS <= part <= row["ttft_ms"] + WITHIN_MS for part in parts)
+    # Without a character of text there is no TTFT.
+    most = math.inf if row["ttft_ms"] is None else row["ttft_ms"] + WITHIN_MS
+    return any(part is not None and not -WITHIN_MS <= part <= most for part in parts)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -223,6 +224,32 @@ async def test_the_tokenizers_of_vllm_sglang_and_llamacpp(asked: str, answered: 
             assert list(b"two words") == await tokenizer.encode("two words")
             assert "two words" == await tokenizer.decode(list(b"two words"))
             assert not tokenizer.template
+
+
+@pytest.mark.parametrize(("answers", "problem"), [(1, ""), (0, "Server disconnected")])
+async def test_a_tokenizer_that_closes_its_kept_connections_is_asked_again(answers: int, problem: str):
+    """llama.cpp closes each after a hundred requests, in the middle of the next; one that never answers is an error."""
+    asked: Counter[object] = Counter()
+
+    async def tokenize(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        asked[request.transport] += 1
+        if asked[request.transport] > answers:
+            request.transport.abort()
+        return web.json_response({"tokens": [7], "prompt": "a"})
+
+    app = web.Application()
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", tokenize)
+    async with TestServer(app) as server:
+        tokenizer = await tokenizers.probe_server(str(server.make_url("/v1")), "m", {})
+        assert isinstance(tokenizer, str) == bool(problem)
+        if isinstance(tokenizer, str):
+            assert problem in tokenizer
+            return
+        async with tokenizer:
+            assert [[7]] * 4 == [await tokenizer.encode("a") for _ in range(4)]
+        assert len(asked) > 4
 
 
 async def test_nothing_at_the_tokenizers_address():
