@@ -29,7 +29,8 @@ from correlator.estimate.percentiles import ServerPercentiles, server_percentile
 from correlator.estimate.table import Attribution
 from rundir.stats import Missing
 from scraper.engines import catalogue
-from scraper.series.table import EndpointSeries, histograms
+from scraper.exposition import histograms
+from scraper.series.table import EndpointSeries
 
 Floats = npt.NDArray[np.float64]
 

@@ -27,6 +27,7 @@ class GatewaySpan:
     """What the spans of one gateway say of a request; NaN where they do not.
 
     service     its `service.name`, "" where it states none
+    name        its name in `scraper.gateways`, "" of one without a file there
     whole_s     how long it had the request
     request_s   from its start to its call of the next server: what it did before, such as authentication and routing
     first_s     from its start to its first output, which `first_by` says the source of
@@ -39,6 +40,7 @@ class GatewaySpan:
     first_s: float
     first_by: FirstBy
     is_beside: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class GatewayPart:
     """What one gateway took of a request, s: `part_s`, of it `request_s` before its call; NaN where unknown.
 
     Where its first output is not known, `part_s` is what it took before its call, and `at_most_s` the most that it can
-    have taken, if it passed on each piece of the reply as it came.
+    have taken, if it passed on each piece of the reply as it came. `of_whole_s` is what it took of the whole time, the
+    way to the next server and back included; `name` is as of `GatewaySpan`.
     """
 
     service: str
@@ -54,6 +57,8 @@ class GatewayPart:
     request_s: float
     at_most_s: float
     first_by: FirstBy
+    of_whole_s: float = math.nan
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,30 +107,41 @@ def _of_firsts(spans: Sequence[GatewaySpan], ttft_s: float, e2e_s: float) -> lis
     """
     parts: list[GatewayPart] = []
     inner_first_s, between_s = ttft_s, 0.0
-    for span in reversed(spans):
+    for span, of_whole_s in reversed(list(zip(spans, _own_wholes(spans, e2e_s), strict=True))):
         part_s = span.first_s - inner_first_s - between_s
         if part_s >= -SLACK_S:
             inner_first_s, between_s = span.first_s, 0.0
-            parts.append(_part(span, part_s, math.nan, span.first_by))
+            parts.append(_part(span, part_s, math.nan, span.first_by, of_whole_s))
         else:  # not known, or less than was inside it: what it sent was no output of the engine's
             most_s = span.whole_s - e2e_s
             between_s += span.request_s if span.request_s >= 0 else 0.0
-            parts.append(_part(span, span.request_s, most_s if most_s >= 0 else math.inf, ""))
+            parts.append(_part(span, span.request_s, most_s if most_s >= 0 else math.inf, "", of_whole_s))
     return parts[::-1]
 
 
 def _of_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[GatewayPart]:
     """Return what each took of the whole time; nothing where one was done before what is inside it."""
-    inner_s = [*(span.whole_s for span in spans[1:]), e2e_s]
-    parts_s = [span.whole_s - within_s for span, within_s in zip(spans, inner_s, strict=True)]
+    parts_s = _own_wholes(spans, e2e_s)
     if not all(part_s >= -SLACK_S for part_s in parts_s):
         return []
-    return [_part(span, part_s, math.nan, span.first_by) for span, part_s in zip(spans, parts_s, strict=True)]
+    return [_part(span, part_s, math.nan, span.first_by, part_s) for span, part_s in zip(spans, parts_s, strict=True)]
 
 
-def _part(span: GatewaySpan, part_s: float, at_most_s: float, first_by: FirstBy) -> GatewayPart:
+def _own_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[float]:
+    """Return how much longer each had the request than the next one inside it, or the engine."""
+    inner_s = [*(span.whole_s for span in spans[1:]), e2e_s]
+    return [span.whole_s - within_s for span, within_s in zip(spans, inner_s, strict=True)]
+
+
+def _part(span: GatewaySpan, part_s: float, at_most_s: float, first_by: FirstBy, of_whole_s: float) -> GatewayPart:
     return GatewayPart(
-        service=span.service, part_s=part_s, request_s=span.request_s, at_most_s=at_most_s, first_by=first_by
+        service=span.service,
+        part_s=part_s,
+        request_s=span.request_s,
+        at_most_s=at_most_s,
+        first_by=first_by,
+        of_whole_s=of_whole_s,
+        name=span.name,
     )
 
 

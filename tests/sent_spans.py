@@ -14,7 +14,13 @@ MS = 10**6
 NOON = 1_700_000_000 * S
 TRACE = b"t" * 16
 CLIENT, SERVER, INTERNAL = Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL
-SCOPES = {"llm_request": "vllm.tracing.otel"}
+SCOPES = {
+    "llm_request": "vllm.tracing.otel",
+    "ingress": "envoy",
+    "any.mesh/*": "envoy",
+    "router engine egress": "envoy",
+    "self": "litellm",
+}
 
 
 def span(

@@ -15,10 +15,12 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import Ended, engine, sidelight
 from sent_spans import body
+from series import histogram
 
 from sidecar.cli import free_pair
 
 HELD_S = 0.03
+PAGE = "/litellm/metrics"
 LOAD = ("--rate", "10", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")
 
 
@@ -26,9 +28,13 @@ LOAD = ("--rate", "10", "--duration", "2", "--warmup", "0", "--listen", "off", "
 async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> AsyncIterator[str]:
     """Holds each request for HELD_S, passes it on as its own child, and sends a span of it by OTLP over HTTP.
 
-    A plain one is instrumented as any HTTP server and client, and states nothing of models.
+    A plain one is instrumented as any HTTP server and client, and states nothing of models. Its page is as LiteLLM's.
     """
+    counted = {"litellm_request_total_latency_metric": [0.0, 0.0], "litellm_llm_api_latency_metric": [0.0, 0.0]}
     async with aiohttp.ClientSession() as session:
+
+        async def page(_: web.Request) -> web.Response:
+            return web.Response(text="".join(histogram(name, *numbers) for name, numbers in counted.items()))
 
         async def passed(request: web.Request) -> web.StreamResponse:
             _, trace, parent, flags = (request.headers.get("traceparent") or "00-00-00-00").split("-")
@@ -48,6 +54,9 @@ async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> A
                         first_ns = time.time_ns()
                     await reply.write(chunk)
             if first_ns:
+                ended_ns = time.time_ns()
+                for numbers, since_ns in zip(counted.values(), (begun_ns, called_ns), strict=True):
+                    numbers[:] = numbers[0] + 1, numbers[1] + (ended_ns - since_ns) / 1e9
                 span = Span(
                     trace_id=bytes.fromhex(trace),
                     span_id=bytes.fromhex(span_id),
@@ -77,6 +86,7 @@ async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> A
             return reply
 
         app = web.Application()
+        app.router.add_get(PAGE, page)
         app.router.add_route("*", "/{path:.*}", passed)
         async with TestServer(app) as server:
             yield f"http://127.0.0.1:{server.port}"
@@ -89,7 +99,8 @@ async def run_through(path: Path, *, is_plain: bool = False) -> Ended:
     collector = f"http://{host}:{int(port) + 1}"
     with engine("--otlp-endpoint", f"http://{address}") as (url, _):
         async with gateway(url, collector, is_plain=is_plain) as entrance:
-            given = ("--url", entrance, "--metrics", f"{url}/metrics", "--otlp-listen", address)
+            given = ("--url", entrance, "--metrics", f"{url}/metrics", "--metrics", entrance + PAGE)
+            given += ("--otlp-listen", address)
             done: Ended = await asyncio.to_thread(sidelight, "run", *given, *LOAD, "--out", path, path=path)
     assert 0 == done.code, done.err
     return done
@@ -129,4 +140,8 @@ async def test_a_gateway_with_plain_http_spans_gets_what_it_held_before_its_call
     assert 1 == report.count("The spans of gateway my-gateway do not say when its first output left.")
     assert "set gen_ai.response.time_to_first_chunk (seconds) on its server span" in report
     assert "gateway, inbound" in report
+    (page,) = done.summary["server"]["gateways"]
+    assert ("litellm", "end") == (page["gateway"], page["own_until"])
+    assert page["own_ms"] >= 1e3 * HELD_S
+    assert "LiteLLM proxy, by its page: " in report
     assert "rest outside the engine" in report

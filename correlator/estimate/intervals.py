@@ -17,8 +17,9 @@ from rundir.columns import Bools, Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper import engines
 from scraper.engines import CanonicalSource, catalogue
+from scraper.exposition import HistogramColumns, histograms
 from scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
-from scraper.series.table import EndpointSeries, HistogramColumns, histograms
+from scraper.series.table import EndpointSeries
 
 Sources = Mapping[str, CanonicalSource | Missing]
 

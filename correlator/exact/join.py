@@ -26,10 +26,9 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
 
     - a trace id, or a request id, that several requests bear joins none of them
     - several spans of one request are its choices, or the engines that shared it
-    - a gateway's span is not an engine's: it joins nothing
     - times longer than the client waited, in all or for its first token, are discarded, whichever source states them
     """
-    taken = set(np.flatnonzero(spans.is_gateway).tolist())
+    taken: set[int] = set()
     # The best first: a request has its times from the first source that states possible ones.
     sources: tuple[tuple[str, Find], ...] = (
         ("trace", partial(by_trace, requests, spans, taken)),

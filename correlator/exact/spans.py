@@ -49,7 +49,7 @@ def by_request_id(
     claims: dict[int, list[int]] = {}
     for engine in sorted(set(spans.engine)):
         known = engines.catalogue(engine).spans
-        if known is None or known.is_gateway:
+        if known is None:
             continue
         others = np.flatnonzero(spans.engine != engine).tolist()
         places = _places(_alike(spans.request_id), {*taken, *others})

@@ -118,8 +118,7 @@ def _joined(requests: Sequence[TracedRequest]) -> Joined:
     spans = request_spans(received for request in requests for received in request.engine)
     places: dict[int, list[int]] = {}
     for place, key in enumerate(zip(spans.trace_id, spans.span_id, strict=True)):
-        if not spans.is_gateway[place]:
-            places.setdefault(owners[key], []).append(place)
+        places.setdefault(owners[key], []).append(place)
     table = unjoined(len(requests))
     for row, request_places in places.items():
         times = span_times(spans, request_places)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
-from scraper.engines.catalogue import Spans
+from scraper.gateways import FirstOutput
 from scraper.spans.received import ReceivedSpan, plain
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
@@ -26,7 +25,7 @@ FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk"
 _LONGEST_KIND = 60
 # No span comes before its end, and exporters keep few for longer: of another, the clock is another one.
 EARLY_S, LATE_S = 1.0, 60.0
-_CLOCKS_NS = 50_000_000  # by which clocks of a request's services may differ, and one span still enclose another
+CLOCKS_NS = 50_000_000  # by which clocks of a request's services may differ, and one span still enclose another
 _DEPTH = 32
 _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clocks
 
@@ -38,8 +37,9 @@ class ClientSpan:
     span_id, parent_id      bytes; the parent is empty of a root
     service                 whose it is, "" where that is not stated
     encloses                its kind is CLIENT or SERVER: it may be the client's span of an engine's request; or it is
-                            that of a gateway that the catalogue knows (`scraper/engines`), of any kind
-    serves                  it is a server's of these, or of a known gateway
+                            of a gateway that the catalogue knows (`scraper/gateways`), of any kind
+    serves                  it is a server's of these, or a known gateway's own
+    gateway                 that gateway's name, "" of any other span; `any_service`: whatever its service is called
     is_call                 it says that it is one call of a model
     start_ns, end_ns        by the clock of the sender; received_ns by ours
     first_s                 seconds from its start to the first output, NaN where it does not tell, or more than it took
@@ -53,6 +53,8 @@ class ClientSpan:
     service: str
     encloses: bool
     serves: bool
+    gateway: str
+    any_service: bool
     is_call: bool
     start_ns: int
     end_ns: int
@@ -77,9 +79,10 @@ class ClientSpan:
 
 def client_span(received: ReceivedSpan) -> ClientSpan:
     """Read a span that has no `fault`."""
-    span, role = received.span, received.kind.role
-    serves = span.kind == Span.SPAN_KIND_SERVER or role == "gateway"
-    encloses = serves or span.kind == Span.SPAN_KIND_CLIENT
+    span, kind = received.span, received.kind
+    is_gateway = kind.role in ("gateway", "gateway_call")
+    serves = kind.role == "gateway" or (span.kind == Span.SPAN_KIND_SERVER and not is_gateway)
+    encloses = serves or is_gateway or span.kind == Span.SPAN_KIND_CLIENT
     attributes = {attribute.key: plain(attribute.value) for attribute in span.attributes} if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
@@ -87,11 +90,13 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         service=received.service,
         encloses=encloses,
         serves=serves,
-        is_call=encloses and role in ("request", "gateway", "call"),
+        gateway=kind.engine if is_gateway else "",
+        any_service=kind.any_service,
+        is_call=encloses and kind.is_call,
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         received_ns=received.received_ns,
-        first_s=_first_s(span, attributes, received.kind.spans),
+        first_s=_first_s(span, attributes, kind.first_output),
         error=_error(span, attributes),
         input_tokens=_tokens(attributes.get("gen_ai.usage.input_tokens")),
         output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
@@ -115,10 +120,10 @@ def chain(spans: Mapping[bytes, ClientSpan], span: ClientSpan) -> tuple[list[Cli
 
 def encloses(outer: ClientSpan, inner: ClientSpan) -> bool:
     """Tell whether a span encloses another in time, as far as their clocks agree."""
-    return outer.start_ns - _CLOCKS_NS <= inner.start_ns and inner.end_ns <= outer.end_ns + _CLOCKS_NS
+    return outer.start_ns - CLOCKS_NS <= inner.start_ns and inner.end_ns <= outer.end_ns + CLOCKS_NS
 
 
-def _first_s(span: Span, attributes: dict[str, str | float], catalogued: Spans | None) -> float:
+def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOutput | None) -> float:
     """Return the seconds from a span's start to its first output, by an attribute, else an event; NaN for none."""
     whole_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     for name in FIRST_TOKEN_ATTRIBUTES:
@@ -126,11 +131,10 @@ def _first_s(span: Span, attributes: dict[str, str | float], catalogued: Spans |
         # A time longer than the whole span is not in seconds: some clients write milliseconds.
         if isinstance(stated, float) and 0 <= stated <= whole_s + _ROUNDING_S:
             return min(stated, whole_s)
-    if catalogued is not None and catalogued.first_output_ms in attributes:
-        with suppress(ValueError):
-            first_s = float(attributes[catalogued.first_output_ms]) / 1e3
-            if 0 <= first_s <= whole_s:
-                return first_s
+    if catalogued is not None:
+        stated_s = catalogued.seconds(attributes.get(catalogued.attribute))
+        if stated_s is not None and 0 <= stated_s <= whole_s:
+            return stated_s
     marks = [event.time_unix_nano for event in span.events if event.name in FIRST_TOKEN_EVENTS]
     first_s = (min(marks) - span.start_time_unix_nano) / 1e9 if marks else math.nan
     return first_s if 0 <= first_s <= whole_s else math.nan

@@ -3,7 +3,8 @@
 A gateway's span is a SERVER's, of another service than the client's and the engine's, and stands above the engine's
 span, as the outermost of all where no client sends spans; or it is a call of a model beside the engine's span and
 encloses it in time, as where a gateway passes on the trace context of its client. Of a service the outermost such span
-counts. One of which only calls of the next server came counts with what they say of the first output.
+counts. One of which only calls of the next server came counts with what they say of the first output. Of a gateway that
+the catalogue knows (`scraper/gateways`), spans of other kinds may be its own and its call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from correlator.gateways import FirstBy, GatewaySpan
-from correlator.live.client_spans import ClientSpan, chain, client_span, encloses
+from correlator.live.client_spans import CLOCKS_NS, ClientSpan, chain, client_span, encloses
 from scraper.spans.received import ReceivedSpan, sends_body
 
 MOST_SPANS = 5000  # of a trace in which to look for gateways beside the engine: each request would look at all of them
@@ -44,11 +45,13 @@ def gateways_between(
         if span.encloses
         and span.span_id not in engine
         # What a client without a name calls may be its own.
-        and (span.service not in services if span.service else span.serves or client is None)
+        and (span.any_service or (span.service not in services if span.service else span.serves or client is None))
     ]
     by_service: dict[str, list[ClientSpan]] = {}
     for span in candidates:
         by_service.setdefault(span.service, []).append(span)
+    if len(spans) <= MOST_SPANS:
+        _add_calls(by_service, spans, inner)
     gateways = [_gateway(group, bodies, leading) for group in by_service.values()]
     return tuple(sorted((gateway for gateway in gateways if gateway), key=lambda gateway: -gateway.whole_s))
 
@@ -95,6 +98,20 @@ def _beside(
             yield span
 
 
+def _add_calls(
+    by_service: Mapping[str, list[ClientSpan]], spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan]
+) -> None:
+    """Add the calls of known gateways that do not enclose the engines' spans: they end at the reply's headers."""
+    begun_ns = min((span.start_ns for span in inner), default=0) + CLOCKS_NS
+    for call in spans.values():
+        if not call.gateway or call.serves or call.start_ns > begun_ns:
+            continue
+        group = by_service.get(call.service, [])
+        ids = {span.span_id for span in group}
+        if call.span_id not in ids and any(step.span_id in ids for step in chain(spans, call)[0]):
+            group.append(call)
+
+
 def _gateway(
     spans: Sequence[ClientSpan], bodies: Mapping[bytes, int], leading: Mapping[bytes, int]
 ) -> GatewaySpan | None:
@@ -103,6 +120,7 @@ def _gateway(
     Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
     is nearest to the engine, else the last.
     """
+    name = next((span.gateway for span in spans if span.gateway), "")
     serving = [span for span in spans if span.serves]
     calls = sorted(
         (span for span in spans if not span.serves),
@@ -113,13 +131,13 @@ def _gateway(
         if timed is None:
             return None
         outermost = max((call for call in calls if call.first_s >= 0), key=lambda call: call.whole_s)
-        return _span(outermost, math.nan, outermost.first_s, "attribute", leading)
+        return _span(outermost, name, math.nan, outermost.first_s, "attribute", leading)
     outermost = min(serving, key=lambda span: (span.span_id not in leading, span.start_ns))
     request_s = _since(outermost, calls[0].start_ns) if calls else math.nan
     for first_s, first_by in _firsts(outermost, serving, timed, bodies):
         if 0 <= first_s <= outermost.whole_s:
-            return _span(outermost, request_s, first_s, first_by, leading)
-    return _span(outermost, request_s, math.nan, "", leading)
+            return _span(outermost, name, request_s, first_s, first_by, leading)
+    return _span(outermost, name, request_s, math.nan, "", leading)
 
 
 def _firsts(
@@ -140,10 +158,11 @@ def _since(span: ClientSpan, at_ns: int) -> float:
 
 
 def _span(
-    span: ClientSpan, request_s: float, first_s: float, first_by: FirstBy, leading: Mapping[bytes, int]
+    span: ClientSpan, name: str, request_s: float, first_s: float, first_by: FirstBy, leading: Mapping[bytes, int]
 ) -> GatewaySpan:
     return GatewaySpan(
         service=span.service,
+        name=name,
         whole_s=span.whole_s,
         request_s=request_s if request_s >= 0 else math.nan,
         first_s=first_s,

@@ -24,6 +24,7 @@ from exporter.prometheus.snapshot import (
     ClientCounts,
     Cumulative,
     EngineCounts,
+    GatewayCounts,
     GeneratorCounts,
     PartCounts,
     Snapshot,
@@ -55,6 +56,22 @@ ENGINE_COUNTERS = {
     "requests_finished": "Requests the engine finished.",
 }
 
+
+# Of gateways' pages.
+GATEWAY_HISTOGRAMS = {
+    "request_time": ("request", "How long the gateway had requests, by its page; to the first output of Dynamo's."),
+    "upstream_time": ("upstream", "How long the gateway's calls of the next server took; what is left is its own."),
+    "queue_time": ("queue", "Wait in the gateway before its call of the next server."),
+}
+GATEWAY_GAUGES = {
+    "recent_queue_time": ("recent_queue_seconds", "Mean wait in the gateway over its last requests, as it states it."),
+    "requests_waiting": ("requests_waiting", "Requests that wait in the gateway."),
+    "requests_in_flight": ("requests_in_flight", "Requests that the gateway has."),
+}
+GATEWAY_COUNTERS = {
+    "retries": "Calls of the next server that the gateway made again.",
+    "upstream_errors": "Calls of the next server that failed.",
+}
 
 GATEWAYS_HELP = (
     "Requests with a breakdown, by how the first output of the outermost gateway is known. unknown: some of its time "
@@ -95,6 +112,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _client(snapshot.client),
         _generator(snapshot.generator),
         _engines(snapshot.engines),
+        _gateways({engine.endpoint: engine.gateway for engine in snapshot.engines if engine.gateway is not None}),
         _scrapes(snapshot.engines),
         _parts(snapshot.parts),
         _watch(snapshot.watch),
@@ -165,6 +183,26 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     for quantity, what in ENGINE_COUNTERS.items():
         counters = {engine.endpoint: engine.counters.get(quantity) for engine in engines}
         yield _series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)
+
+
+def _gateways(gateways: Mapping[str, GatewayCounts]) -> Iterator[Metric]:
+    """Yield what the pages of gateways say, by their URLs."""
+    info = InfoMetricFamily("sidelight_gateway", "The gateway that a page is of.", labels=["endpoint"])
+    for url, gateway in gateways.items():
+        info.add_metric([url], {"gateway": gateway.gateway})
+    yield info
+    for quantity, (name, what) in GATEWAY_HISTOGRAMS.items():
+        histograms = (((url,), gateway.histograms.get(quantity)) for url, gateway in gateways.items())
+        yield _histograms(f"sidelight_gateway_{name}_seconds", what, ("endpoint",), histograms)
+    means_s = {url: gateway.own_s for url, gateway in gateways.items()}
+    what = "Mean time that the gateway took of a request itself since the first scrape, by its page."
+    yield _series(GaugeMetricFamily, "sidelight_gateway_own_seconds", what, ("endpoint",), means_s)
+    for quantity, (name, what) in GATEWAY_GAUGES.items():
+        gauges = {url: gateway.gauges.get(quantity) for url, gateway in gateways.items()}
+        yield _series(GaugeMetricFamily, f"sidelight_gateway_{name}", what, ("endpoint",), gauges)
+    for quantity, what in GATEWAY_COUNTERS.items():
+        counters = {url: gateway.counters.get(quantity) for url, gateway in gateways.items()}
+        yield _series(CounterMetricFamily, f"sidelight_gateway_{quantity}", what, ("endpoint",), counters)
 
 
 def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:

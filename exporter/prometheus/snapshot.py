@@ -76,19 +76,37 @@ class GeneratorCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCounts:
-    """One scraped endpoint, in canonical quantities; label sets already added up (or, for usage, their maximum).
+class PageCounts:
+    """Canonical quantities of a page by name, label sets already added up (or, for usage, their maximum); what has no
+    metric on the page and a value that is not finite are left out.
+    """
 
-    `histograms`, `gauges` and `counters` are keyed by canonical name; a name that has no metric on the page and a
-    value that is not finite are left out. `scrapes` counts by outcome ("ok", or the kind of failure).
+    histograms: Mapping[str, Cumulative] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayCounts(PageCounts):
+    """What a page says of the gateway that it is of; times are in s. `own_s` is the mean time that it took of a request
+    itself, over those that ended since the first scrape; None where none did, or the page does not tell.
+    """
+
+    gateway: str
+    own_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts(PageCounts):
+    """One scraped endpoint, as an engine's, and what it says of a `gateway` where it is of one.
+
+    `scrapes` counts by outcome ("ok", or the kind of failure).
     """
 
     endpoint: str
     engine: str = ""
     version: str = ""
-    histograms: Mapping[str, Cumulative] = field(default_factory=dict)
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    counters: Mapping[str, float] = field(default_factory=dict)
+    gateway: GatewayCounts | None = None
     scrapes: Mapping[str, int] = field(default_factory=dict)
     last_scrape_duration_s: float | None = None
 

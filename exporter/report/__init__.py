@@ -24,6 +24,7 @@ from exporter.report.tables.association import association_line
 from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
+from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
@@ -64,6 +65,7 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
             yield from group_tables(correlation)
         yield from slowest_section(correlation.slowest, correlation.breakdown)
     yield from server_section(summary)
+    yield from (Prose(line) for line in gateway_lines(summary))
     if loaded:
         yield from (Prose(line, "dim") for line in association_line(correlation.association))
     yield from energy_section(summary.hardware)

@@ -12,6 +12,7 @@ from exporter.report.format import cell, percent, spoken
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
 from scraper.engines import Limits, catalogue
+from scraper.gateways import gateway
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
 LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited
@@ -123,6 +124,16 @@ def _outside(summary: Summary) -> Advice | None:
     """Return what passed outside the engine: the round trip of the network, or something between."""
     breakdown = summary.correlation.breakdown
     outside_ms, round_trip_ms = breakdown.network_ms.mean, breakdown.round_trip_ms.mean
+    pages = [page for page in summary.server.gateways or () if page.queue_ms is not None]
+    longest = max(pages, key=lambda page: page.queue_ms or 0.0, default=None)
+    if outside_ms is not None and longest is not None and (longest.queue_ms or 0.0) >= outside_ms / 2:
+        return Advice(
+            seen=(
+                f"Outside the engine {spoken(outside_ms)} passed in the mean, and {gateway(longest.gateway).title} "
+                f"states a wait of {spoken(longest.queue_ms)} in its own queue"
+            ),
+            cure="let the gateway pass on more requests at once, or put more engines behind it",
+        )
     if outside_ms is None or round_trip_ms is None:
         return None
     if round_trip_ms >= outside_ms / 2:

@@ -21,8 +21,9 @@ import numpy as np
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
 from rundir.stats import Missing, statistics_of
+from scraper.exposition import HistogramColumns, histograms
 from scraper.quantiles import read_rows
-from scraper.series.table import EndpointSeries, Float64, HistogramColumns, histograms
+from scraper.series.table import EndpointSeries, Float64
 from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
 from scraper.window.statistics import finite_only, fits_of, frames, whole
 from scraper.window.window import ScrapeSelection, scrape_intervals, select_scrapes, slice_of

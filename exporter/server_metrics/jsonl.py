@@ -17,8 +17,8 @@ from typing import IO, Any
 import msgspec
 
 from exporter.server_metrics.source import Labels, Metric, Source, key, named
-from scraper.exposition import Series
-from scraper.series.table import EndpointSeries, histograms
+from scraper.exposition import Series, histograms
+from scraper.series.table import EndpointSeries
 
 _PHASES = {"measure": "profiling"}
 

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
-from scraper.exposition import Series
+from scraper.exposition import HistogramColumns, Series, histograms
 from scraper.series.resets import rising, rising_histogram
-from scraper.series.table import EndpointSeries, Float64, HistogramColumns, Int64, histograms
+from scraper.series.table import EndpointSeries, Float64, Int64
 from scraper.window.window import ScrapeSelection, select_scrapes
 
 ROWS = 2**18  # of one row group, about 30 MB before they are written

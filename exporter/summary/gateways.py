@@ -8,12 +8,29 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, UnsetType, structs
 
 from correlator.breakdown import Parts
 from correlator.gateways import FIRST_OUTPUT, GatewayPart
 from rundir.columns import Bools
-from rundir.fields import Count, doc
+from rundir.fields import UNSET, Amount, Count, doc
+from scraper.window.quantities import GatewayPage
+
+
+class PageBesideSpans(Struct, frozen=True, kw_only=True):
+    """What a gateway's page says of its own time, beside what its spans leave room for."""
+
+    own_ms: Annotated[float, doc("Mean time that it took of a request itself, by its pages.", "ms")]
+    low_ms: Annotated[
+        float, doc("The least that it can be by its spans: what passed before its call; 0 where they do not say.", "ms")
+    ]
+    high_ms: Annotated[
+        float,
+        doc("The most that it can be by its spans, which include the way to the next server and back.", "ms"),
+    ]
+    apart_ms: Annotated[
+        Amount, doc("How far the page's time lies outside of that range; 0 where page and spans agree.", "ms")
+    ]
 
 
 class GatewaySummary(Struct, frozen=True, kw_only=True):
@@ -38,6 +55,13 @@ class GatewaySummary(Struct, frozen=True, kw_only=True):
             "requests",
         ),
     ]
+    name: Annotated[str | None, doc("Its name in docs/reference/gateways.md; null where it is not one of those.")]
+    of_whole_ms: Annotated[
+        float | None, doc("Mean of its own part of the whole time, the way to the next server and back included.", "ms")
+    ]
+    by_page: Annotated[PageBesideSpans | UnsetType, doc("Its own time by its page; absent where no page tells it.")] = (
+        UNSET
+    )
 
 
 def gateway_summaries(parts: Parts, rows: Bools) -> list[GatewaySummary]:
@@ -63,6 +87,29 @@ def _summary(service: str, parts: Sequence[GatewayPart]) -> GatewaySummary:
         request_ms=_mean_ms([part.request_s for part in parts]),
         at_most_ms=_mean_ms([part.at_most_s for part in parts]),
         first_output={name: counts[name] for name in FIRST_OUTPUT if counts[name]},
+        name=next((part.name for part in parts if part.name), None),
+        of_whole_ms=_mean_ms([part.of_whole_s for part in parts]),
+    )
+
+
+def beside_pages(gateways: Sequence[GatewaySummary], pages: Sequence[GatewayPage]) -> list[GatewaySummary]:
+    """Set what pages say of gateways' own times beside what their spans say."""
+    return [structs.replace(gateway, by_page=_beside(gateway, pages)) for gateway in gateways]
+
+
+def _beside(gateway: GatewaySummary, pages: Sequence[GatewayPage]) -> PageBesideSpans | UnsetType:
+    telling = [page for page in pages if page.gateway == gateway.name and page.own_ms is not None]
+    if not telling:
+        return UNSET
+    counts = [float(page.request_time.stats.count or 0) if page.request_time else 0.0 for page in telling]
+    own_ms = float(np.average([page.own_ms or 0.0 for page in telling], weights=counts))
+    low_ms, high_ms = gateway.request_ms or 0.0, gateway.of_whole_ms
+    if telling[0].own_until == "first_output":
+        low_ms, high_ms = 0.0, gateway.part_ms if gateway.at_most_ms is None else gateway.at_most_ms
+    if high_ms is None:
+        return UNSET
+    return PageBesideSpans(
+        own_ms=own_ms, low_ms=low_ms, high_ms=high_ms, apart_ms=max(0.0, low_ms - own_ms, own_ms - high_ms)
     )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from scraper.engines.catalogue import Catalogue, Entry, Kind, Labels, Quantity
-from scraper.exposition import Series
-from scraper.series.table import HistogramColumns, histograms
+from scraper.engines.catalogue import Entry, Kind, Labels, Names, Quantity
+from scraper.exposition import HistogramColumns, Series, histograms
 
 Item = TypeVar("Item")
 LabelSet = tuple[tuple[str, str], ...]
@@ -36,7 +35,7 @@ class CanonicalSource:
 class PageNames:
     """The series of a page by the engine's own names; `exposed` are the names as the page has them."""
 
-    def __init__(self, series: tuple[Series, ...], known: Catalogue) -> None:
+    def __init__(self, series: tuple[Series, ...], known: Names) -> None:
         self.known = known
         self.series = _typed(series)
         self.exposed: dict[str, str] = {}
@@ -153,8 +152,8 @@ def _keeps(labels: LabelSet, where: Labels, where_not: Labels) -> bool:
     )
 
 
-def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], known: Catalogue) -> list[Item]:
-    """Leave out label sets of which another one already holds the observations: see `Catalogue`."""
+def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], known: Names) -> list[Item]:
+    """Leave out label sets of which another one already holds the observations: see `Names`."""
     if len(items) < 2 or not (known.ranks or known.totals):
         return list(items)
     counted = list(items)
@@ -176,6 +175,6 @@ def _without(labels: LabelSet, names: Sequence[str]) -> LabelSet:
     return tuple(pair for pair in labels if pair[0] not in names)
 
 
-def _ranks(labels: LabelSet, known: Catalogue) -> Ranks:
+def _ranks(labels: LabelSet, known: Names) -> Ranks:
     shown = [dict(labels).get(label, "") for label in known.ranks]
     return tuple((int(rank) if rank.isdecimal() else -1, rank) for rank in shown)

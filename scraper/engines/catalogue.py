@@ -6,10 +6,12 @@ A file holds the canonical quantities and the entries that provide each, what sp
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -89,13 +91,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells a span: its name, how the name of its scope begins, attributes it has, attributes with their values.
-
-    Empty says nothing of it; all that is said must hold.
+    """What tells a span: its name, how the name of its scope begins, its kind, attributes it has, attributes with their
+    values. Empty says nothing of it; all that is said must hold.
     """
 
     name: str = ""
     scope: str = ""
+    kind: Literal["", "internal", "server", "client"] = ""
     attributes: tuple[str, ...] = ()
     values: dict[str, str] = {}
 
@@ -115,16 +117,13 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
-    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. A gateway's span has no engine times;
-    `first_output_ms` is its attribute with the time to its first output, a number or a text.
+    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt.
     """
 
     match: tuple[SpanMatch, ...]
     request_id: str = ""
     ids: tuple[str, ...] = ()
     times: dict[str, tuple[SpanTime, ...]] = {}
-    is_gateway: bool = msgspec.field(name="gateway", default=False)
-    first_output_ms: str = ""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,13 +133,32 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: str = ""
 
 
-class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one engine.
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """How the metrics of a server are named and labelled.
 
     - `aliases` are prefixes seen instead of `prefix`.
-    - `order`: a page or a span is tried for engines of a lower one first.
     - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and an empty total
       stands for those that split it.
+    """
+
+    prefix: str
+    aliases: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    totals: tuple[str, ...] = ()
+    quantities: dict[str, Quantity]
+
+    def normalised(self, name: str) -> str:
+        """Return an exposed name with the server's own prefix in place of an alias."""
+        for alias in self.aliases:
+            if name.startswith(alias):
+                return self.prefix + name[len(alias) :]
+        return name
+
+
+class Catalogue(Names, frozen=True, kw_only=True):
+    """What is known of one engine.
+
+    - `order`: a page or a span is tried for engines of a lower one first.
     - `shared` are names that servers of other engines show as well.
     - `end_tokens` are histograms of a request's tokens, observed as it ends: of the prompt, of the output, and of the
       prompt without what was cached.
@@ -151,8 +169,6 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     name: str = msgspec.field(name="engine")
     order: int
     title: str
-    prefix: str
-    aliases: tuple[str, ...] = ()
     pages: tuple[str, ...]
     version_paths: tuple[str, ...] = ()
     versions: str
@@ -161,28 +177,19 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     enable: str
     limits: Limits = Limits()
     notes: tuple[str, ...] = ()
-    ranks: tuple[str, ...] = ()
-    totals: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
-    quantities: dict[str, Quantity]
     end_tokens: dict[Tokens, str] = {}
     timing: tuple[Timing, ...]
     spans: Spans | None = None
 
-    def normalised(self, name: str) -> str:
-        """Return an exposed name with the engine's own prefix in place of an alias."""
-        for alias in self.aliases:
-            if name.startswith(alias):
-                return self.prefix + name[len(alias) :]
-        return name
+
+Known = TypeVar("Known", bound=Names)
 
 
 @cache
 def engine_names() -> tuple[str, ...]:
     """Return the engines by their `order`."""
-    files = (path.name for path in resources.files("scraper.engines").iterdir())
-    names = (name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
-    return tuple(sorted(names, key=lambda name: (_read(name).order, name)))
+    return tuple(sorted(names_in("scraper.engines"), key=lambda name: (_read(name).order, name)))
 
 
 def metrics_paths() -> tuple[str, ...]:
@@ -209,16 +216,31 @@ def catalogue(engine: str) -> Catalogue:
 
 @cache
 def _read(engine: str) -> Catalogue:
+    return read_yaml("scraper.engines", engine, Catalogue)
+
+
+def names_in(package: str) -> list[str]:
+    """Return what the YAML files in a package are of."""
+    files = (path.name for path in resources.files(package).iterdir())
+    return [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
+
+
+def read_yaml(
+    package: str, name: str, kind: type[Known], common: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> Known:
+    """Return what a YAML file in a package says, as its Struct; `common` is what holds of a quantity in all files."""
     import yaml  # noqa: PLC0415  15 ms, before a run may begin
 
-    text = resources.files("scraper.engines").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
+    text = resources.files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     # libyaml's loader takes a millisecond a file, the one in Python ten.
     table: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
     table["quantities"] = {
-        name: Quantity(name=name, **{**fields, "metrics": tuple(map(_entry, fields.get("metrics", ())))})
+        name: Quantity(
+            name=name, **{**common.get(name, {}), **fields, "metrics": tuple(map(_entry, fields.get("metrics", ())))}
+        )
         for name, fields in table["quantities"].items()
     }
-    return msgspec.convert(table, Catalogue)
+    return msgspec.convert(table, kind)
 
 
 @cache

@@ -4,6 +4,7 @@
 content type names, at little more than the cost of their numbers. The parts, each of which knows only those before it:
 
     page                the records, and the limits
+    histograms          which of a page's columns are a histogram's
     grammar             one line of text
     text                one page of text
     trtllm_iterations   the JSON that TensorRT-LLM serves instead of a page
@@ -14,6 +15,7 @@ What the names mean is left to `engines`; which pages belong together, to `serie
 
 from __future__ import annotations
 
+from scraper.exposition.histograms import HistogramColumns, histograms
 from scraper.exposition.page import (
     MAX_LINE_CHARACTERS,
     MAX_LINES,
@@ -33,11 +35,13 @@ __all__ = [
     "MAX_LINE_CHARACTERS",
     "MAX_SERIES",
     "UNREADABLE_JSON",
+    "HistogramColumns",
     "MalformedPage",
     "Page",
     "PageReader",
     "Series",
     "bound",
+    "histograms",
     "parse",
     "without_le",
 ]

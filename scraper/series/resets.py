@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rundir.columns import Bools, Floats
-from scraper.exposition import Series, without_le
-from scraper.series.table import EndpointSeries, HistogramColumns
+from scraper.exposition import HistogramColumns, Series, without_le
+from scraper.series.table import EndpointSeries
 
 START_TIME = "process_start_time_seconds"
 

@@ -1,13 +1,13 @@
 """A span as it was received: what it is and what is wrong with it, asked once for all who read it.
 
-Engines and gateways are recognised by the engines' YAML files, a client's call by OpenTelemetry's GenAI and HTTP
+Engines and gateways are recognised by their YAML files, a call of a model by OpenTelemetry's GenAI and HTTP
 conventions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -17,6 +17,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scraper.engines.catalogue import SpanMatch, Spans, catalogue, engine_names
+from scraper.gateways import FirstOutput, gateway, gateway_names
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
@@ -25,6 +26,7 @@ OPERATIONS = ("chat", "text_completion", "generate_content")
 PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
 _OPERATION = "gen_ai.operation.name"
 _PATH_ATTRIBUTES = ("url.path", "url.full", "http.target", "http.url", "http.route")
+_GATEWAY_PATHS = (*_PATH_ATTRIBUTES, "uri")  # of gateways that are known, what Rust's `tracing` calls it too
 _EVENT = "asgi.event.type"
 _LONGEST_NAME = 80
 _NO_TRACE = bytes(16)
@@ -35,23 +37,34 @@ _NO_SPAN = bytes(8)
 class SpanKind:
     """What a span is.
 
-    role          an engine's `request`, that of a gateway before it that the catalogue knows, a `stage` of an engine's
-                  request, a `call` of a model by whichever client or server, or `other`
-    engine        the name of a request's or gateway's; `spans` is how its spans tell times
+    role          an engine's `request`; a `stage` of one; the own span of a `gateway` that the catalogue knows, or its
+                  call of the next server (`gateway_call`); another `call` of a model; or `other`
+    engine        the name of a request's engine, or of a gateway; `spans` is how an engine's spans tell times
+    is_call       it says that it is one call of a model, by whichever client or server
     tells_all     it is a request whose times the span itself tells, without its stages
     ends_prefill  it is the stage that ends a prefill: with its request's span, the times up to then are known
+    first_output  of a gateway: its attribute with the time to its first output
+    any_service   of a gateway: its service's name may be the client's or the engine's
     """
 
-    role: Literal["request", "gateway", "stage", "call", "other"]
+    role: Literal["request", "gateway", "gateway_call", "stage", "call", "other"]
     engine: str = ""
     spans: Spans | None = None
+    is_call: bool = False
     tells_all: bool = False
     ends_prefill: bool = False
+    first_output: FirstOutput | None = None
+    any_service: bool = False
 
 
 _STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
-_CALL = SpanKind(role="call")
+_CALL = SpanKind(role="call", is_call=True)
 OTHER = SpanKind(role="other")
+_KINDS = {
+    "internal": Span.SPAN_KIND_INTERNAL,
+    "server": Span.SPAN_KIND_SERVER,
+    "client": Span.SPAN_KIND_CLIENT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +124,21 @@ def sends_body(span: Span) -> bool:
 
 
 def classify(span: Span, scope: str) -> SpanKind:
-    """Return what a span is: an engine's or gateway's by its catalogue, else a stage by name, else a call by what its
-    attributes say of it.
+    """Return what a span is: an engine's by its catalogue, else a stage by name, else a gateway's by its catalogue,
+    else a call by what its attributes say of it.
     """
     for matches, kind in _requests():
         if any(_matches(span, scope, match) for match in matches):
             return kind
     if span.name in _stages():
         return _stages()[span.name]
-    return _CALL if _is_call(span) else OTHER
+    is_call = _is_call(span)
+    for match, kind in _gateways():
+        if _matches(span, scope, match):
+            # One of its own of which no path is stated is taken for a call.
+            is_call = is_call or (kind.role == "gateway" and _calls_model(span, _GATEWAY_PATHS) is not False)
+            return replace(kind, is_call=is_call)
+    return _CALL if is_call else OTHER
 
 
 def fault(span: Span, received_ns: int) -> str:
@@ -160,9 +179,21 @@ def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
         spans = catalogue(name).spans
         if spans is not None:
             staged = any(way.begin for ways in spans.times.values() for way in ways)
-            role: Literal["gateway", "request"] = "gateway" if spans.is_gateway else "request"
-            tells_all = role == "request" and not staged
-            kinds.append((spans.match, SpanKind(role=role, engine=name, spans=spans, tells_all=tells_all)))
+            kind = SpanKind(role="request", engine=name, spans=spans, is_call=True, tells_all=not staged)
+            kinds.append((spans.match, kind))
+    return tuple(kinds)
+
+
+@cache
+def _gateways() -> tuple[tuple[SpanMatch, SpanKind], ...]:
+    """Return what the gateways' catalogues say: of each one, its own spans first."""
+    kinds = []
+    for name in gateway_names():
+        spans = gateway(name).spans
+        if spans is not None:
+            kind = SpanKind(role="gateway", engine=name, first_output=spans.first_output, any_service=spans.any_service)
+            kinds += [(match, kind) for match in spans.serving]
+            kinds += [(match, replace(kind, role="gateway_call", first_output=None)) for match in spans.call]
     return tuple(kinds)
 
 
@@ -178,6 +209,8 @@ def _stages() -> Mapping[str, SpanKind]:
 def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
     if (match.name and span.name != match.name) or not scope.startswith(match.scope):
         return False
+    if match.kind and span.kind != _KINDS[match.kind]:
+        return False
     if not match.attributes and not match.values:
         return True
     shown = {attribute.key: attribute.value.string_value for attribute in span.attributes}
@@ -187,15 +220,18 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
 
 
 def _is_call(span: Span) -> bool:
-    """Tell a call of a model from the workflow around it, which may hold several: by its operation, else its path."""
-    if span.kind not in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER):
-        return False
+    """Tell a call of a model from the workflow around it, which may hold several."""
+    return span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER) and bool(_calls_model(span, _PATH_ATTRIBUTES))
+
+
+def _calls_model(span: Span, paths: tuple[str, ...]) -> bool | None:
+    """Tell whether a span is of a call of a model, by its operation, else its path; None where it states neither."""
     shown = {
         attribute.key: str(plain(attribute.value))
         for attribute in span.attributes
-        if attribute.key in (_OPERATION, *_PATH_ATTRIBUTES)
+        if attribute.key in (_OPERATION, *paths)
     }
     if _OPERATION in shown:
         return shown[_OPERATION] in OPERATIONS
     # Not urlsplit, which raises for some of what a sender may write.
-    return any(path.partition("?")[0].rstrip("/").endswith(PATHS) for path in shown.values())
+    return any(path.partition("?")[0].rstrip("/").endswith(PATHS) for path in shown.values()) if shown else None

@@ -271,7 +271,7 @@ class Receiver:
         elif received.kind.tells_all or self._completes(received):
             self._traces[received.span.trace_id] = None
         elif received.kind.role == "gateway" or (
-            received.kind.role in ("call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
+            received.kind.role in ("gateway_call", "call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
         ):
             services = self._serving.setdefault(received.span.trace_id, set())
             if len(services) < _MOST_SERVICES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from rundir.columns import Bools, Floats, Ints, Texts
+from rundir.columns import Floats, Ints, Texts
 from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import OFF_CLOCK, ReceivedSpan, plain
@@ -37,7 +37,6 @@ class EngineSpans:
     request_id              the engine's id of the request, "" for none
     clock                   whose clock stamped it: what the sender's resource says of its process, "" for nothing
     engine                  its name in `scraper.engines`
-    is_gateway              the span is that of a gateway before the engine: it has stamps, but no times of an engine
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the first and last
                             token. As the engine states them, to the bit, where it states them itself
@@ -51,7 +50,6 @@ class EngineSpans:
     request_id: Texts
     clock: Texts
     engine: Texts
-    is_gateway: Bools
     arrival_ns: Ints
     end_ns: Ints
     queue_s: Floats
@@ -88,7 +86,7 @@ class _Stage:
 
 
 class RequestSpans:
-    """The spans of engines' and gateways' requests as they come, each with the stages below it.
+    """The spans of engines' requests as they come, each with the stages below it.
 
     - a span that came twice counts once; one with a `fault` or an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
@@ -235,7 +233,6 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
         request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
         clock=_texts(request.clock for request, _ in rows),
         engine=_texts(request.engine for request, _ in rows),
-        is_gateway=np.fromiter((request.spans.is_gateway for request, _ in rows), np.bool_),
         arrival_ns=np.where(used, np.fromiter((request.begin_ns for request, _ in rows), np.int64), -1),
         end_ns=np.where(used, np.fromiter((request.end_ns for request, _ in rows), np.int64), -1),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},

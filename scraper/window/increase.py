@@ -12,8 +12,9 @@ import numpy as np
 
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
+from scraper.exposition import HistogramColumns
 from scraper.series.resets import RisingHistogram, rising, rising_histogram
-from scraper.series.table import EndpointSeries, HistogramColumns
+from scraper.series.table import EndpointSeries
 from scraper.window.window import ScrapeSelection
 
 

@@ -175,3 +175,31 @@ class Quantities(Struct, frozen=True, kw_only=True):
     prefix_cache_hits: Annotated[Counter | UnsetType, doc("Prompt tokens found in the prefix cache.", "tokens")] = UNSET
     requests_finished: Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")] = UNSET
     missing: Reasons = UNSET
+
+
+class GatewayPage(Struct, frozen=True, kw_only=True):
+    """What the page of one gateway showed of the window; an absent quantity has its reason in `missing`."""
+
+    url: Annotated[str, doc("The page that was scraped.")]
+    gateway: Annotated[str, doc("The gateway, by its name in docs/reference/gateways.md.")]
+    detected_by: Annotated[str, doc("The metric by which it was recognised.")]
+    own_ms: Annotated[
+        float | None,
+        doc("Mean time of a request that is its own: `request_time` less `upstream_time`, over the requests.", "ms"),
+    ]
+    own_until: Annotated[
+        Literal["first_output", "end"] | None, doc("Until when: a request's first output, or its end.")
+    ]
+    queue_ms: Annotated[
+        float | None,
+        doc("Mean of `queue_time`; else of `recent_queue_time`, as the last scrape of the window showed it.", "ms"),
+    ]
+    request_time: Annotated[Histogram | UnsetType, doc("How long it had requests.", "s")] = UNSET
+    upstream_time: Annotated[Histogram | UnsetType, doc("How long its calls of the next server took.", "s")] = UNSET
+    queue_time: Annotated[Histogram | UnsetType, doc("Wait in it before its call.", "s")] = UNSET
+    recent_queue_time: Annotated[Gauge | UnsetType, doc("The same, a mean over its last requests.", "s")] = UNSET
+    requests_waiting: Annotated[Gauge | UnsetType, doc("Requests that wait in it.", "requests")] = UNSET
+    requests_in_flight: Annotated[Gauge | UnsetType, doc("Requests that it has.", "requests")] = UNSET
+    retries: Annotated[Counter | UnsetType, doc("Calls of the next server that it made again.", "requests")] = UNSET
+    upstream_errors: Annotated[Counter | UnsetType, doc("Calls of the next server that failed.", "requests")] = UNSET
+    missing: Reasons = UNSET

@@ -7,7 +7,7 @@ the bracket that holds it for certain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from msgspec import structs
 from rundir.columns import Floats
 from rundir.fields import UNSET
 from rundir.stats import Missing, statistics_of
+from scraper.engines import CanonicalSource
 from scraper.quantiles import Fit, fit, read, read_rows
+from scraper.series.table import EndpointSeries
 from scraper.window import aggregate
 from scraper.window.aggregate import TOO_LARGE, Part
 from scraper.window.increase import CounterIncrease, GaugeSamples, HistogramIncrease
@@ -41,6 +43,7 @@ _BY_VALUE = "a histogram keeps no single values"
 _NO_SCRAPE = "no scrape fell into the slice"
 
 Measurement = CounterIncrease | HistogramIncrease | GaugeSamples
+Described = tuple[Part, Any]  # one endpoint's part of a quantity, and the description of that part alone
 
 
 def measure(parts: Sequence[Part]) -> Measurement | Missing:
@@ -75,6 +78,27 @@ def describe(parts: Sequence[Part], measured: Measurement | Missing) -> Histogra
         described = structs.replace(described, timeslices=[], missing=missing)
     notes = [note for part in parts for note in _notes(part)]
     return structs.replace(described, notes=notes) if notes else described
+
+
+def described_parts(
+    endpoint: EndpointSeries, selection: ScrapeSelection | Missing, sources: Mapping[str, CanonicalSource | Missing]
+) -> tuple[dict[str, Described], dict[str, str]]:
+    """Describe the quantities of one endpoint alone, and say why others are absent."""
+    described: dict[str, Described] = {}
+    absent: dict[str, str] = {}
+    for name, source in sources.items():
+        if isinstance(source, Missing):
+            absent[name] = source.reason
+        elif isinstance(selection, Missing):
+            absent[name] = selection.reason
+        else:
+            part = Part(endpoint=endpoint, selection=selection, source=source)
+            measured = measure([part])
+            if isinstance(measured, Missing):
+                absent[name] = measured.reason
+            else:
+                described[name] = part, describe([part], measured)
+    return described, absent
 
 
 def _unknown(about: dict[str, Any], reason: Missing) -> Histogram | Gauge | Counter:

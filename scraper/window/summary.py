@@ -6,7 +6,7 @@ Whatever cannot be computed is left out, and a `missing` beside it says why. No 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,15 +14,11 @@ from msgspec import Struct, UnsetType, field
 
 from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, detect, leading_engine
+from scraper.engines import QUANTITIES, Engine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import Part
-from scraper.window.quantities import Quantities
-from scraper.window.statistics import describe, measure
+from scraper.window.quantities import GatewayPage, Quantities
+from scraper.window.statistics import Described, describe, described_parts, measure
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
-
-Sources = Mapping[str, CanonicalSource | Missing]
-_Described = tuple[Part, Any]  # one endpoint's part of a quantity, and the description of that part alone
 
 
 class DetectedEngine(Struct, frozen=True, kw_only=True):
@@ -98,6 +94,10 @@ class Server(_Totals, frozen=True, kw_only=True):
     gaps: Annotated[list[Gap], doc("Times in which the scraper was down, also outside of the measured window.")] = (
         field(default_factory=list)
     )
+    gateways: Annotated[
+        list[GatewayPage] | UnsetType,
+        doc("What gateways' pages showed of the window; absent where no page is of one that is known."),
+    ] = UNSET
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out, with a reason
@@ -123,12 +123,12 @@ def server_summary(
     engine = leading_engine(
         (detected, sources) for detected, sources in zip(engines, shown, strict=True) if detected is not None
     )
-    parts: dict[str, list[_Described]] = {name: [] for name in QUANTITIES}
+    parts: dict[str, list[Described]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []
     for endpoint, detected, sources in zip(endpoints, engines, shown, strict=True):
         selection = select_scrapes(endpoint, window, slice_ns)
-        described, absent = _parts(endpoint, selection, sources) if detected else ({}, None)
+        described, absent = described_parts(endpoint, selection, sources) if detected else ({}, None)
         listed.append(_endpoint(endpoint, selection, detected, described, absent))
         if engine is not None and detected is not None and detected.name == engine.name:
             for name, part in described.items():
@@ -162,7 +162,7 @@ def _status(
     return "incomplete" if is_open or is_cut else "complete"
 
 
-def _together(shares: Sequence[_Described]) -> Any:
+def _together(shares: Sequence[Described]) -> Any:
     """Describe a quantity of one or several endpoints."""
     if len(shares) == 1:
         return shares[0][1]
@@ -170,31 +170,11 @@ def _together(shares: Sequence[_Described]) -> Any:
     return describe(parts, measure(parts))
 
 
-def _parts(
-    endpoint: EndpointSeries, selection: ScrapeSelection | Missing, sources: Sources
-) -> tuple[dict[str, _Described], dict[str, str]]:
-    described: dict[str, _Described] = {}
-    absent: dict[str, str] = {}
-    for name, source in sources.items():
-        if isinstance(source, Missing):
-            absent[name] = source.reason
-        elif isinstance(selection, Missing):
-            absent[name] = selection.reason
-        else:
-            part = Part(endpoint=endpoint, selection=selection, source=source)
-            measured = measure([part])
-            if isinstance(measured, Missing):
-                absent[name] = measured.reason
-            else:
-                described[name] = part, describe([part], measured)
-    return described, absent
-
-
 def _endpoint(
     endpoint: EndpointSeries,
     selection: ScrapeSelection | Missing,
     engine: Engine | None,
-    described: dict[str, _Described],
+    described: dict[str, Described],
     absent: dict[str, str] | None,
 ) -> Endpoint:
     usable = None if isinstance(selection, Missing) else selection

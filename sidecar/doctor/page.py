@@ -16,9 +16,10 @@ from rich.console import Console
 from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
 from rundir.stats import Missing
-from scraper import engines
+from scraper import engines, gateways
 from scraper.engines import CanonicalSource, Catalogue
 from scraper.exposition import MalformedPage, Page, PageReader
+from scraper.gateways import Recognised
 from scraper.perf_metrics import SteadyClock, record_of, timings
 from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of
@@ -123,8 +124,14 @@ def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None)
         f"the time of a page is known to {cost_ms / 2:.1f} ms, our clock's anchor to {clock.error_ns / 1e3:.1f} us",
     )
     detected = engines.detect(page.series)
+    gateway = gateways.detect(page.series, beside_engine=detected is not None)
+    if gateway is not None:
+        yield from _gateway(page, gateway)
     if detected is None:
-        yield WARN, f"no known engine exposes these series; known: {', '.join(engines.engine_names())}"
+        if gateway is not None:
+            return
+        known = ", ".join((*engines.engine_names(), *gateways.gateway_names()))
+        yield WARN, f"no known engine or gateway exposes these series; known: {known}"
         if engine_by_owner is not None:
             yield HINT, _switch(engine_by_owner)
         return
@@ -182,6 +189,25 @@ def _changes(samples: Samples, engine: Catalogue) -> str:
 
 def _keys(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     return [(series.name, series.labels) for series in page.series]
+
+
+def _gateway(page: Page, recognised: Recognised) -> Iterator[Line]:
+    """Give a line for what a page shows of its gateway, and for each time on it that is not a TTFT."""
+    known = gateways.gateway(recognised.name)
+    yield OK, f"gateway {known.name} ({known.title}, by {recognised.detected_by})"
+    shown = {
+        name: source
+        for name, source in gateways.canonical(page.series, known.name).items()
+        if not isinstance(source, Missing)
+    }
+    width = max(map(len, shown), default=0)
+    for name, source in shown.items():
+        yield OK, f"{name:{width}}  {_value(source, page.values)}  {source.metric}"
+    names = {name for series in page.series for name in (series.name, series.family)}
+    for time in known.not_ttft:
+        if time.name in names:
+            yield HINT, f"{time.name} is not a TTFT: {time.why}"
+    yield HINT, f"traceparent: {known.traceparent}; docs/reference/gateways.md has its settings"
 
 
 def _quantities(page: Page, engine: Catalogue) -> Iterator[Line]:

@@ -50,8 +50,8 @@ class LiveParts:
             role = received.kind.role
             if role != "stage":
                 self._gateways.add(received)
-                self._has_gateways = self._has_gateways or role in ("gateway", "call")
-            if role in ("request", "gateway", "stage"):
+                self._has_gateways = self._has_gateways or role in ("gateway", "gateway_call", "call")
+            if role in ("request", "stage"):
                 self._spans.setdefault(received.span.trace_id, []).append(own_copy(received))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:

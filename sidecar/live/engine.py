@@ -1,19 +1,21 @@
-"""One scraped endpoint while a run goes: its last page in canonical quantities."""
+"""One scraped endpoint while a run goes: its last page in canonical quantities, of an engine or a gateway or both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from exporter.prometheus.snapshot import Cumulative, EngineCounts, add
+from exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts, add
 from rundir.columns import Floats, Indices
 from rundir.stats import Missing
-from scraper import engines
+from scraper import engines, gateways
 from scraper.engines import CanonicalSource, Engine
 from scraper.exposition import Series
+from scraper.gateways import Recognised
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import union_columns
 from scraper.window.aggregate import gauge_values
@@ -22,7 +24,7 @@ from scraper.window.aggregate import gauge_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What a layout's pages mean: the column of each series (`places`, of so many `columns`), the engine, and which
-    columns its canonical quantities are read from; no engine, no sources.
+    columns its canonical quantities are read from; no engine, no sources. So too of a gateway.
     """
 
     layout: tuple[Series, ...] = ()
@@ -30,6 +32,8 @@ class Known:
     places: Indices = field(default_factory=lambda: np.empty(0, np.intp))
     engine: Engine | None = None
     sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
+    gateway: Recognised | None = None
+    gateway_sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class EngineView:
     answered_ns: int | None = None
     failed_ns: int = 0
     failure: str = ""
+    first: GatewayCounts | None = None  # of a gateway's first page, or the first after it began anew
 
     def take(self, record: Row | FailureRecord) -> None:
         if isinstance(record, Row):
@@ -74,27 +79,49 @@ class EngineView:
         row = np.full(self.known.columns, np.nan)
         # From the back, so that the first of two equal series is written last and stands.
         row[self.known.places[::-1]] = record.values[::-1]
-        self.counts = _counts(record.url, self.known, row)
+        self.counts = EngineCounts(
+            endpoint=record.url,
+            engine=self.known.engine.name if self.known.engine else "",
+            version=(self.known.engine.version or "") if self.known.engine else "",
+            gateway=self._gateway(row),
+            **_quantities(self.known.sources, row),
+        )
+
+    def _gateway(self, row: Floats) -> GatewayCounts | None:
+        if self.known.gateway is None:
+            return None
+        counts = GatewayCounts(gateway=self.known.gateway.name, **_quantities(self.known.gateway_sources, row))
+        if self.first is None or _handled(counts) < _handled(self.first):
+            self.first = counts
+        return replace(counts, own_s=_own_s(counts, self.first))
 
 
 def _known(layout: tuple[Series, ...]) -> Known:
     series, places = union_columns([layout])
     engine = engines.detect(series)
-    sources = engines.canonical(series, engine.name) if engine else {}
-    return Known(layout=layout, columns=len(series), places=places[id(layout)], engine=engine, sources=sources)
+    gateway = gateways.detect(series, beside_engine=engine is not None)
+    return Known(
+        layout=layout,
+        columns=len(series),
+        places=places[id(layout)],
+        engine=engine,
+        sources=engines.canonical(series, engine.name) if engine else {},
+        gateway=gateway,
+        gateway_sources=gateways.canonical(series, gateway.name) if gateway else {},
+    )
 
 
-def _counts(url: str, known: Known, row: Floats) -> EngineCounts:
-    if known.engine is None:
-        return EngineCounts(endpoint=url)
+def _quantities(sources: Mapping[str, CanonicalSource | Missing], row: Floats) -> dict[str, Any]:
+    """Return the quantities of a page as `PageCounts` has them."""
     histograms: dict[str, Cumulative] = {}
     gauges: dict[str, float] = {}
     counters: dict[str, float] = {}
-    for name, source in known.sources.items():
+    for name, source in sources.items():
         if isinstance(source, Missing):
             continue
+        unit = gateways.UNITS_S.get(source.quantity.unit, 1.0)
         if source.quantity.kind == "histogram":
-            merged = _merged(source, row)
+            merged = _merged(source, row, unit)
             if merged is not None:
                 histograms[name] = merged
             continue
@@ -104,20 +131,29 @@ def _counts(url: str, known: Known, row: Floats) -> EngineCounts:
         if len(values):
             total = max(values.tolist()) if source.quantity.across == "max" else sum(values.tolist())
         if math.isfinite(total):
-            (gauges if source.quantity.kind == "gauge" else counters)[name] = total
-    return EngineCounts(
-        endpoint=url,
-        engine=known.engine.name,
-        version=known.engine.version or "",
-        histograms=histograms,
-        gauges=gauges,
-        counters=counters,
-    )
+            (gauges if source.quantity.kind == "gauge" else counters)[name] = total * unit
+    return {"histograms": histograms, "gauges": gauges, "counters": counters}
 
 
-def _merged(source: CanonicalSource, row: Floats) -> Cumulative | None:
-    """Add the label sets of a histogram; None where one has no sum, no +Inf bucket or a value that is not finite, or
-    where their bounds differ.
+def _handled(counts: GatewayCounts) -> float:
+    """Return how many requests a gateway's page has, 0 where it does not tell."""
+    whole = counts.histograms.get("request_time")
+    return sum(whole.counts) if whole else 0.0
+
+
+def _own_s(counts: GatewayCounts, first: GatewayCounts) -> float | None:
+    """Return the mean time that a gateway took of a request itself between two pages, None where it does not show."""
+    count, own_s = _handled(counts) - _handled(first), 0.0
+    for name, sign in (("request_time", 1.0), ("upstream_time", -1.0)):
+        if name not in counts.histograms or name not in first.histograms:
+            return None
+        own_s += sign * (counts.histograms[name].sum_s - first.histograms[name].sum_s)
+    return own_s / count if count > 0 and own_s >= 0 else None
+
+
+def _merged(source: CanonicalSource, row: Floats, unit: float) -> Cumulative | None:
+    """Add the label sets of a histogram in units of so many s; None where one has no sum, no +Inf bucket or a value
+    that is not finite, or where their bounds differ.
     """
     label_sets = []
     for columns in source.histograms:
@@ -125,9 +161,9 @@ def _merged(source: CanonicalSource, row: Floats) -> Cumulative | None:
             return None
         label_sets.append(
             Cumulative(
-                bounds_s=columns.bounds[:-1],
+                bounds_s=tuple(unit * bound for bound in columns.bounds[:-1]),
                 counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
-                sum_s=float(row[columns.sum]),
+                sum_s=unit * float(row[columns.sum]),
             )
         )
     if len({histogram.bounds_s for histogram in label_sets}) != 1:

@@ -123,8 +123,9 @@ Metrics = Annotated[
     tuple[str, ...],
     several(
         SCRAPING,
-        "Prometheus URL (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's /perf_metrics is read "
-        "in addition: it holds the times of each request, and each record can be read only once, by one reader.",
+        "Prometheus URL of an engine or gateway (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's "
+        "/perf_metrics is read in addition: it holds the times of each request, and each record can be read only once, "
+        "by one reader.",
     ),
     MASKED_URLS,
 ]

@@ -57,7 +57,9 @@ class WatchOptions(SpanOptions):
     ] = "127.0.0.1:4317"
     metrics: Annotated[
         tuple[str, ...],
-        repeatable(SCRAPING, "Prometheus page of an engine (repeatable). Default: none, only spans are used."),
+        repeatable(
+            SCRAPING, "Prometheus page of an engine or gateway (repeatable). Default: none, only spans are used."
+        ),
         MASKED_URLS,
     ] = ()
     scrape_interval: ScrapeInterval = 1.0

@@ -19,6 +19,7 @@ from exporter import tables
 from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
+from exporter.summary.gateways import beside_pages
 from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tokenizer, Tool, Workload
 from loadgen.driver import is_closed_loop
 from loadgen.host.clock_sync import ClockSummary
@@ -186,6 +187,9 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
     server = server_of(run, window, _slice_ns(run))
     stability = stability_of(measured, run.endpoints, closed_loop=_is_closed_loop(run))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
+    if server.gateways:
+        by_page = beside_pages(correlation.gateways, server.gateways)
+        correlation = msgspec.structs.replace(correlation, gateways=by_page)
     sent = workload(run)
     check = _self_check(run, measured, stats)
     return Summary(

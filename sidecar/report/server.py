@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scraper.window.gateways import gateway_pages
 from scraper.window.summary import Gap, Server, server_summary
 from scraper.window.window import Window
 from sidecar.directory import SCRAPER_DIED, SCRAPER_RESTARTED, Run
@@ -11,9 +12,11 @@ from sidecar.errors import DamagedRun
 
 
 def server_of(run: Run, window: Window, slice_ns: int) -> Server:
-    """Return what the engines stated; of a run that found no page, why."""
+    """Return what the engines and gateways stated; of a run that found no page, why."""
     version, reason = run.manifest.get("target", {}).get("version"), run.manifest.get("server_missing")
     server = server_summary(run.endpoints, window, slice_ns, engine_version=version, gaps=gaps_of(run))
+    if gateways := gateway_pages(run.endpoints, window, slice_ns):
+        server = msgspec.structs.replace(server, gateways=gateways)
     return msgspec.structs.replace(server, reason=reason) if reason else server
 
 

@@ -220,7 +220,7 @@ class WatchView:
         ago_s = None if restarted_ns is None else (now_ns - restarted_ns) / 1e9
         return EngineState(
             url=counts.endpoint,
-            engine=counts.engine,
+            engine=counts.engine or (counts.gateway.gateway if counts.gateway else ""),
             version=counts.version,
             running=counts.gauges.get("requests_running"),
             waiting=counts.gauges.get("requests_waiting"),

@@ -14,7 +14,8 @@ from series import WAITING, endpoint_of, gauge
 from correlator.estimate.intervals import Observed, observe
 from correlator.statistics.server_load import server_loads
 from rundir.stats import Missing
-from scraper.series.table import EndpointSeries, histograms
+from scraper.exposition import histograms
+from scraper.series.table import EndpointSeries
 from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 

@@ -12,9 +12,9 @@ import yaml
 
 from rundir.stats import Missing
 from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect, engine_names
-from scraper.exposition import Page, parse
+from scraper.exposition import Page, histograms, parse
 from scraper.series.log import rows
-from scraper.series.table import build, histograms
+from scraper.series.table import build
 from scraper.targets.scrape import Scrape
 
 DIRECTORY = Path(str(resources.files("scraper.engines")))

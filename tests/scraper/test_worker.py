@@ -15,7 +15,8 @@ from scraper_process import started
 from served import Handler, Serve
 from waiting import BOUND_S
 
-from scraper.series.table import build, histograms
+from scraper.exposition import histograms
+from scraper.series.table import build
 from scraper.targets.scrape import Scrape
 from scraper.targets.target import offset_ns
 from scraper.window.increase import counter, histogram

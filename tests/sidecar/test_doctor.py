@@ -122,6 +122,24 @@ async def test_means_and_several_pages(examine: Examine):
     assert "warn no server metrics: URL/b/metrics: HTTP 404" in lines
 
 
+async def test_a_gateway_s_page_is_told_with_what_is_not_a_ttft(examine: Examine):
+    """What it shows of its own time and queue, and which of its times to leave alone."""
+    page = (
+        "# TYPE smg_http_inflight_request_age_count gauge\nsmg_http_inflight_request_age_count 4\n"
+        "# TYPE smg_http_request_duration_seconds histogram\n"
+        'smg_http_request_duration_seconds_bucket{le="+Inf"} 2\n'
+        "smg_http_request_duration_seconds_sum 0.01\nsmg_http_request_duration_seconds_count 2\n"
+    )
+    code, said = await examine({"/metrics": (200, TEXT, page)})
+    assert 0 == code
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    title = "sglang-router (SGLang Model Gateway)"
+    assert f"ok gateway sglang_router ({title}, by metric smg_http_inflight_request_age_count)" in lines
+    assert "ok requests_in_flight 4 requests smg_http_inflight_request_age_count" in lines
+    assert any(line.startswith("smg_http_request_duration_seconds is not a TTFT: it ends at") for line in lines)
+    assert "no known engine" not in said
+
+
 NO_PAGE, EMPTY = (404, "text/plain", "not found"), (200, TEXT, "# TYPE python_info gauge\npython_info 1\n")
 SWITCHES = {
     "vllm": "vLLM: on by default; --disable-log-stats",

@@ -44,9 +44,7 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     columns |= {name: np.array([row.get(name, stamp) for row in rows], np.int64) for name, stamp in stamps.items()}
     columns |= {name: np.array([row.get(f"{name[:-2]}_ms", np.nan) / 1e3 for row in rows]) for name in times}
     columns["off_clock_s"] = np.array([row.get("off_clock_s", np.nan) for row in rows])
-    return EngineSpans(
-        is_gateway=np.array([row.get("is_gateway", False) for row in rows], np.bool_), refused={}, **columns
-    )
+    return EngineSpans(refused={}, **columns)
 
 
 @pytest.fixture(scope="module")
@@ -188,19 +186,6 @@ def test_a_form_holds_for_its_engine_only():
     )
     joined = join(requests({"response_id": "1"}, {"response_id": "2"}), spans)
     assert ["none", "request id"] == joined.source.tolist()
-
-
-def test_a_gateways_span_neither_joins_nor_hides_the_engines():
-    """The engine's span in the same trace gives the times."""
-    gateway = {"trace_id": "t", "engine": "dynamo", "is_gateway": True, "request_id": "sl-1"}
-    inner = {"trace_id": "t", "queue_ms": 7, "prefill_ms": 8, "span_id": "e"}
-    both = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway, inner))
-    alone = join(requests({"trace_id": "t", "request_id": "sl-1"}), engine(gateway))
-    assert ("trace", "e") == (both.source[0], both.span_id[0])
-    assert ("none", "no span of it came; its reply tells neither queue nor prefill") == (
-        alone.source[0],
-        alone.reason[0],
-    )
 
 
 def test_requests_of_one_trace_are_distinguished_by_their_ids():

@@ -14,6 +14,7 @@ from correlator.live.window import TraceWindow
 from scraper.spans.log import ExportRecord
 
 PATH = {"http.target": "/v1/chat/completions"}
+POSTED = {"call_type": "post <- track_llm_api_timing"}
 Sent = dict[str, list[Span]]  # by service
 
 
@@ -221,3 +222,20 @@ def test_an_engines_own_server_is_no_gateway():
     window.take(export([server("g", ""), engine(parent="g")], service="llm"))
     (request,) = window.finished(NOON + S, all_of_it=True)
     assert () == request.gateways
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_sidecar_is_a_gateway_whatever_its_service_is_called(*, watched: bool):
+    """An Envoy beside the engine bears the engine's name, and its own span may be of kind CLIENT."""
+    attributes = {"guid:x-request-id": "1", "http.url": "http://llm/v1/chat/completions"}
+    ingress = span("ingress", "g", "client", 40, 940, attributes=attributes)
+    egress = span("router engine egress", "c", "g", 60, 930)
+    assert [("llm", 20, 20, 100)] == parts_of({"llm": [ingress, egress, engine(parent="c")]}, watched=watched)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_call_in_the_catalogue_may_end_at_the_reply_s_headers(*, watched: bool):
+    """It does not enclose the engine's span then: it counts by its parent, and by when it began."""
+    early, late = (span("self", f"c{at}", "g", at, at + 20, kind=INTERNAL, attributes=POSTED) for at in (70, 600))
+    sent = {"gw": [server("g"), early, late], "llm": [engine(start_ms=80, end_ms=790)]}
+    assert [("gw", 30, 30, 100)] == parts_of(sent, watched=watched)

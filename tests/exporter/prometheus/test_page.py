@@ -25,6 +25,7 @@ from exporter.prometheus.snapshot import (
     ClientCounts,
     Cumulative,
     EngineCounts,
+    GatewayCounts,
     GeneratorCounts,
     Snapshot,
     add,
@@ -189,6 +190,29 @@ def test_an_engine_shows_only_what_it_exposes() -> None:
     )
     names = {name for name, _ in samples_of(page_of(bare(engines=(engine,)))) if "engine" in name}
     assert names == {"sidelight_engine_info", "sidelight_engine_requests_running"}
+
+
+def test_a_gateway_s_page_has_series_of_its_own() -> None:
+    """Beside those of an engine on the same page; what it does not tell is not there."""
+    gateway = GatewayCounts(
+        gateway="litellm",
+        own_s=0.06,
+        histograms={"queue_time": Cumulative(bounds_s=(1.0,), counts=(2.0, 0.0), sum_s=0.5)},
+        gauges={"requests_in_flight": 3.0},
+        counters={"retries": 4.0},
+    )
+    samples = samples_of(page_of(bare(engines=(EngineCounts(endpoint="a", gateway=gateway),))))
+    where = ("endpoint", "a")
+    shown = {name: value for (name, labels), value in samples.items() if "gateway" in name and where in labels}
+    assert {
+        "sidelight_gateway_info": 1.0,
+        "sidelight_gateway_own_seconds": 0.06,
+        "sidelight_gateway_queue_seconds_bucket": 2.0,
+        "sidelight_gateway_queue_seconds_sum": 0.5,
+        "sidelight_gateway_queue_seconds_count": 2.0,
+        "sidelight_gateway_requests_in_flight": 3.0,
+        "sidelight_gateway_retries_total": 4.0,
+    } == shown
 
 
 def test_each_endpoint_has_its_own_series() -> None:

@@ -15,6 +15,7 @@ from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Evidence
 from exporter.summary.result import Summary
 from loadgen.requests.slo import SloResult
+from scraper.window.quantities import GatewayPage
 from scraper.window.summary import Server
 
 replace = msgspec.structs.replace
@@ -48,6 +49,9 @@ def engine(**quantities: Any) -> Server:
 TOKENS = {"client": replace(summaries.client(), input_tokens=summaries.BLOCK)}
 HITS = {"prefix_cache_hits": summaries.counter(10.0, 1.0), "prefix_cache_queries": summaries.counter(1000.0, 100.0)}
 UNCACHED = {"server": engine(**HITS), "workload": replace(summaries.workload(), shares_prefixes=True)}
+HAPROXY = GatewayPage(
+    url="http://p/metrics", gateway="haproxy", detected_by="metric some", own_ms=None, own_until=None, queue_ms=4.0
+)
 SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to cache
 
 
@@ -90,6 +94,11 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             "nearer to each other",
         ),
         (
+            made_of("network", server=replace(engine(), gateways=[HAPROXY])),
+            "Outside the engine 5 ms passed in the mean, and HAProxy states a wait of 4 ms in its own queue",
+            "let the gateway pass on more requests at once",
+        ),
+        (
             made_of("gateway", breakdown={"gateway_ms": known("gateway_ms", 90.0, 0.9)}),
             "By its own spans the gateway took 90 ms",
             "look at the gateway first",
@@ -100,7 +109,18 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             "give the API server more processor time",
         ),
     ],
-    ids=["seats", "cache", "preempted", "long prompts", "not cached", "proxy", "far away", "gateway", "frontend"],
+    ids=[
+        "seats",
+        "cache",
+        "preempted",
+        "long prompts",
+        "not cached",
+        "proxy",
+        "far away",
+        "queue",
+        "gateway",
+        "frontend",
+    ],
 )
 def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, seen: str, cure: str):
     evidence, action = advice(summary)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from scraper.exposition import histograms
 from scraper.series.log import rows
-from scraper.series.table import EndpointSeries, build, histograms
+from scraper.series.table import EndpointSeries, build
 from scraper.targets.scrape import Scrape
 
 

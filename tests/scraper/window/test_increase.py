@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from series import endpoint_of_columns
 
 from rundir.stats import Missing
-from scraper.exposition import parse
+from scraper.exposition import HistogramColumns, histograms, parse
 from scraper.series.resets import alternates, reset_rows, without_resets
-from scraper.series.table import EndpointSeries, HistogramColumns, histograms
+from scraper.series.table import EndpointSeries
 from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, gauge, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes, slice_of
 

@@ -56,6 +56,36 @@ def test_a_ratio_of_two_gauges_is_shown_as_one():
     assert 0.25 == viewed(page).counts.gauges["kv_cache_usage"]
 
 
+def gateway_page(requests: int, whole_s: float, call_s: float) -> str:
+    """Return a page of LiteLLM's that is an engine's as well."""
+    whole, call = "litellm_request_total_latency_metric", "litellm_llm_api_latency_metric"
+    in_flight = gauge("litellm_in_flight_requests", 2) + gauge(WAITING, 3)
+    return histogram(whole, requests, whole_s) + histogram(call, requests, call_s) + in_flight
+
+
+def test_a_gateway_s_own_time_is_that_since_the_first_page():
+    """What its calls leave of its requests'; a gateway that began anew is counted from there."""
+    pages = [gateway_page(10, 20, 10), gateway_page(14, 32, 20)]
+    counts = viewed(*pages).counts
+    assert {"requests_waiting": 3.0} == counts.gauges
+    assert counts.gateway is not None
+    assert ("litellm", 0.5) == (counts.gateway.gateway, counts.gateway.own_s)
+    assert {"requests_in_flight": 2.0} == counts.gateway.gauges
+    again = viewed(*pages, gateway_page(1, 2, 1), gateway_page(2, 4.25, 2)).counts.gateway
+    assert again is not None
+    assert 1.25 == again.own_s
+    first = viewed(pages[0]).counts.gateway
+    assert first is not None
+    assert first.own_s is None
+
+
+def test_milliseconds_become_seconds():
+    """Envoy's histograms are in them."""
+    counts = viewed(histogram("envoy_http_downstream_rq_time", 2, 300, buckets=[("250.0", 2)])).counts.gateway
+    assert counts is not None
+    assert Cumulative(bounds_s=(0.25,), counts=(2.0, 0.0), sum_s=0.3) == counts.histograms["request_time"]
+
+
 def test_what_a_layout_means_is_found_out_once():
     """Pages of one layout share what is known of it; another layout is looked at anew, and shown as it is."""
     pages = [histogram(QUEUE, n, n) for n in (1, 2, 3)] + [histogram(PREFILL, 4, 1)]

@@ -1,0 +1,60 @@
+"""What gateways' pages showed of the measured window, in lines, and whether their spans agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UnsetType
+
+from exporter.report.format import cell, percent, spoken
+from exporter.summary.gateways import PageBesideSpans
+from exporter.summary.result import Summary
+from scraper.gateways import gateway
+from scraper.window.quantities import GatewayPage
+
+AGREES_MS, AGREES_RATIO = 5.0, 0.1  # what page and spans may be apart
+
+
+def gateway_lines(summary: Summary) -> Iterator[str]:
+    """Yield what each gateway's page says of its own time, its queue and its errors; nothing where there is no page."""
+    for page in summary.server.gateways or ():
+        title = gateway(page.gateway).title
+        facts = list(_facts(page))
+        yield f"{title}, by its page: {', '.join(facts) or 'no request was counted'}.{_beside(summary, page)}"
+
+
+def _facts(page: GatewayPage) -> Iterator[str]:
+    if page.own_ms is not None:
+        until = " up to its first output" if page.own_until == "first_output" else ""
+        yield f"{spoken(page.own_ms)} of a request{until} are its own in the mean"
+    if page.queue_ms is not None:
+        recent = " over its last requests" if page.recent_queue_time else ""
+        yield f"{spoken(page.queue_ms)} in its queue{recent}"
+    for gauge, what in ((page.requests_waiting, "waiting"), (page.requests_in_flight, "in flight")):
+        if gauge and not isinstance(gauge.stats.max, UnsetType):
+            yield f"at most {cell(gauge.stats.max)} {what}"
+    for counter, what in ((page.retries, "retries"), (page.upstream_errors, "failed calls of the next server")):
+        if counter and counter.stats.total:
+            yield f"{cell(counter.stats.total)} {what}"
+
+
+def _beside(summary: Summary, page: GatewayPage) -> str:
+    """Say whether the page's own time is within what the gateway's spans leave room for; of one without spans, how much
+    of the time outside the engine its queue is.
+    """
+    correlation = summary.correlation
+    for passed in correlation.gateways:
+        if passed.name == page.gateway and passed.by_page:
+            return _compared(passed.by_page)
+    outside_ms = correlation.breakdown.network_ms.mean
+    if page.queue_ms and outside_ms and not any(passed.name == page.gateway for passed in correlation.gateways):
+        share = percent(min(page.queue_ms / outside_ms, 1.0))
+        return f" Its queue is {share} of the {spoken(outside_ms)} outside the engine."
+    return ""
+
+
+def _compared(beside: PageBesideSpans) -> str:
+    room = f"between {spoken(beside.low_ms)} and {spoken(beside.high_ms)}"
+    if beside.apart_ms <= max(AGREES_MS, AGREES_RATIO * beside.high_ms):
+        return f" Its spans agree ({room})."
+    return f" Its spans do not agree: they leave room for {room}, {spoken(beside.apart_ms)} away."

@@ -1,0 +1,187 @@
+"""What the pages and spans of gateways say, one YAML a gateway; and which gateway a page is of.
+
+A gateway without a file is recognised all the same (`correlator.live.gateways`): a file adds what no convention says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+
+from rundir.stats import Missing
+from scraper.engines.binding import CanonicalSource, PageNames
+from scraper.engines.catalogue import Names, SpanMatch, names_in, read_yaml
+from scraper.exposition import Series
+
+Seen = Literal["live", "recorded", "source only", "none"]
+
+_TIME = {"kind": "histogram", "unit": "seconds", "observed": "finish"}
+_COUNT = {"kind": "counter", "unit": "requests", "observed": "finish"}
+_NUMBER = {"kind": "gauge", "unit": "requests", "observed": "scrape", "across": "sum"}
+QUANTITIES: Mapping[str, Mapping[str, Any]] = {
+    "request_time": {**_TIME, "meaning": "how long the gateway had a request"},
+    "upstream_time": {**_TIME, "meaning": "how long its call of the next server took"},
+    "queue_time": {**_TIME, "meaning": "wait in the gateway before that call"},
+    "recent_queue_time": {
+        **_NUMBER,
+        "unit": "seconds",
+        "across": "max",
+        "meaning": "the same, a mean over the gateway's last requests",
+    },
+    "requests_waiting": {**_NUMBER, "meaning": "requests that wait in the gateway"},
+    "requests_in_flight": {**_NUMBER, "meaning": "requests that the gateway has"},
+    "retries": {**_COUNT, "meaning": "calls of the next server that were made again"},
+    "upstream_errors": {**_COUNT, "meaning": "calls of the next server that failed"},
+}
+UNITS_S = {"seconds": 1.0, "milliseconds": 1e-3}
+
+
+class FirstOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The attribute of a gateway's own span that states the time to its first output, a number or a text."""
+
+    attribute: str
+    unit: Literal["seconds", "milliseconds"]
+
+    def seconds(self, stated: str | float | None) -> float | None:
+        """Return the time that is stated, None where none is."""
+        try:
+            return None if stated is None else float(stated) * UNITS_S[self.unit]
+        except ValueError:
+            return None
+
+
+class Spans(msgspec.Struct, frozen=True, kw_only=True):
+    """Which spans are a gateway's own (`serving` the request) and which its call of the next server, where kinds and
+    attributes do not say so by convention. `any_service`: those of a sidecar, which bears the service
+    name of the client or the engine that it stands beside.
+    """
+
+    serving: tuple[SpanMatch, ...] = msgspec.field(name="own")
+    call: tuple[SpanMatch, ...] = ()
+    first_output: FirstOutput | None = None
+    any_service: bool = False
+    meaning: str
+
+
+class NotTtft(msgspec.Struct, frozen=True, kw_only=True):
+    """A time that looks like one to the first token, and is another: a metric, or an attribute of a span."""
+
+    name: str
+    why: str
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that make a gateway send spans, pass on the trace and show its page, and `where` they go."""
+
+    where: str
+    language: str
+    text: str
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the gateway so configured and its page are, and which options `doctor` and `run` need (the page alone)."""
+
+    url: str
+    page: str
+    options: str
+    page_options: str = ""
+
+
+class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
+    """How what a file says is known: seen live, in a recording, or in the source and documentation alone."""
+
+    page: Seen
+    spans: Seen
+    settings: Seen
+
+
+class Gateway(Names, frozen=True, kw_only=True):
+    """What is known of one gateway.
+
+    - `order`: a page or a span is tried for gateways of a lower one first.
+    - `generic`: its names are those of any service that is instrumented so: on an engine's page they are the engine's.
+    - `traceparent` and `request_id` are what becomes of the headers.
+    """
+
+    name: str = msgspec.field(name="gateway")
+    title: str
+    order: int = 10
+    generic: bool = False
+    seen: SeenBy
+    versions: str
+    pages: tuple[str, ...] = ()
+    enable: str
+    traceparent: str
+    request_id: str
+    configuration: Configuration
+    example: Example
+    traps: tuple[str, ...]
+    not_ttft: tuple[NotTtft, ...] = ()
+    absent: str = "its page does not tell"
+    spans: Spans | None = None
+    spans_note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognised:
+    """The gateway that a page is of, and the metric that says so."""
+
+    name: str
+    detected_by: str
+
+
+@cache
+def gateway_names() -> tuple[str, ...]:
+    """Return the gateways by their `order`."""
+    return tuple(sorted(names_in("scraper.gateways"), key=lambda name: (gateway(name).order, name)))
+
+
+@cache
+def gateway(name: str) -> Gateway:
+    """Return what a gateway's YAML says."""
+    return read_yaml("scraper.gateways", name, Gateway, QUANTITIES)
+
+
+def detect(series: Iterable[Series], *, beside_engine: bool = False) -> Recognised | None:
+    """Recognise a gateway by a metric of its own among the series of a page, of which an engine may be as well."""
+    shown = dict.fromkeys(name for labelled in series for name in (labelled.family, labelled.name))
+    for name in gateway_names():
+        known = gateway(name)
+        if known.generic and beside_engine:
+            continue
+        for metric in shown:
+            normalised = known.normalised(metric)
+            if normalised.startswith(known.prefix) and normalised in _own_names(name):
+                return Recognised(name=name, detected_by=f"metric {metric}")
+    return None
+
+
+def canonical(series: tuple[Series, ...], name: str) -> dict[str, CanonicalSource | Missing]:
+    """Return for each of `QUANTITIES` which columns of a gateway's page (or matrix) provide it, or why none does."""
+    known = gateway(name)
+    page = PageNames(series, known)
+    return {quantity: _source(known, page, quantity) for quantity in QUANTITIES}
+
+
+def _source(known: Gateway, page: PageNames, name: str) -> CanonicalSource | Missing:
+    quantity = known.quantities.get(name)
+    if quantity is None:
+        return Missing(known.absent)
+    for entry in quantity.metrics:
+        source = page.find(entry, quantity)
+        if source is not None:
+            return source
+    if not quantity.metrics:
+        return Missing(quantity.absent)
+    return Missing(f"the page does not show {' or '.join(entry.text() for entry in quantity.metrics)}")
+
+
+@cache
+def _own_names(name: str) -> frozenset[str]:
+    known = gateway(name)
+    entries = (entry for quantity in known.quantities.values() for entry in quantity.metrics)
+    return frozenset({metric for entry in entries for metric in entry.names} | {each.name for each in known.not_ttft})

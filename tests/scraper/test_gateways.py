@@ -1,0 +1,145 @@
+"""What gateways' pages mean: the recorded ones, and the files that say so."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from rundir.stats import Missing
+from scraper import engines
+from scraper.exposition import Page, parse
+from scraper.gateways import QUANTITIES, FirstOutput, canonical, detect, gateway, gateway_names
+
+DIRECTORY = Path(str(resources.files("scraper.gateways")))
+DATA = Path(__file__).parents[1] / "data/gateway_pages.txt.xz"
+ASGI = "# TYPE http_server_active_requests gauge\nhttp_server_active_requests 3\n"
+
+
+@pytest.fixture(scope="module")
+def pages() -> Mapping[str, Page]:
+    """Recorded pages by their gateway, cut to what its file names."""
+    sections = lzma.decompress(DATA.read_bytes()).decode().removeprefix("## ").split("\n## ")
+    named = (section.split("\n", 1) for section in sections)
+    return {name: parse(f"{text}\n".encode()) for name, text in named}
+
+
+@pytest.mark.parametrize("name", gateway_names())
+def test_every_file_obeys_the_schema(name: str):
+    """Each gateway's file is as schema.json has it, and what it matches spans by is a regular part of it."""
+    schema = json.loads((DIRECTORY / "schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    table = yaml.safe_load((DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert name == table["gateway"]
+    jsonschema.Draft202012Validator(schema).validate(table)
+    assert set(gateway(name).quantities) <= set(QUANTITIES)
+
+
+def test_no_file_is_without_a_gateway():
+    assert {f"{name}.yaml" for name in gateway_names()} == {path.name for path in DIRECTORY.glob("*.yaml")}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "litellm",
+            {
+                "request_time": "30 of 57.92",
+                "upstream_time": "30 of 33.98",
+                "queue_time": "30 of 10.47",
+                "requests_in_flight": "1",
+                "retries": "0",
+                "upstream_errors": "0",
+            },
+        ),
+        ("sglang_router", {"requests_in_flight": "0", "retries": "0", "upstream_errors": "1"}),
+        ("vllm_router", {"retries": "0", "upstream_errors": "0"}),
+        (
+            "dynamo",
+            {
+                "request_time": "27 of 1.102",
+                "upstream_time": "27 of 0.9994",
+                "queue_time": "27 of 0.001637",
+                "requests_in_flight": "0",
+                "retries": "0",
+                "upstream_errors": "0",
+            },
+        ),
+        ("envoy", {"retries": "0", "upstream_errors": "0"}),
+        (
+            "haproxy",
+            {
+                "recent_queue_time": "0.038",
+                "requests_waiting": "0",
+                "requests_in_flight": "0",
+                "retries": "0",
+                "upstream_errors": "1",
+            },
+        ),
+    ],
+)
+def test_a_recorded_page(pages: Mapping[str, Page], name: str, expected: dict[str, str]):
+    """What it tells; of everything else, why not."""
+    page = pages[name]
+    recognised = detect(page.series)
+    assert recognised is not None
+    assert name == recognised.name
+    shown, absent = {}, {}
+    for quantity, source in canonical(page.series, name).items():
+        if isinstance(source, Missing):
+            absent[quantity] = source.reason
+        elif source.quantity.kind == "histogram":
+            (columns,) = source.histograms
+            shown[quantity] = f"{page.values[columns.count]:.4g} of {page.values[columns.sum]:.4g}"
+        else:
+            shown[quantity] = f"{page.values[list(source.columns)].sum():.4g}"
+    assert expected == shown
+    assert all(absent.values())
+
+
+def test_a_page_may_be_a_gateway_s_and_an_engine_s(pages: Mapping[str, Page]):
+    """That of Dynamo's frontend is; LiteLLM's is no engine's, and an engine's no gateway's."""
+    recognised = engines.detect(pages["dynamo"].series)
+    assert recognised is not None
+    assert "dynamo" == recognised.name
+    assert engines.detect(pages["litellm"].series) is None
+    assert detect(parse(b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 1\n").series) is None
+
+
+def test_names_of_any_instrumented_server_tell_nothing_of_an_engine_s_page():
+    """They may be the engine's own."""
+    series = parse(ASGI.encode()).series
+    recognised = detect(series)
+    assert recognised is not None
+    assert "fastapi" == recognised.name
+    assert detect(series, beside_engine=True) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"), [("65.10", 0.0651), (65.1, 0.0651), ("soon", None), (None, None)], ids=str
+)
+def test_a_first_output_may_be_a_text(stated: str | float | None, seconds: float | None):
+    """As `tracing` of Rust writes numbers; what is none is not used."""
+    first = FirstOutput(attribute="ttft_ms", unit="milliseconds")
+    assert seconds == pytest.approx(first.seconds(stated)) if seconds else first.seconds(stated) is None
+
+
+@pytest.mark.parametrize("name", gateway_names())
+def test_what_is_shown_of_a_gateway_fits_its_example(name: str):
+    """The block of settings listens where the example calls, and sends its spans to the port that is received at."""
+    known = gateway(name)
+    text = known.configuration.text
+    if known.seen.settings != "source only":
+        for url in (known.example.url, known.example.page) if known.seen.page == "recorded" else (known.example.url,):
+            port = re.findall(r":(\d+)", url)[0]
+            # FastAPI's is the user's own server.
+            assert name == "fastapi" or port in text, url
+    assert known.spans is None or "4317" in text

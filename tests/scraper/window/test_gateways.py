@@ -1,0 +1,104 @@
+"""What gateways' pages showed of the window: their own time is what is left of their requests' without their calls."""
+
+from __future__ import annotations
+
+import pytest
+from series import END, SECOND, counter, endpoint_of, gauge, histogram
+
+from scraper.window.gateways import gateway_pages
+from scraper.window.quantities import GatewayPage
+from scraper.window.window import Window
+
+WHOLE, CALL = "litellm_request_total_latency_metric", "litellm_llm_api_latency_metric"
+QUEUE = "litellm_request_queue_time_seconds"
+ROUND_TRIP = "dynamo_request_plane_roundtrip_ttft_seconds"
+
+
+def litellm(requests: float, whole_s: float, call_s: float, queue_s: float) -> str:
+    """Return a page after so many requests that took so long."""
+    times = ((WHOLE, whole_s), (CALL, call_s), (QUEUE, queue_s))
+    page = "".join(histogram(name, requests, total, labels='model="m"') for name, total in times)
+    return page + counter("litellm_deployment_failure_responses_total", requests / 2) + END
+
+
+def page_of(*pages: str) -> GatewayPage:
+    """Return what pages a second apart show of the time from the first to the last of them."""
+    window = Window(start_ns=SECOND, end_ns=len(pages) * SECOND)
+    (page,) = gateway_pages([endpoint_of(pages)], window, SECOND)
+    return page
+
+
+def test_its_own_time_is_what_its_calls_leave():
+    """Of the requests that ended in the window: ten of 3 s with calls of 2.4 s, after a wait of 0.1 s."""
+    page = page_of(litellm(10, 20, 10, 5), litellm(14, 32, 19, 5.4), litellm(20, 50, 34, 6))
+    assert ("litellm", f"metric {WHOLE}") == (page.gateway, page.detected_by)
+    assert (600, 100, "end") == (pytest.approx(page.own_ms), pytest.approx(page.queue_ms), page.own_until)
+    assert page.upstream_errors
+    assert 5 == page.upstream_errors.stats.total
+    assert page.missing
+    assert "its page does not tell" == page.missing["requests_waiting"]
+
+
+def test_times_in_milliseconds_and_of_several_parts():
+    """Envoy's: of the listeners and clusters that carry requests, the admin page and the receiver of spans apart."""
+
+    def page(requests: float) -> str:
+        whole, call = "envoy_http_downstream_rq_time", "envoy_cluster_upstream_rq_time"
+        listener, cluster = ('envoy_http_conn_manager_prefix="{}"', 'envoy_cluster_name="{}"')
+        shown = (
+            histogram(whole, requests, 300 * requests, labels=listener.format("llm")),
+            histogram(whole, 50 * requests, requests, labels=listener.format("admin")).partition("\n")[2],
+            histogram(call, requests, 280 * requests, labels=cluster.format("engine")),
+            histogram(call, requests, 9 * requests, labels=cluster.format("otlp")).partition("\n")[2],
+        )
+        return "".join(shown) + END
+
+    shown = page_of(page(10), page(20))
+    assert 20 == pytest.approx(shown.own_ms)
+    assert shown.request_time
+    assert "milliseconds" == shown.request_time.unit
+
+
+def test_a_mean_over_its_last_requests_is_that_of_the_last_scrape():
+    """HAProxy's, of the backend that waits longest."""
+    name, labels = "haproxy_backend_queue_time_average_seconds", ('proxy="a"', 'proxy="b"')
+    page = page_of(*(gauge(name, 0.001, queue_s, labels=labels) + END for queue_s in (0.2, 1.6)))
+    assert (None, 1600) == (page.own_ms, pytest.approx(page.queue_ms))
+    assert page.missing
+    assert "the page shows no request_time" == page.missing["own_ms"]
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        (litellm(10, 20, 10, 5), "request_time has no observation in the window"),
+        (
+            litellm(12, 22, 19, 5),
+            "upstream_time is more than request_time: they are not of the same requests",
+        ),
+    ],
+    ids=["idle", "impossible"],
+)
+def test_an_own_time_that_is_not_known_has_its_reason(later: str, reason: str):
+    """And is never zero or less."""
+    page = page_of(litellm(10, 20, 10, 5), later)
+    assert page.own_ms is None
+    assert page.own_until is None
+    assert page.missing
+    assert reason == page.missing["own_ms"]
+
+
+def test_dynamo_s_frontend_tells_its_own_time_up_to_the_first_token():
+    """Its page is an engine's as well."""
+
+    def page(requests: float) -> str:
+        times = (("dynamo_frontend_time_to_first_token_seconds", 0.05), (ROUND_TRIP, 0.04))
+        return "".join(histogram(name, requests, requests * each) for name, each in times) + END
+
+    shown = page_of(page(1), page(5))
+    assert (10, "first_output") == (pytest.approx(shown.own_ms), shown.own_until)
+
+
+def test_an_engine_s_page_is_no_gateway_s():
+    endpoint = endpoint_of([gauge("vllm:num_requests_waiting", 1) + END] * 2)
+    assert [] == gateway_pages([endpoint], Window(start_ns=SECOND, end_ns=2 * SECOND), SECOND)
