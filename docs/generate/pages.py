@@ -156,9 +156,9 @@ def _gateway(known: Gateway) -> Iterator[str]:
     pages = "--metrics http://127.0.0.1:8000/metrics"
     if known.seen.page != "source only":
         pages = f"{pages} --metrics {example.page} {example.page_options}".rstrip()
-    yield f"Check it: `sidelight doctor --gateway {example.url} {example.options} {spans}`\n"
-    yield "Then run:\n"
-    yield f"```\nsidelight run {example.url} {example.options} {pages} {spans} --rate 2 --duration 30s\n```\n"
+    yield "Check it, then run:\n"
+    yield f"```\nsidelight doctor --gateway {example.url} {example.options} {spans}"
+    yield f"sidelight run {example.url} {example.options} {pages} {spans} --rate 2 --duration 30s\n```\n"
     yield f"- spans: {known.spans.meaning if known.spans else known.spans_note}"
     yield f"- `X-Request-Id`: {known.request_id}"
     yield f"- page: {', '.join(f'`{path}`' for path in known.pages)}; {known.enable}"

@@ -106,7 +106,7 @@ def test_a_recorded_page(pages: Mapping[str, Page], name: str, expected: dict[st
 
 
 def test_a_page_may_be_a_gateway_s_and_an_engine_s(pages: Mapping[str, Page]):
-    """That of Dynamo's frontend is; LiteLLM's is no engine's, and an engine's no gateway's."""
+    """That of Dynamo's frontend is; LiteLLM's is not an engine's, nor an engine's a gateway's."""
     recognised = engines.detect(pages["dynamo"].series)
     assert recognised is not None
     assert "dynamo" == recognised.name

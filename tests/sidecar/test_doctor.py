@@ -122,7 +122,7 @@ async def test_means_and_several_pages(examine: Examine):
     assert "warn no server metrics: URL/b/metrics: HTTP 404" in lines
 
 
-async def test_a_gateway_s_page_is_told_with_what_is_not_a_ttft(examine: Examine):
+async def test_a_gateways_page_is_described_with_what_is_not_a_ttft(examine: Examine):
     """What it shows of its own time and queue, and which of its times to leave alone."""
     page = (
         "# TYPE smg_http_inflight_request_age_count gauge\nsmg_http_inflight_request_age_count 4\n"

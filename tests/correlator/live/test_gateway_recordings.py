@@ -110,8 +110,8 @@ def test_a_gateway_of_the_catalogue_may_be_of_another_kind(recorded: Mapping[str
 def test_a_router_s_own_span_is_known_by_the_catalogue(recorded: Mapping[str, list[ExportRecord]]):
     """sglang-router's is INTERNAL and begins the trace; its attribute `latency` ends at the response's headers."""
     gateways = GatewaySpans()
-    for one in recorded["sglang-router"]:
-        for received in one.spans():
+    for record in recorded["sglang-router"]:
+        for received in record.spans():
             gateways.add(received)
     ((router,),) = gateways.by_trace().values()
     assert ("smg", "sglang_router", "") == (router.service, router.name, router.first_by)
