@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
@@ -27,6 +27,7 @@ ROWS = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=40)
 @given(st.lists(ROWS, max_size=30))
 def test_classes_partition_the_whole(rows: list[dict[str, object]]):
     """Counts, samples and rates of the classes add up to those of all."""
@@ -43,6 +44,7 @@ def test_classes_partition_the_whole(rows: list[dict[str, object]]):
     json.dumps(to_builtins(whole), allow_nan=False)
 
 
+@settings(max_examples=40)
 @given(st.lists(ROWS, max_size=30))
 def test_input_lengths_partition_the_whole(rows: list[dict[str, object]]):
     """Each request that ended ok is in exactly one range, or its length is unknown."""
