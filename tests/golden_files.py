@@ -13,8 +13,6 @@ import lzma
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -23,8 +21,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from sidecar.report import derive as report
+
 GOLDEN = Path(__file__).parent / "golden"
-FORMATS = "json,csv,jsonl,parquet,text"
+FORMATS = ("json", "csv", "jsonl", "parquet", "text")
 MANIFEST, RAW, EXPECTED = "manifest.json", "raw", "expected"
 PLAIN = ("summary.json", "report.txt")
 # Sums and logarithms differ in their last bits from CPU to CPU, and what is left near zero of a difference in many
@@ -53,14 +53,15 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in GOLDEN.glob(f"*/{MANIFEST}"))
 
 
+def copied(name: str, into: Path) -> Path:
+    """Copy a recorded run into an existing directory, without what was derived of it, and return where."""
+    return Path(shutil.copytree(GOLDEN / name, into / name, ignore=shutil.ignore_patterns(EXPECTED)))
+
+
 def derive(name: str, into: Path) -> Path:
-    """Copy a recorded run into an existing directory, derive all its files by the command line, and return where."""
-    run = into / name
-    run.mkdir()
-    shutil.copy(GOLDEN / name / MANIFEST, run)
-    shutil.copytree(GOLDEN / name / RAW, run / RAW)
-    command = [sys.executable, "-m", "sidecar", "report", name, "--formats", FORMATS]
-    subprocess.run(command, cwd=into, check=True, stdout=subprocess.DEVNULL)
+    """Copy a recorded run into an existing directory, derive all its files, and return where."""
+    run = copied(name, into)
+    report.derive(run, FORMATS)
     return run
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from golden_files import GOLDEN, compare, derive, derived, expected, names
+from golden_files import FORMATS, GOLDEN, MANIFEST, RAW, compare, copied, derive, derived, expected, names
+from processes import sidelight
+
+from rundir.clock import anchor
+from sidecar.live.view import LiveRun
+from sidecar.report.derive import derive_run
 
 SHOWN = 20
+LOOKS = 23  # at the growing logs; few frames end where one of that many pieces does
 AGAIN = "if this is meant, `python tests/golden/record.py` keeps it"
 
 
@@ -32,11 +39,39 @@ def test_a_recorded_run_derives_to_what_was_kept(run: Derived, name: str):
     assert not different, f"{len(different)} differences, {AGAIN}; the first:\n{shown}"
 
 
+def files(place: Path) -> dict[str, bytes]:
+    """Return the derived files of a run directory."""
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.name not in (MANIFEST, RAW)}
+
+
 def test_a_run_derives_to_the_same_bytes_wherever_it_lies(run: Derived, tmp_path: Path):
-    """The directory's path stands in no derived file, and nothing is drawn at random."""
-    places = [run("two_engines"), derive("two_engines", tmp_path)]
-    files = [{path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} for place in places]
-    assert files[0] == files[1]
+    """The directory's path stands in no derived file, and nothing is drawn at random; by the command line too."""
+    place = copied("two_engines", tmp_path)
+    assert 0 == sidelight("report", place, "--formats", ",".join(FORMATS)).code
+    assert files(run("two_engines")) == files(place)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_run_read_as_it_went_is_reported_as_one_read_afterwards(run: Derived, name: str, tmp_path: Path):
+    """Every derived file of every format, with the breakdown of the live page reading along from the start."""
+    (tmp_path / RAW).mkdir()
+    shutil.copy(GOLDEN / name / MANIFEST, tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text(encoding="utf-8"))
+    logs = {path.name: path.read_bytes() for path in (GOLDEN / name / RAW).iterdir()}
+    protocol = manifest["config"].get("endpoint", "chat")
+    with LiveRun(
+        tmp_path, run_id=manifest["run_id"], clock=anchor(), planned_s=None, stale_s=9.0, protocol=protocol
+    ) as live:
+        for look in range(LOOKS):
+            live.snapshot()
+            for log, data in logs.items():
+                step = len(data) if log.startswith("plan-") else -(-len(data) // LOOKS)
+                with (tmp_path / RAW / log).open("ab") as file:
+                    file.write(data[look * step : (look + 1) * step])
+            live.poll()
+        assert 0 == live.errors
+        derive_run(live.logs.run(), FORMATS)
+    assert files(run(name)) == files(tmp_path)
 
 
 def test_every_kind_of_run_is_there():
