@@ -119,6 +119,7 @@ async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterat
             f"--config.file={config}",
             f"--storage.tsdb.path={directory / 'tsdb'}",
             "--web.listen-address=127.0.0.1:0",
+            "--web.enable-remote-write-receiver",
             stdout=log,
             stderr=log,
         )
@@ -140,6 +141,17 @@ async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterat
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+async def value_at(base_url: str, expr: str, at_s: float) -> float:
+    """Return what an expression is at a moment. Raises ValueError where it is not one number."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{base_url}/api/v1/query", data={"query": expr, "time": str(at_s)}) as response,
+    ):
+        reply = await response.json()
+    (series,) = reply["data"]["result"]
+    return float(series["value"][1])
 
 
 async def _answers(url: str, alive: Callable[[], bool], *, deadline_s: float) -> bool:

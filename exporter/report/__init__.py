@@ -42,10 +42,15 @@ def as_text(summary: Summary) -> str:
 
 
 def render(summary: Summary) -> Group:
-    """Return the report for a console of any width. What servers said in it moves no cursor and hides nothing."""
+    """Return the report for a console of any width."""
+    return Group(*_sections(without_controls(summary)))
+
+
+def without_controls(summary: Summary) -> Summary:
+    """Return a summary in which what servers said moves no cursor and hides nothing."""
     texts = msgspec.to_builtins(summary)
     shown = printable_all(texts)
-    return Group(*_sections(summary if shown == texts else msgspec.convert(shown, Summary)))
+    return summary if shown == texts else msgspec.convert(shown, Summary)
 
 
 def _sections(summary: Summary) -> Iterator[RenderableType]:

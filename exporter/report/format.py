@@ -7,8 +7,8 @@ import textwrap
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 TEXTS = {"", "known from", "class"}  # columns of words
@@ -25,6 +25,21 @@ def table(title: str, *columns: str, label_width: int = 20) -> Table:
         words = column in TEXTS
         empty.add_column(column, justify="left" if words else "right", no_wrap=not words)
     return empty
+
+
+def plain(content: RenderableType) -> str:
+    """Return the text of a heading or a cell."""
+    return content.plain if isinstance(content, Text) else str(content)
+
+
+def shown_columns(table: Table) -> list[Column]:
+    """Return the columns of a table that are worth showing beside charts: without bars made of characters."""
+    return [column for column in table.columns if not _is_bars(column)]
+
+
+def _is_bars(column: Column) -> bool:
+    cells = [plain(cell) for cell in column.cells]
+    return not plain(column.header) and "█" in "".join(cells) and not "".join(cells).strip("█")
 
 
 @dataclass(frozen=True, slots=True)

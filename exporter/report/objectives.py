@@ -15,10 +15,10 @@ def objectives(summary: Summary) -> Iterator[Prose]:
     for objective in slo.objectives if slo else ():
         verdict = {True: "met", False: "MISSED", None: "not known"}[objective.met]
         style = "green" if objective.met else "bold red"
-        yield Prose(f"Objective {objective.text}: {verdict}, {_evidence(objective)}", style)
+        yield Prose(f"Objective {objective.text}: {verdict}, {evidence(objective)}", style)
 
 
-def _evidence(objective: ObjectiveResult) -> str:
+def evidence(objective: ObjectiveResult) -> str:
     """Return the value that decided, and the requests that it is of."""
     more = objective.left_out_requests
     left_out = f"; {more} more {'has' if more == 1 else 'have'} no value" if more else ""

@@ -36,21 +36,24 @@ from sidecar.options.fields import (
     Listen,
     Out,
     Quiet,
+    TraceUrl,
     Verbose,
     check_formats,
+    check_trace_url,
     flag,
     read_seconds,
 )
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.scrape import ScrapeOptions, check_scrape
 from sidecar.options.spans import (
+    ExportOptions,
     OtlpCa,
-    OtlpExport,
     OtlpHeader,
     SpanOptions,
-    check_collector,
+    check_exports,
     check_spans,
     forward_access,
+    write_access,
 )
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
@@ -230,7 +233,8 @@ def report(
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
     *,
     formats: Formats = (),
-    otlp_export: OtlpExport = None,
+    trace_url: TraceUrl = None,
+    exports: ExportOptions = ExportOptions(),  # noqa: B008  frozen
     otlp_header: OtlpHeader = (),
     otlp_ca: OtlpCa = None,
     as_json: Annotated[bool, flag(OUTPUT, "Print summary.json in place of the report.", name="--json")] = False,
@@ -244,16 +248,16 @@ def report(
     from sidecar.report import derive  # noqa: PLC0415  as above
 
     check_formats(formats)
+    check_trace_url(trace_url)
     spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
     check_spans(spans)
-    if otlp_export is not None:
-        check_collector("--otlp-export", otlp_export)
-    derived = derive.derive(run_directory, formats)
+    check_exports(exports)
+    derived = derive.derive(run_directory, formats, trace_url=trace_url)
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))
     else:
         derive.print_report(derived.summary, run_directory)
-    _export(derived, otlp_export, spans, Progress("lines"))
+    _export(derived, exports, spans, Progress("lines"))
     derive.require_sound(derived)
     return 0
 
@@ -316,7 +320,7 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
         progress.done(str(path), summary.status)
     derive.print_report(summary, path, said=progress.warned)
     if isinstance(options, RunOptions):
-        _export(derived, options.otlp_export, options, progress)
+        _export(derived, options, options, progress)
     derive.require_sound(derived)
     if summary.status == "interrupted":
         return Interrupted.exit_code
@@ -328,13 +332,16 @@ def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress],
     return 0 if slo is None or slo.met else MISSED
 
 
-def _export(derived: Derived, url: str | None, options: SpanOptions, progress: Progress) -> None:
-    """Send the spans of a run to the collector that was named, if one was."""
-    if url is None:
-        return
-    from sidecar.report import span_export  # noqa: PLC0415  as above
+def _export(derived: Derived, wanted: ExportOptions, options: SpanOptions, progress: Progress) -> None:
+    """Send the results of a run to the servers that were named."""
+    if wanted.otlp_export is not None:
+        from sidecar.report import span_export  # noqa: PLC0415  as above
 
-    span_export.export_run(derived, url, forward_access(options), progress)
+        span_export.export_run(derived, wanted.otlp_export, forward_access(options), progress)
+    if wanted.prometheus_write is not None:
+        from sidecar.report import history  # noqa: PLC0415  as above
+
+        history.write_run(derived.run, derived.times.parts, wanted.prometheus_write, write_access(wanted), progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -75,12 +75,16 @@ class EngineView:
 
     def _take_page(self, record: Row) -> None:
         if record.series is not self.known.layout:
-            self.known = _known(record.series)
+            self.known = known_of(record.series)
         row = np.full(self.known.columns, np.nan)
         # From the back, so that the first of two equal series is written last and stands.
         row[self.known.places[::-1]] = record.values[::-1]
+        self.show(row)
+
+    def show(self, row: Floats) -> None:
+        """Show a page of the layout in `known`: the values of its series, NaN of one that it does not have."""
         self.counts = EngineCounts(
-            endpoint=record.url,
+            endpoint=self.counts.endpoint,
             engine=self.known.engine.name if self.known.engine else "",
             version=(self.known.engine.version or "") if self.known.engine else "",
             gateway=self._gateway(row),
@@ -96,7 +100,8 @@ class EngineView:
         return replace(counts, own_s=_own_s(counts, self.first))
 
 
-def _known(layout: tuple[Series, ...]) -> Known:
+def known_of(layout: tuple[Series, ...]) -> Known:
+    """Return what pages of these series mean."""
     series, places = union_columns([layout])
     engine = engines.detect(series)
     gateway = gateways.detect(series, beside_engine=engine is not None)

@@ -22,9 +22,9 @@ from loadgen.requests.slo import parse_slo
 from rundir.access import masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
-from sidecar.options.fields import check_bounds, check_formats, flag_of, http_url, listen_address
+from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, listen_address
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
-from sidecar.options.spans import SpanOptions, check_collector, check_spans
+from sidecar.options.spans import SpanOptions, check_exports, check_spans
 
 C = TypeVar("C", bound=ContactOptions)
 
@@ -51,11 +51,11 @@ def check_run(options: RunOptions) -> RunOptions:
     """
     options = _check_target(_without_endless_rate(options))
     check_spans(options)
-    if options.otlp_export is not None:
-        check_collector("--otlp-export", options.otlp_export)
+    check_exports(options)
     check_bounds(options)
     _check_load(options)
     check_formats(options.formats)
+    check_trace_url(options.trace_url)
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"

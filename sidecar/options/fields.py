@@ -32,8 +32,8 @@ D = TypeVar("D")
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-FORMATS = (*(export.name for export in EXPORTS), "text")
-DEFAULT_FORMATS = ("json", "csv", "text")
+FORMATS = (*(export.name for export in EXPORTS), "text", "html", "markdown", "junit", "openmetrics")
+DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,19 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text is report.txt, the rest "
-        f"the export of server metrics (jsonl and parquet hold every scrape). Default: {','.join(DEFAULT_FORMATS)}.",
+        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text, html and markdown are "
+        "report.txt, report.html and report.md, junit is junit.xml, openmetrics the live page over time, for promtool; "
+        "the rest is the export of server metrics (jsonl and parquet hold every scrape). "
+        f"Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,
+    ),
+]
+TraceUrl = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "Where report.html links each request's trace to, with {trace_id} in it, e.g. "
+        "'https://tempo.example/trace/{trace_id}'.",
     ),
 ]
 Quiet = Annotated[bool, flag(OUTPUT, "Print the result only, without progress.")]
@@ -195,11 +205,16 @@ def check_bounds(options: object) -> None:
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Raise ConfigurationError naming the first format that does not exist, or is not available yet."""
+    """Raise ConfigurationError naming the first format that does not exist."""
     for name in formats:
         if name not in FORMATS:
-            wrong = "is not available yet" if name == "html" else "no such format"
-            raise ConfigurationError(f"--formats {name}: {wrong}; choose from {', '.join(FORMATS)}")
+            raise ConfigurationError(f"--formats {name}: no such format; choose from {', '.join(FORMATS)}")
+
+
+def check_trace_url(url: str | None) -> None:
+    """Raise ConfigurationError unless a link to traces can be made of the URL; None is none."""
+    if url is not None and ("{trace_id}" not in url or not url.startswith(("http://", "https://"))):
+        raise ConfigurationError(f"--trace-url {url}: must be an http:// or https:// URL with {{trace_id}} in it")
 
 
 def listen_address(listen: str) -> tuple[str, int] | None:

@@ -32,6 +32,7 @@ from sidecar.options.fields import (
     Rate,
     ScrapeInterval,
     SliceDuration,
+    TraceUrl,
     Verbose,
     flag,
     option,
@@ -39,7 +40,7 @@ from sidecar.options.fields import (
     several,
     time_option,
 )
-from sidecar.options.spans import OtlpExport, OtlpListen, SpanOptions
+from sidecar.options.spans import ExportOptions, OtlpListen, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
 ARRIVALS = Group("Open loop", sort_key=2.5)
@@ -134,7 +135,7 @@ class DoctorOptions(ContactOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(ContactOptions, SpanOptions):
+class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     """All of `sidelight run`."""
 
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
@@ -305,7 +306,7 @@ class RunOptions(ContactOptions, SpanOptions):
     ] = None
     out: Out = None
     formats: Formats = DEFAULT_FORMATS
-    otlp_export: OtlpExport = None
+    trace_url: TraceUrl = None
     listen: Listen = None
     quiet: Quiet = False
     json: JsonProgress = False

@@ -1,4 +1,6 @@
-"""The options of spans, shared by `run`, `scrape` and `watch`: where spans are received and forwarded; their checks."""
+"""Where spans are received and forwarded, shared by `run`, `scrape` and `watch`; where results are sent, shared by
+`run` and `report`; their checks.
+"""
 
 # No postponed annotations, as in sidecar.options.fields.
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, require_headers, require_tls
-from sidecar.options.fields import HEADERS, MASKED_URL, option, repeatable
+from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, http_url, option, repeatable
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
@@ -24,16 +26,6 @@ OtlpListen = Annotated[
         "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how to enable tracing in each "
         "engine. Default: off.",
     ),
-]
-# Declared once for `run` and for `report`.
-OtlpExport = Annotated[
-    str | None,
-    option(
-        SPANS,
-        "After the run, send one span per request, with its phases, to this collector: grpc://HOST:PORT, or "
-        "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/reference/otlp.md lists the attributes.",
-    ),
-    MASKED_URL,
 ]
 OtlpHeader = Annotated[
     tuple[str, ...],
@@ -65,6 +57,46 @@ class SpanOptions(AccessOptions):
     ] = None
     otlp_header: OtlpHeader = ()
     otlp_ca: OtlpCa = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Where the results of a run are sent once it has ended."""
+
+    otlp_export: Annotated[
+        str | None,
+        option(
+            SPANS,
+            "After the run, send one span per request, with its phases, to this collector: grpc://HOST:PORT, or "
+            "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/reference/otlp.md lists the "
+            "attributes.",
+        ),
+        MASKED_URL,
+    ] = None
+    prometheus_write: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "After the run, send its live page at every 5 s, with the run's own time stamps, to this server by "
+            "Prometheus' remote write, e.g. http://HOST:9090/api/v1/write.",
+        ),
+        MASKED_URL,
+    ] = None
+    prometheus_header: Annotated[
+        tuple[str, ...],
+        repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' (repeatable)."),
+        HEADERS,
+    ] = ()
+
+
+def check_exports(options: ExportOptions) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
+    if options.otlp_export is not None:
+        check_collector("--otlp-export", options.otlp_export)
+    if options.prometheus_write is not None:
+        http_url("--prometheus-write", options.prometheus_write, user=True)
+    require_headers("--prometheus-header", options.prometheus_header)
 
 
 def check_spans(options: SpanOptions) -> None:
@@ -105,6 +137,11 @@ def forward_access(options: SpanOptions) -> Access:
     """Return the access of the collectors, from checked options."""
     headers = require_headers("--otlp-header", options.otlp_header)
     return Access(headers=headers, ca=str(options.otlp_ca) if options.otlp_ca else "")
+
+
+def write_access(options: ExportOptions) -> Access:
+    """Return the access of the server of --prometheus-write, from checked options."""
+    return Access(headers=require_headers("--prometheus-header", options.prometheus_header))
 
 
 def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:

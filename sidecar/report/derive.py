@@ -16,6 +16,10 @@ from rich.text import Text
 
 from exporter import report as text
 from exporter import tables
+from exporter.ci.junit import as_junit
+from exporter.ci.markdown import as_markdown
+from exporter.html import as_html
+from exporter.html.data import Recorded
 from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
@@ -48,10 +52,17 @@ from sidecar.report.warnings import warnings
 from sidecar.report.watched import watched_traffic, watched_window
 
 SUMMARY = "summary.json"
+OPENMETRICS = "openmetrics.txt"
 DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 # What evaluating raises where a manifest or a record says something that no run does.
 _IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 _MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
+# Reports that are made of the summary alone: by format, their file and what writes them.
+REPORTS = {
+    "text": ("report.txt", text.as_text),
+    "markdown": ("report.md", as_markdown),
+    "junit": ("junit.xml", as_junit),
+}
 UNTESTED = "no test of the draft was run; this is a plain measurement"
 
 
@@ -65,13 +76,15 @@ class Derived:
     unwritten: CannotWrite | None = None
 
 
-def derive(path: Path, formats: Sequence[str] = (), *, span_bytes: int | None = None) -> Derived:
+def derive(
+    path: Path, formats: Sequence[str] = (), *, trace_url: str | None = None, span_bytes: int | None = None
+) -> Derived:
     """Read a run directory as `open_run` does, and derive its files as `derive_run` does.
 
     Raises ConfigurationError where there is none, or one that holds what no run has written.
     """
     try:
-        return derive_run(open_run(path, span_bytes=span_bytes), formats)
+        return derive_run(open_run(path, span_bytes=span_bytes), formats, trace_url=trace_url)
     except _IMPOSSIBLE as error:
         raise ConfigurationError(
             f"{path}: cannot be evaluated: {MANIFEST} or {RAW}/ holds what no run writes ({type(error).__name__}: "
@@ -79,23 +92,28 @@ def derive(path: Path, formats: Sequence[str] = (), *, span_bytes: int | None = 
         ) from error
 
 
-def derive_run(run: Run, formats: Sequence[str] = ()) -> Derived:
+def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None = None) -> Derived:
     """Write the derived files of a run into its directory, as far as that is possible, and return what they say.
 
-    `formats` are those of `--formats`; none: those that the run was asked for.
+    `formats` and `trace_url` are those of `--formats` and `--trace-url`; none: those that the run was asked for.
     """
     window = window_of(run)
     times = correlated(run)
     summary = summarise(run, window, times)
     derived = Derived(run=run, times=times, summary=summary)
     try:
-        _write(derived, window, formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS)
+        _write(
+            derived,
+            window,
+            formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS,
+            trace_url=trace_url or run.manifest["config"].get("trace_url") or "",
+        )
     except CannotWrite as error:
         return replace(derived, unwritten=error)
     return derived
 
 
-def _write(derived: Derived, window: Window, wanted: Sequence[str]) -> None:
+def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url: str) -> None:
     run, summary, path = derived.run, derived.summary, derived.run.path
     write_json(path / SUMMARY, msgspec.to_builtins(summary))
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
@@ -104,8 +122,22 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str]) -> None:
     write_whole(path / "requests.parquet", lambda file: tables.write_parquet(requests, file))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))
-    if "text" in wanted:
-        write_text(path / "report.txt", text.as_text(summary))
+    for name, (file, write_report) in REPORTS.items():
+        if name in wanted:
+            write_text(path / file, write_report(summary))
+    if "openmetrics" in wanted:
+        from exporter.prometheus.openmetrics import as_openmetrics  # noqa: PLC0415  few want it
+        from sidecar.report.history import history  # noqa: PLC0415  as above
+
+        write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(history(run, derived.times.parts))))
+    if "html" in wanted:
+        recorded = Recorded(
+            requests=run.requests,
+            parts=derived.times.parts,
+            endpoints=run.endpoints,
+            phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
+        )
+        write_text(path / "report.html", as_html(summary, recorded, trace_url=str(trace_url)))
 
 
 def as_json(summary: Summary) -> str:

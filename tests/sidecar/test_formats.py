@@ -14,6 +14,7 @@ from processes import Ended
 from scraper.series.log import ScrapeLog
 from scraper.targets.scrape import Scrape
 from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
+from sidecar.options.fields import FORMATS
 from sidecar.report.derive import derive
 
 S = 10**9
@@ -55,12 +56,12 @@ def written(path: Path) -> set[str]:
     return names - ALWAYS
 
 
-@pytest.mark.parametrize("formats", [None, ["json", "csv", "text"]], ids=["an old run", "the default"])
+@pytest.mark.parametrize("formats", [None, ["json", "csv", "text", "html"]], ids=["an old run", "the default"])
 def test_default_files(recorded: Recorded, formats: list[str] | None):
-    """JSON and CSV of the server's metrics, and the report."""
+    """JSON and CSV of the server's metrics, and the report as text and as a page."""
     path = recorded(formats)
     derive(path)
-    assert {"server_metrics_export.json", "server_metrics_export.csv", "report.txt"} == written(path)
+    assert {"server_metrics_export.json", "server_metrics_export.csv", "report.txt", "report.html"} == written(path)
     exported = json.loads((path / "server_metrics_export.json").read_text())
     assert ["http://dead", URL] == exported["summary"]["endpoints_configured"]
     assert 3.0 == exported["metrics"]["a"]["series"][0]["stats"]["total"]
@@ -83,7 +84,7 @@ def test_a_run_keeps_to_what_it_was_asked_for(recorded: Recorded, sidelight: Cal
 def test_a_refusal_as_a_user_sees_it(said: str, sidelight: Callable[..., Ended]):
     """Before the run directory is looked at."""
     ended = sidelight("report", "nowhere", said)
-    line = "sidelight: --formats cvs: no such format; choose from json, csv, jsonl, parquet, text\n"
+    line = f"sidelight: --formats cvs: no such format; choose from {', '.join(FORMATS)}\n"
     assert (2, line) == (ended.code, ended.err)
 
 

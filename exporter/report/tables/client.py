@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET, UnsetType
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from exporter.report.format import cell, ms, table
@@ -29,25 +30,36 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 def client_section(client: ClientSummary, *, own_load: bool) -> Iterator[RenderableType]:
     """Yield the tables and the rates; what is missing stands below with its reason, so that it widens no column."""
-    shown = table("Client", *STATISTICS)
-    missing: dict[str, list[str]] = {}
-    for key, label in CLIENT_ROWS:
-        values: Statistics | UnsetType = getattr(client, key)
-        if values is UNSET:
-            continue
-        if values.mean is None:
-            missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
-        else:
-            shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))
+    shown = client_table(client)
     if not shown.row_count:  # the conclusion says why
         return
     yield shown
+    missing: dict[str, list[str]] = {}
+    for key, label, values in _measured(client):
+        if values.mean is None:
+            missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
     yield from (Text(line) for line in rate_lines(client, own_load=own_load))
     yield from _first_tokens(client.delivery)
     yield Text("")
     yield from _classes(client.classes)
+
+
+def client_table(client: ClientSummary) -> Table:
+    """Return what the client measured, a row a metric that is known."""
+    shown = table("Client", *STATISTICS)
+    for _, label, values in _measured(client):
+        if values.mean is not None:
+            shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))
+    return shown
+
+
+def _measured(client: ClientSummary) -> Iterator[tuple[str, str, Statistics]]:
+    for key, label in CLIENT_ROWS:
+        values: Statistics | UnsetType = getattr(client, key)
+        if values is not UNSET:
+            yield key, label, values
 
 
 def _reason(key: str, values: Statistics) -> str:

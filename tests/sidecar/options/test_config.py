@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,6 @@ def test_what_is_recorded_is_json_with_secrets_masked():
         ({"formats": ("json", "xml")}, "--formats xml: no such format; choose from json, csv, jsonl, parquet, text"),
         ({"formats": ("JSON",)}, "--formats JSON: no such format; choose from json, csv, jsonl, parquet, text"),
         ({"formats": ("",)}, "--formats : no such format; choose from"),
-        ({"formats": ("html",)}, "--formats html: is not available yet; choose from json, csv, jsonl, parquet, text"),
         ({"metrics": ("http://ann:hush@",)}, "--metrics http://***@: must be an http:// or https:// URL"),
         ({"metrics": ("ann:hush@h/metrics",)}, "--metrics ***@h/metrics: must be an http:// or https:// URL"),
         ({"otlp_listen": "4317"}, "--otlp-listen 4317: must be HOST:PORT, e.g. 127.0.0.1:4317"),
@@ -379,3 +379,24 @@ def test_all_requests_at_once_are_a_closed_loop():
     for limits, width in (({"requests": 7}, 7), ({"requests": 7, "concurrency": 3}, 3)):
         options = check_run(dataclasses.replace(RunOptions(url=(URL,)), rate=float("inf"), **limits))
         assert (None, width, True, None) == (options.rate, options.concurrency, options.closed_loop, options.cap)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"trace_url": "javascript:{trace_id}"},
+            "--trace-url javascript:{trace_id}: must be an http:// or https:// URL",
+        ),
+        (
+            {"trace_url": "https://tempo"},
+            "--trace-url https://tempo: must be an http:// or https:// URL with {trace_id}",
+        ),
+        ({"prometheus_write": "h:9090"}, "--prometheus-write h:9090: must be an http:// or https:// URL"),
+        ({"prometheus_header": ("hush",)}, "--prometheus-header (4 characters without a colon): must be 'Name: value'"),
+    ],
+)
+def test_where_results_go_is_checked_before_the_run(options: dict[str, object], said: str):
+    """One line with the option and the cure."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        check_run(dataclasses.replace(RunOptions(url=(URL,)), **options))

@@ -1,0 +1,73 @@
+"""`report.html`: the whole run in one file that connects to nothing.
+
+Its text and tables are those of the report for terminals and stand without a script; the script draws every request.
+A content security policy allows the page's own script and styles, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from html import escape
+from importlib import resources
+
+from exporter.html.data import Recorded, page_data
+from exporter.html.sections import sections
+from exporter.report import without_controls
+from exporter.summary.result import Summary
+
+STYLES = ("uplot.css", "page.css")
+SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "page.js")
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{sections}
+</main>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+_POLICY = "default-src 'none'; style-src {style}; script-src {script}; base-uri 'none'; form-action 'none'"
+
+
+def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str:
+    """Return the page. `trace_url` is where a trace can be looked at, `{trace_id}` in it; "" for nowhere.
+
+    Prompts and replies are never in it.
+    """
+    shown = without_controls(summary)
+    style, script = _assets(STYLES), _assets(SCRIPTS)
+    data = page_data(summary, recorded, trace_url=trace_url)
+    return _PAGE.format(
+        policy=_POLICY.format(style=_hash(style), script=_hash(script)),
+        title=escape(f"Sidelight {'watch' if summary.watch else 'run'} {shown.run_id}"),
+        style=style,
+        sections="\n".join(sections(shown)),
+        # An element of script ends at the first "</script", whatever stands around it.
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        script=script,
+    )
+
+
+@cache
+def _assets(names: tuple[str, ...]) -> str:
+    folder = resources.files("exporter.html") / "assets"
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(text: str) -> str:
+    """Return a content security policy's name for an inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

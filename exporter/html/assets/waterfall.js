@@ -1,0 +1,187 @@
+"use strict";
+/* Every request as one bar in the colours of its parts: filtered, sorted, scrolled; one of them in full beside. */
+
+const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX = 8;
+const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
+
+function waterfall(place, columns, gauges) {
+  const state = { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1 };
+  const detail = element("div", { class: "detail", "aria-live": "polite" });
+  const list = element("div", { class: "scroll", tabindex: "0", role: "application",
+    "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside. The table below names the slowest." });
+  const count = element("span", { class: "note", role: "status" });
+  const view = canvas(list, LIST_PX, "", (context, width) => drawBars(context, width, state, columns, list.scrollTop));
+  view.element.setAttribute("aria-hidden", "true");
+  const spacer = element("div");
+  list.append(spacer);
+  const choose = (at) => {
+    if (!state.rows.length) return;
+    state.at = Math.max(0, Math.min(state.rows.length - 1, at));
+    const top = state.at * state.tall;
+    const room = LIST_PX - AXIS_PX - state.tall;
+    if (top < list.scrollTop) list.scrollTop = top;
+    if (top > list.scrollTop + room) list.scrollTop = top - room;
+    detail.replaceChildren(detailOf(columns, gauges, state.rows[state.at]));
+    view.paint();
+  };
+  const refresh = () => {
+    state.rows = sorted(filtered(columns, state.filters), columns, state.sort);
+    state.range = rangeOf(state.rows, columns, state.clock);
+    state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
+    spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
+    count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests`;
+    list.scrollTop = 0;
+    state.at = -1;
+    detail.replaceChildren(element("p", { class: "note" }, "Choose a request to see all its numbers."));
+    view.paint();
+  };
+  list.addEventListener("scroll", view.paint);
+  view.element.addEventListener("click", (event) => {
+    choose(Math.floor((list.scrollTop + event.offsetY - AXIS_PX) / state.tall));
+  });
+  list.addEventListener("keydown", (event) => {
+    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 40, PageUp: -40, Home: -Infinity, End: Infinity };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    choose(state.at < 0 ? 0 : state.at + steps[event.key]);
+  });
+  place.append(controls(columns, state, refresh), partsLegend(columns),
+    element("div", { class: "pair" }, element("div", {}, list, count), detail));
+  refresh();
+}
+
+function controls(columns, state, refresh) {
+  const set = (change) => (value) => { change(value); refresh(); };
+  const keys = [["ttft", "TTFT"], ["sent", "start"], ["e2e", "end-to-end time"], ...DATA.parts.filter(({ name }) => columns[name]).map(({ name, label }) => [name, label])];
+  const filters = FILTERS.filter(([name]) => columns[name]?.texts.filter((text) => text).length > 1).map(([name, label]) =>
+    choice(label, [["", "all"], ...columns[name].texts.filter((text) => text).map((text) => [text, text])], state.filters[name] || "",
+      set((value) => { state.filters[name] = value; })));
+  return element("div", { class: "controls", role: "group", "aria-label": "Which requests, in which order" },
+    choice("sorted by", keys, state.sort, set((value) => { state.sort = value; })), ...filters,
+    toggle("by the clock, to the last token", state.clock, set((value) => { state.clock = value; })));
+}
+
+function partsLegend(columns) {
+  const entries = DATA.parts.filter(({ name }) => columns[name]).map(({ name, label }) => [name, label]);
+  return legend([...entries, ["rest", "no breakdown"], ["decode", "after the first token (by the clock)"]]);
+}
+
+function filtered(columns, filters) {
+  const wanted = Object.entries(filters).filter(([name, text]) => text && columns[name])
+    .map(([name, text]) => [columns[name].values, columns[name].texts.indexOf(text)]);
+  const rows = [];
+  for (let row = 0; row < columns.sent.values.length; row++) {
+    if (wanted.every(([values, code]) => values[row] === code)) rows.push(row);
+  }
+  return rows;
+}
+
+function sorted(rows, columns, key) {
+  if (key === "sent") return rows;
+  const values = Float64Array.from({ length: columns.sent.values.length }, () => -Infinity);
+  for (const row of rows) {
+    const value = valueOf(columns, key, row);
+    if (!Number.isNaN(value)) values[row] = value;
+  }
+  return rows.sort((a, b) => values[b] - values[a] || a - b);
+}
+
+function drawBars(context, width, state, columns, top) {
+  const { rows, clock, range, tall } = state;
+  const box = { left: LEFT_PX, right: width - 16, top: AXIS_PX, bottom: LIST_PX };
+  const place = scale({ low: range.low, high: range.high }, box.left, box.right);
+  const first = Math.floor(top / tall), last = Math.min(rows.length, Math.ceil((top + LIST_PX) / tall));
+  for (let at = first; at < last; at++) {
+    const y = AXIS_PX + at * tall - top;
+    if (at === state.at) {
+      context.fillStyle = colour("line");
+      context.fillRect(0, y, width, tall);
+    }
+    drawBar(context, columns, rows[at], clock ? valueOf(columns, "sent", rows[at]) : 0, place, y + 1, tall - 2, clock);
+  }
+  context.fillStyle = colour("paper");
+  context.fillRect(0, 0, width, AXIS_PX - 2);
+  context.fillStyle = colour("faint");
+  context.textBaseline = "middle";
+  const { step, places } = ticks(range.low, range.high, width / 110);
+  for (const value of places) {
+    context.textAlign = value === range.low ? "left" : "center";
+    context.fillText(axisMs(value, step), place(value), AXIS_PX / 2);
+  }
+}
+
+function rangeOf(rows, columns, clock) {
+  let low = clock ? Infinity : 0, high = 1;
+  for (const row of rows) {
+    const sent = clock ? valueOf(columns, "sent", row) : 0;
+    const whole = clock ? valueOf(columns, "e2e", row) : valueOf(columns, "ttft", row);
+    low = Math.min(low, sent);
+    if (!Number.isNaN(whole)) high = Math.max(high, sent + whole);
+  }
+  return { low: Number.isFinite(low) ? low : 0, high };
+}
+
+/* One request: its parts in their order, a whisker for the error of an estimate, red for one that failed. */
+function drawBar(context, columns, row, begin, place, y, tall, clock) {
+  const ttft = valueOf(columns, "ttft", row), e2e = valueOf(columns, "e2e", row);
+  const bar = (from, to, name) => {
+    context.fillStyle = colour(name);
+    context.fillRect(place(begin + from), y, Math.max(0.5, place(begin + to) - place(begin + from)), tall);
+  };
+  let at = 0, known = 0;
+  if (isCovered(columns, row)) {
+    for (const { name } of DATA.parts) {
+      const part = Math.max(0, valueOf(columns, name, row) || 0);
+      if (part) bar(at, at + part, name);
+      at += part;
+      if (name === "queue") known = at;
+    }
+  } else if (ttft > 0) bar(0, ttft, "rest");
+  if (clock && e2e > ttft) bar(ttft, e2e, "decode");
+  const error = valueOf(columns, "error", row);
+  if (error > 0) {
+    context.fillStyle = colour("ink");
+    context.fillRect(place(begin + Math.max(0, known - error)), y + tall / 2, place(begin + known + error) - place(begin + Math.max(0, known - error)), 1);
+  }
+  if (!["ok", "in_flight"].includes(textOf(columns, "status", row))) {
+    context.fillStyle = colour("alarm");
+    context.fillRect(place(begin + (Number.isFinite(e2e) ? (clock ? e2e : Math.min(e2e, ttft || 0)) : 0)), y, 3, tall);
+  }
+}
+
+/* All that is known of one request, as a table. */
+function detailOf(columns, gauges, row) {
+  const facts = [["request", requestId(columns, row)], ["trace", traceLink(traceId(columns, row))]];
+  const number = (label, name, text = ms) => {
+    const value = valueOf(columns, name, row);
+    if (!Number.isNaN(value)) facts.push([label, text(value)]);
+  };
+  const worded = (label, name) => {
+    const text = textOf(columns, name, row);
+    if (text) facts.push([label, text]);
+  };
+  facts.push(["sent after the start", `${grouped(valueOf(columns, "sent", row) / 1000, 3)} s`]);
+  number("TTFT, ms", "ttft");
+  for (const { name, label } of DATA.parts) {
+    number(`· ${label}`, name);
+    for (const inner of DATA.inner) if (inner.within === name) number(`·· ${inner.label}`, inner.name);
+  }
+  number("standard error of the parts", "error");
+  number("TPOT, ms", "tpot");
+  number("E2E, ms", "e2e");
+  number("decode by the engine, ms", "decode");
+  number("sent late by, ms", "late");
+  for (const [label, name] of [["input tokens", "input"], ["of them cached", "cached"], ["output tokens", "output"], ["waiting at its start", "waiting"], ["running at its start", "running"]]) number(label, name, cell);
+  for (const [label, name] of [["status", "status"], ["error", "message"], ["finish reason", "finish"], ["class", "class"], ["URL", "address"], ["phase", "phase"], ["breakdown from", "source"], ["quality", "quality"], ["other includes", "merged"], ["note", "reason"]]) worded(label, name);
+  for (const { label, address, name, times, values } of gauges) {
+    const at = placeOf(times, valueOf(columns, "sent", row));
+    if (at >= 0) facts.push([`${label}, ${address}`, name === "kv_cache_usage" ? `${grouped(100 * values[at], 1)} %` : cell(values[at])]);
+  }
+  return element("table", {}, element("tbody", {}, ...facts.map(([label, value]) =>
+    element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, value)))));
+}
+
+function traceLink(id) {
+  if (!/^https?:\/\//.test(DATA.traceUrl)) return id;
+  return element("a", { href: DATA.traceUrl.replaceAll("{trace_id}", id), rel: "noreferrer" }, id);
+}

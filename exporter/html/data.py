@@ -1,0 +1,169 @@
+"""What the page's script draws: every request, and the engines' gauges at every scrape, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts
+from correlator.statistics.server_load import engine_samples, met_at_submission
+from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack, text_column
+from exporter.summary.breakdown import Breakdown, label_of
+from exporter.summary.result import Summary
+from loadgen.records import request_id, trace_id
+from loadgen.requests.metrics import counts, input_tokens, request_metrics, schedule_lateness_ms
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Ints, take
+from rundir.stats import Missing
+from scraper.series.resets import restarts_of
+from scraper.series.table import EndpointSeries
+
+GAUGES = {"requests_waiting": "waiting", "requests_running": "running", "kv_cache_usage": "KV cache in use"}
+QUANTILES = 1000  # of the gaps between chunks, of which there may be millions
+MOST_MARKS = 1000
+RATIO_UNIT = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a page needs beside the summary: the requests of a run and their parts, the engines' pages, the phases.
+
+    `phases` are (name, start, end), int64 ns Unix, no end of one that was cut short.
+    """
+
+    requests: RequestLog
+    parts: Parts
+    endpoints: Sequence[EndpointSeries]
+    phases: Sequence[tuple[str, int, int | None]]
+
+
+def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
+    """Return everything that the script reads, as an object of JSON; times are ms since the start of the window."""
+    log = recorded.requests
+    sent_ns = np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns)
+    rows = np.argsort(sent_ns, kind="stable")
+    log, parts, sent_ns = take(log, rows), take(recorded.parts, rows), sent_ns[rows]
+    start_ns, are_derived = summary.window.start_ns, _has_derived_ids(summary.run_id, log)
+    engines = list(_engines(recorded.endpoints, start_ns))
+    return {
+        "run": summary.run_id,
+        "duration": summary.window.duration_s * 1e3,
+        "startsAt": summary.window.start,
+        "traceUrl": trace_url,
+        "parts": [_described(part, summary.correlation.breakdown) for part in TTFT_PARTS],
+        "inner": [_described(part, summary.correlation.breakdown) for part in (*INNER_PARTS, DECODE)],
+        "phases": [[name, _since(begin, start_ns), None if end is None else _since(end, start_ns)]
+                   for name, begin, end in recorded.phases],
+        "marks": list(_marks(recorded.endpoints, start_ns)),
+        "gauges": [{"name": name, "label": label, "address": url} for url, name, label, _, _ in engines],
+        "engine": _engine_percentiles(summary),
+        "threshold": _threshold(summary),
+        "requests": pack(_request_columns(log, parts, sent_ns, start_ns, recorded, with_ids=not are_derived)),
+        "gaugesAt": pack({f"{kind}{at}": column for at, (*_, times, values) in enumerate(engines)
+                          for kind, column in (("time", times), ("value", values))}),
+        "gaps": pack({"itl": number_column(_quantiles(request_metrics(take(log, _measured(log))).itl_ms), 1e-3)}),
+    }  # fmt: skip
+
+
+def _request_columns(
+    log: RequestLog, parts: Parts, sent_ns: Ints, start_ns: int, recorded: Recorded, *, with_ids: bool
+) -> dict[str, Column]:
+    metrics = request_metrics(log)
+    loads = met_at_submission(log, recorded.endpoints)
+    times: dict[str, Floats] = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms}
+    times |= {part.name: 1e3 * part.of(parts) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
+    times |= {"error": 1e3 * parts.error_s, "late": schedule_lateness_ms(log)}
+    texts = {
+        "phase": log.phase, "class": log.workload_class, "address": log.endpoint_url, "status": log.status,
+        "message": log.error, "finish": log.finish_reason, "source": parts.source, "quality": parts.quality,
+        "merged": parts.merged, "reason": parts.reason,
+        **({"request_id": log.request_id, "trace_id": log.trace_id} if with_ids else {}),
+    }  # fmt: skip
+    return {
+        "sent": ascending_column((sent_ns - start_ns) / 1e6, TIME_UNIT_MS),
+        **{name: number_column(values, TIME_UNIT_MS) for name, values in times.items() if np.isfinite(values).any()},
+        "index": number_column(counts(log.index)),
+        "input": number_column(input_tokens(log)),
+        "output": number_column(counts(log.output_tokens)),
+        "cached": number_column(counts(log.cached_tokens)),
+        **{
+            GAUGES[name]: number_column(load, RATIO_UNIT if name == "kv_cache_usage" else 1.0)
+            for name, load in loads.items()
+            if name in GAUGES and not isinstance(load, Missing)
+        },
+        **{name: text_column(values) for name, values in texts.items()},
+    }
+
+
+def _has_derived_ids(run_id: str, log: RequestLog) -> bool:
+    """Tell whether the script can derive the ids of requests, as it can those that a run gave them."""
+    rows = range(0, len(log), max(1, len(log) // 20))
+    return all(
+        log.trace_id[row] == trace_id(run_id, int(log.index[row]))
+        and log.request_id[row] == request_id(run_id, int(log.index[row]))
+        for row in rows
+    )
+
+
+def _engines(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[tuple[str, str, str, Column, Column]]:
+    """Give each gauge of each engine: its address, name and label, when it was read and its values."""
+    for url, samples in engine_samples(endpoints):
+        for name, label in GAUGES.items():
+            sample = samples[name]
+            if isinstance(sample, Missing) or not np.isfinite(sample.amount).any():
+                continue
+            unit = RATIO_UNIT if name == "kv_cache_usage" else 1.0
+            at_ms = ascending_column((sample.at_ns - start_ns) / 1e6, TIME_UNIT_MS)
+            yield url, name, label, at_ms, number_column(sample.amount, unit)
+
+
+def _marks(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[dict[str, Any]]:
+    """Give what happened to the engines: restarts, and scrapes that failed."""
+    for endpoint in endpoints:
+        for at_ns in endpoint.at_ns[restarts_of(endpoint).process][:MOST_MARKS].tolist():
+            yield {"at": _since(at_ns, start_ns), "kind": "restart", "text": f"{endpoint.url} restarted"}
+        for at_ns, reason in endpoint.failures[:MOST_MARKS]:
+            yield {"at": _since(at_ns, start_ns), "kind": "scrape", "text": f"{endpoint.url}: {reason}"}
+
+
+def _described(part: Part, breakdown: Breakdown) -> dict[str, str]:
+    return {"name": part.name, "label": label_of(part, breakdown), "within": part.within}
+
+
+def _since(at_ns: int, start_ns: int) -> float:
+    return (at_ns - start_ns) / 1e6
+
+
+def _measured(log: RequestLog) -> np.typing.NDArray[np.bool_]:
+    measured: np.typing.NDArray[np.bool_] = (log.phase == "measure") & (log.status == "ok")
+    return measured
+
+
+def _quantiles(values_ms: Floats) -> Floats:
+    return np.quantile(values_ms, np.linspace(0, 1, QUANTILES + 1)) if len(values_ms) else values_ms
+
+
+def _engine_percentiles(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
+    """Return percentiles by the engine's histograms with their 90 % intervals, ms, by what they are of."""
+    shown = {"ttft": "ttft", "queue_time": "queue", "prefill_time": "prefill", "e2e_latency": "e2e"}
+    percentiles: dict[str, dict[str, list[float | None]]] = {}
+    for name, metric in shown.items():
+        histogram = getattr(summary.server, name)
+        if not histogram or not histogram.intervals:
+            continue
+        for label in ("p50", "p90", "p99"):
+            value, interval = getattr(histogram.stats, label), histogram.intervals.get(label)
+            if isinstance(value, float) and interval and label not in (histogram.unresolved or ()):
+                numbers = (value, interval.low, interval.high)
+                percentiles.setdefault(metric, {})[label] = [
+                    1e3 * number if isinstance(number, float) else None for number in numbers
+                ]
+    return percentiles
+
+
+def _threshold(summary: Summary) -> float | None:
+    threshold = summary.correlation.tail_attribution.threshold
+    return threshold.waiting if threshold else None

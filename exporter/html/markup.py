@@ -1,0 +1,64 @@
+"""What the report for terminals is made of, as HTML: the same paragraphs and tables, without a second wording.
+
+Every text is escaped: what a server or a directory of others says is never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from exporter.report.format import Prose, plain, shown_columns
+
+
+def blocks(renderables: Iterable[RenderableType]) -> str:
+    """Return paragraphs and tables one after another; empty lines are left out."""
+    return "\n".join(filter(None, map(_block, renderables)))
+
+
+def _block(renderable: RenderableType) -> str:
+    if isinstance(renderable, Table):
+        return _table(renderable)
+    text, style = (
+        (renderable.text, renderable.style)
+        if isinstance(renderable, Prose)
+        else (plain(renderable), _style(renderable))
+    )
+    return f"<p{_class(style)}>{'<br>'.join(map(escape, text.splitlines()))}</p>" if text.strip() else ""
+
+
+def _table(table: Table) -> str:
+    """Return a table; its first column is of row headings."""
+    columns = shown_columns(table)
+    numbers = ["" if column.justify == "left" else ' class="number"' for column in columns]
+    head = "".join(
+        f'<th scope="col"{number}>{escape(plain(column.header))}</th>'
+        for column, number in zip(columns, numbers, strict=True)
+    )
+    cells = [[escape(plain(cell)) for cell in column.cells] for column in columns]
+    rows = []
+    for (label, *others), row in zip(zip(*cells, strict=True), table.rows, strict=True):
+        # A label that is set in makes the row a part of the one above.
+        inner = label.startswith("  ")
+        values = "".join(f"<td{number}>{value}</td>" for value, number in zip(others, numbers[1:], strict=True))
+        rows.append(
+            f'<tr{_class("inner" if inner else row.style or "")}><th scope="row">{label.strip()}</th>{values}</tr>'
+        )
+    caption = f"<caption>{escape(plain(table.title))}</caption>" if table.title else ""
+    return (
+        f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _style(renderable: RenderableType) -> str:
+    return str(renderable.style) if isinstance(renderable, Text) else ""
+
+
+def _class(style: object) -> str:
+    names = {"red": "alarm", "yellow": "warning", "dim": "note", "inner": "inner", "bold": "strong"}
+    words = [name for word, name in names.items() if word in str(style).split()]
+    return f' class="{" ".join(words)}"' if words else ""

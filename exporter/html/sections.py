@@ -1,0 +1,96 @@
+"""The sections of the page in the order in which they are read: text and tables, each with a place for charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from html import escape
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from exporter.html.markup import blocks
+from exporter.html.slices import slices_table
+from exporter.report.alerts import alerts, damage_lines
+from exporter.report.conclusion import conclusion
+from exporter.report.format import Prose, cell, table
+from exporter.report.heading import heading
+from exporter.report.load import overload, rate_lines
+from exporter.report.method import method
+from exporter.report.objectives import objectives
+from exporter.report.tables.association import association_line
+from exporter.report.tables.breakdown import breakdown_table, group_tables
+from exporter.report.tables.client import client_section
+from exporter.report.tables.energy import energy_section
+from exporter.report.tables.server import server_section
+from exporter.report.tables.slowest import slowest_section
+from exporter.summary.result import Summary
+
+
+def sections(summary: Summary) -> Iterator[str]:
+    """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
+    correlation = summary.correlation
+    yield f"<header>\n{blocks([heading(summary)])}\n</header>"
+    yield _section("answer", "", _answer(summary))
+    if summary.client.requests.sent:
+        if not correlation.missing:
+            parts = [breakdown_table(correlation.breakdown), *group_tables(correlation)]
+            yield _section("parts", "", parts)
+        yield _section("time", "Over time", behind=("By time", [slices_table(summary)]))
+        slowest = slowest_section(correlation.slowest, correlation.breakdown)
+        yield _section("requests", "Every request", behind=("The slowest", slowest))
+        own_load = not summary.watch
+        percentiles = [*client_section(summary.client, own_load=own_load), *server_section(summary)]
+        yield _section("spread", "How times are spread", behind=("Percentiles", percentiles))
+        yield _section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
+        yield _section("method", "How far these numbers can be trusted", _prose(method(summary)))
+    else:
+        yield _section("spread", "The engine", server_section(summary))
+    yield _section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
+
+
+def _answer(summary: Summary) -> Iterator[RenderableType]:
+    """Yield what the report for terminals begins with, and the rates."""
+    yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))
+    yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
+    if summary.client.requests.sent:
+        yield from (Prose(line, "bold") for line in conclusion(summary))
+        yield from objectives(summary)
+        yield from (Prose(line) for line in rate_lines(summary.client, own_load=not summary.watch))
+
+
+def _section(
+    name: str,
+    title: str,
+    content: Iterable[RenderableType] = (),
+    behind: tuple[str, Iterable[RenderableType]] | None = None,
+) -> str:
+    """Return a section; the tables `behind` its charts stand open, and are closed by the script that draws them."""
+    pieces = [f"<h2>{escape(title)}</h2>"] if title else []
+    pieces += ['<div class="charts"></div>', blocks(content)]
+    if behind is not None:
+        pieces.append(f"<details open><summary>{escape(behind[0])}</summary>\n{blocks(behind[1])}\n</details>")
+    inside = "\n".join(filter(None, pieces))
+    return f'<section id="{name}">\n{inside}\n</section>'
+
+
+def _prose(lines: Iterable[str]) -> Iterator[Prose]:
+    return map(Prose, lines)
+
+
+def _configuration(summary: Summary) -> RenderableType:
+    """Return the configuration as resolved, and the versions; what is not set is left out."""
+    shown = table("", "value")
+    shown.title = None
+    shown.columns[1].justify = "left"
+    facts = {"run": summary.run_id, "sidelight": summary.tool.version, "schema of summary.json": summary.schema_version}
+    for name, value in (facts | summary.config).items():
+        if value not in (None, "", [], {}, False):
+            shown.add_row(Text(str(name).replace("_", " ")), Text(_value(value)))
+    return shown
+
+
+def _value(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return cell(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

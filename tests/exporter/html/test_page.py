@@ -1,0 +1,149 @@
+"""`report.html`: one file that connects to nothing, whose tables are the report's and stand without its script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from golden_files import GOLDEN, names
+from packed_columns import read
+
+from exporter.html import as_html
+from exporter.html.data import Recorded
+from exporter.report import as_text
+from exporter.summary.result import Summary
+from sidecar.directory.opening import open_run
+from sidecar.report.derive import Derived, derive_run
+
+ATTACK = "</script><img src=x onerror=alert(1)>"
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, the text of its tables by row, and its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.contents: dict[str, list[str]] = {"script": [], "style": [], "p": []}
+        self.stack: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag in self.contents:
+            self.contents[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        for tag in self.contents:
+            if self.stack and self.stack[-1] == tag:
+                self.contents[tag][-1] += data
+
+
+def derived(name: str, tmp_path: Path, **manifest: Any) -> Derived:
+    """Return a recorded run, derived with its page."""
+    path = tmp_path / name
+    shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
+    if manifest:
+        whole = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        whole["config"] |= manifest
+        (path / "manifest.json").write_text(json.dumps(whole), encoding="utf-8")
+    return derive_run(open_run(path), ["html"])
+
+
+def page_of(run: Derived) -> Page:
+    return Page((run.run.path / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_tables_of_the_page_are_those_of_the_report(name: str, tmp_path: Path):
+    """Each row of a table of report.txt stands in the page with the same cells, in the same order."""
+    run = derived(name, tmp_path)
+    rows = {tuple(cell for cell in row if cell) for row in page_of(run).rows}
+    report = as_text(run.summary)
+    client = re.search(r"\n *(TTFT, ms) +([\d.,]+) +([\d.,]+) +([\d.,]+) +([\d.,]+) +([\d.,]+) +([\d.,]+)", report)
+    assert client is not None
+    assert client.groups() in rows
+    running = re.search(r"\n *(requests running) +([\d.,]+) +([\d.,]+) +([\d.,]+) +([\d.,]+)", report)
+    assert running is None or running.groups() in rows
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_page_allows_its_own_script_and_styles_and_no_connection(name: str, tmp_path: Path):
+    """By their hashes; nothing in it refers to another file, and no attribute holds a script."""
+    page = page_of(derived(name, tmp_path))
+    policy = next(attrs["content"] or "" for tag, attrs in page.elements if "http-equiv" in attrs)
+    data, script = page.contents["script"]
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (page.contents["style"][0], script)
+    ]
+    assert f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}';" in policy
+    attributes = {name for _, attrs in page.elements for name in attrs}
+    assert not {name for name in attributes if name in ("src", "href", "style") or name.startswith("on")}
+    json.loads(data)
+
+
+def test_every_request_is_in_the_page_with_its_parts(tmp_path: Path):
+    """In the order of submission, to a hundredth of a millisecond, warm-up included."""
+    run = derived("vllm_spans", tmp_path)
+    columns = read(json.loads(page_of(run).contents["script"][0])["requests"])
+    log, parts = run.run.requests, run.times.parts
+    assert len(log) == len(columns["sent"])
+    assert columns["sent"] == sorted(columns["sent"])
+    assert sorted(columns["queue"]) == pytest.approx(sorted(1e3 * parts.queue_s), abs=0.006)
+    assert sorted(columns["index"]) == sorted(log.index.tolist())
+
+
+def test_what_servers_said_stays_text(tmp_path: Path):
+    """A model, a class and an error that would be elements: the page has the same elements as without them."""
+    run = derived("vllm_plain", tmp_path, model=ATTACK)
+    attacked = msgspec.to_builtins(run.summary)
+    attacked["warnings"] = [*attacked["warnings"], ATTACK]
+    requests = run.run.requests
+    requests.workload_class[:], requests.error[0] = ATTACK, ATTACK
+    recorded = Recorded(requests=requests, parts=run.times.parts, endpoints=run.run.endpoints, phases=())
+    text = as_html(msgspec.convert(attacked, Summary), recorded, trace_url=f"https://t/{ATTACK}{{trace_id}}")
+    page = Page(text)
+    assert "img" not in {tag for tag, _ in page.elements}
+    columns = {column["name"]: column for column in json.loads(page.contents["script"][0])["requests"]["columns"]}
+    assert columns["class"]["texts"] == [ATTACK]
+    assert any(ATTACK in paragraph for paragraph in page.contents["p"])
+    assert text.count("</script") == 2
+
+
+def test_prompts_and_replies_are_not_in_the_page(tmp_path: Path):
+    """No text of a reply is, nor a header or a body of a request."""
+    run = derived("vllm_spans", tmp_path)
+    data = json.loads(page_of(run).contents["script"][0])
+    texts = {column["name"] for column in data["requests"]["columns"] if "texts" in column}
+    ids = {"request_id", "trace_id"}  # of a run of an earlier version they cannot be derived
+    known = {"phase", "class", "address", "status", "message", "finish", "source", "quality", "merged", "reason"}
+    assert texts - ids == known
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path):
+    """Byte for byte, wherever it lies."""
+    pages = [(derived("two_engines", tmp_path / place).run.path / "report.html").read_bytes() for place in ("a", "b")]
+    assert pages[0] == pages[1]

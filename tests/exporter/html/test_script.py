@@ -1,0 +1,78 @@
+"""The page's own script reads what was written: the same numbers and ids as the run's tables have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden_files import GOLDEN
+
+from sidecar.directory.opening import open_run
+from sidecar.report.derive import derive_run
+
+NODE = shutil.which("node")
+# Node has the browser's own `atob`, `Blob` and `DecompressionStream`; of the document the script needs one element.
+PROGRAM = """
+const fs = require("fs");
+const page = fs.readFileSync(process.argv[2], "utf8");
+const data = page.match(/<script type="application\\/json" id="data">(.*?)<\\/script>/s)[1];
+globalThis.document = { getElementById: () => ({ textContent: data }) };
+const script = fs.readFileSync(process.argv[1], "utf8");
+const read = new Function(script + "; return { DATA, unpack, traceId, requestId, derive, valueOf, textOf };")();
+read.unpack(read.DATA.requests).then(read.derive).then((columns) => {
+  const rows = Array.from(columns.sent.values.keys());
+  process.stdout.write(JSON.stringify({
+    columns: Object.fromEntries(Object.entries(columns).map(([name, { values }]) => [name, Array.from(values)])),
+    other: rows.map((row) => read.valueOf(columns, "other", row)),
+    trace_id: rows.map((row) => read.traceId(columns, row)),
+    request_id: rows.map((row) => read.requestId(columns, row)),
+    status: rows.map((row) => read.textOf(columns, "status", row)),
+  }));
+});
+"""
+
+
+@pytest.fixture(scope="module", params=["vllm_spans", "two_engines"])
+def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any]]:
+    """Return a run, in the order of its page, and what the script reads of it."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    path = tmp_path_factory.mktemp("run") / request.param
+    shutil.copytree(GOLDEN / request.param, path, ignore=shutil.ignore_patterns("expected"))
+    run = derive_run(open_run(path), ["html"])
+    script = Path(str(resources.files("exporter.html") / "assets" / "data.js"))
+    command = [NODE, "-e", PROGRAM, str(script), str(path / "report.html")]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return run, json.loads(output)
+
+
+def test_the_script_reads_the_numbers_of_the_run(scripted: tuple[Any, dict[str, Any]]):
+    """Times to a hundredth of a millisecond, counts exactly, what is missing as missing."""
+    run, page = scripted
+    log, parts = run.run.requests, run.times.parts
+    order = np.argsort(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), kind="stable")
+    for name, values in {
+        "ttft": 1e3 * parts.ttft_s, "queue": 1e3 * parts.queue_s, "network": 1e3 * parts.network_s,
+        "sent": (log.submit_ns - run.summary.window.start_ns) / 1e6, "index": log.index.astype(float),
+    }.items():  # fmt: skip
+        shown = np.array(page["columns"][name], dtype=float)
+        np.testing.assert_allclose(shown, values[order], rtol=0, atol=0.0051, err_msg=name)
+    covered = parts.covered[order]
+    shown = np.array(page["other"], dtype=float)
+    np.testing.assert_allclose(shown[covered], 1e3 * parts.other_s[order][covered], rtol=0, atol=0.05)
+    assert page["status"] == log.status[order].tolist()
+
+
+def test_the_script_derives_the_ids_of_requests(scripted: tuple[Any, dict[str, Any]]):
+    """Which are not in the page where they follow from the run's own and the request's number."""
+    run, page = scripted
+    log = run.run.requests
+    order = np.argsort(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), kind="stable")
+    assert page["trace_id"] == log.trace_id[order].tolist()
+    assert page["request_id"] == log.request_id[order].tolist()

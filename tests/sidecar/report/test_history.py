@@ -1,0 +1,126 @@
+"""`openmetrics.txt`: what the live page could have shown at each step, as Prometheus takes it in afterwards."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import promql
+import pytest
+from golden_files import GOLDEN
+from prometheus_client.openmetrics.parser import _parse_sample
+from prometheus_client.samples import Sample
+
+from exporter.prometheus.remote_write import write
+from rundir.access import Access
+from sidecar.directory.opening import open_run
+from sidecar.report.derive import OPENMETRICS, Derived, derive_run
+from sidecar.report.history import history
+
+PROMTOOL = shutil.which("promtool")
+RUNS = ["vllm_spans", "vllm_plain", "two_engines"]
+
+
+def derived(name: str, tmp_path: Path) -> Derived:
+    path = tmp_path / name
+    shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
+    return derive_run(open_run(path), ["openmetrics"])
+
+
+def samples(run: Derived) -> list[Sample]:
+    """Return the samples of the file, line by line: the library's reader of whole files drops later points of
+    histograms, and promtool, which is who reads it, has a test of its own.
+    """
+    lines = (run.run.path / OPENMETRICS).read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "# EOF"
+    return [_parse_sample(line) for line in lines if not line.startswith("#")]
+
+
+def last(points: list[Sample], name: str, **labels: str) -> float:
+    """Return the sum of the last values of all series of a name with these labels."""
+    values = {
+        tuple(sorted(point.labels.items())): point.value
+        for point in points
+        if point.name == name and labels.items() <= point.labels.items()
+    }
+    assert values, f"no {name}{labels}"
+    return math.fsum(values.values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_last_point_of_each_series_is_the_reports_number(name: str, tmp_path: Path):
+    """Requests, the client's TTFT and its parts, to 1e-9."""
+    run = derived(name, tmp_path)
+    points, summary = samples(run), run.summary
+    ttft, parts = summary.client.ttft_ms, summary.correlation.breakdown
+    assert last(points, "sidelight_client_requests_total", status="ok") == summary.client.requests.ok
+    assert last(points, "sidelight_client_ttft_seconds_count") == ttft.count
+    assert last(points, "sidelight_client_ttft_seconds_sum") == pytest.approx(ttft.mean * ttft.count / 1e3, rel=1e-9)
+    queue = parts.queue_ms
+    assert last(points, "sidelight_ttft_part_seconds_count", part="queue") >= queue.count
+    assert last(points, "sidelight_ttft_part_seconds_sum", part="queue") == pytest.approx(
+        queue.mean * queue.count / 1e3, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
+    """From its first event to its last, ascending in each series; counters never fall."""
+    run = derived(name, tmp_path)
+    before: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
+    for point in samples(run):
+        key = (point.name, tuple(sorted(point.labels.items())))
+        earlier = before.setdefault(key, point)
+        assert float(point.timestamp) >= float(earlier.timestamp)
+        if point.name.endswith(("_total", "_count", "_bucket")) and not point.name.startswith("sidelight_engine"):
+            assert point.value >= earlier.value, key
+        before[key] = point
+    times = [float(point.timestamp) for point in before.values()]
+    events = [event.at_ns / 1e9 for event in run.run.events]
+    assert min(times) >= min(events) - 60
+    assert max(times) <= max(events) + 60
+
+
+def test_prometheus_takes_it_in(tmp_path: Path):
+    """promtool makes blocks of it."""
+    if PROMTOOL is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    run = derived("vllm_plain", tmp_path)
+    command = [
+        PROMTOOL,
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        str(run.run.path / OPENMETRICS),
+        str(tmp_path / "db"),
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "db").glob("*/meta.json"))
+
+
+async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_path: Path):
+    """Requests and the sum of TTFT to 1e-9; sent again, which it refuses as old, they are what they were."""
+    if promql.PROMETHEUS is None:
+        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    run = derived("vllm_spans", tmp_path)
+    ttft, end_s = run.summary.client.ttft_ms, max(float(point.timestamp) for point in samples(run))
+    async with promql.prometheus(scraping=[], directory=tmp_path) as base_url:
+        for again in (False, True):
+            url = f"{base_url}/api/v1/write"
+            sent = await write(history(run.run, run.times.parts), url, Access(), report=lambda _: None)
+            assert again or sent.reason == ""
+            ok = await promql.value_at(base_url, 'sidelight_client_requests_total{status="ok"}', end_s)
+            sum_s = await promql.value_at(base_url, "sidelight_client_ttft_seconds_sum", end_s)
+            assert (ok, sum_s) == (
+                run.summary.client.requests.ok,
+                pytest.approx(ttft.mean * ttft.count / 1e3, rel=1e-9),
+            )
+
+
+def test_the_same_run_gives_the_same_file(tmp_path: Path):
+    """Byte for byte."""
+    files = [(derived("two_engines", tmp_path / place).run.path / OPENMETRICS).read_bytes() for place in ("a", "b")]
+    assert files[0] == files[1]
