@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -61,7 +61,12 @@ def _moments(run: Run) -> Iterator[int]:
 
 
 def _snapshot(
-    run: Run, at_ns: int, tally: Tally, in_flight: int, counts: PartCounts, engines: list[tuple[EndpointSeries, EngineView]]
+    run: Run,
+    at_ns: int,
+    tally: Tally,
+    in_flight: int,
+    counts: PartCounts,
+    engines: Sequence[tuple[EndpointSeries, EngineView]],
 ) -> Snapshot:
     begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
     return Snapshot(
