@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint engines bench docs lock clean
+.PHONY: help demo test lint engines gateways bench docs lock clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,9 +30,13 @@ lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 engines: $(VENV)/dev ## load real engines (vLLM, SGLang, llama.cpp: 7 GB, installed outside the tree) and check what we say of them
 	@PYTHONPATH=tests $(BIN)/python -m live.engines $(ENGINES)
 
+gateways: $(VENV)/dev ## put real gateways (LiteLLM, Envoy, sglang-router: 1 GB) before a simulated engine and check a known delay
+	@PYTHONPATH=tests $(BIN)/python -m live.gateways $(GATEWAYS)
+
 bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 	@$(BIN)/python benchmarks/parse.py
 	@$(BIN)/python benchmarks/scrape.py
+
 
 docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard
 	@$(BIN)/python docs/generate/pages.py

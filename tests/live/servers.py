@@ -40,11 +40,13 @@ def running(
     log: Path,
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
     ready_within_s: float = 300,
 ) -> Iterator[int]:
     """Run a program in a process group of its own until the end of the block, and give its pid once it is ready.
 
-    Its output goes to `log`. Raises RuntimeError, with the last lines of that, where it does not become ready.
+    Its output goes to `log`, `folder` is its current directory. Raises RuntimeError, with the last lines of the log,
+    where it does not become ready.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
@@ -54,6 +56,7 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
+            cwd=folder,
             start_new_session=True,
         )
     os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
