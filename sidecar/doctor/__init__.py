@@ -63,7 +63,9 @@ async def examine(options: DoctorOptions) -> int:
                 print_line(console, FAIL, str(error).replace("--url", "--gateway"))
                 return NOT_USABLE
         engine = engines.name or (OWNERS.get(gateway.owner) if gateway is not None else None)
-        verdict = await examine_passages(console, engines.served, gateway, engine, contact, arrivals)
+        verdict = await examine_passages(
+            console, engines.served, gateway, engine, contact, arrivals, wait_s=options.wait
+        )
     if not engines.usable or not verdict.usable:
         return NOT_USABLE
     return TO_CHANGE if verdict.to_change else 0

@@ -11,6 +11,7 @@ from rundir.printable import printable
 # there.
 OK, WARN, FAIL, SKIP = ("ok  ", "green"), ("warn", "yellow"), ("fail", "red"), ("skip", "dim")
 HINT = ("    ", "dim")
+WAIT_LONGER = "an exporter that found no receiver before may wait for two minutes until it tries again: --wait 2m"
 ASK_ENGINE = "with --url http://ENGINE it is asked without the gateway too, which tells these apart"
 
 Line = tuple[tuple[str, str], str]

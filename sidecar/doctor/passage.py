@@ -28,7 +28,6 @@ from sidecar.run.preflight import OPTIONAL_FIELDS, PREFLIGHT, Answer, ask, refus
 from sidecar.run.target import Contact, Served, unlisted_note
 
 TOKENS = 64  # enough pieces to see whether some are held back
-WAIT_S = 12.0  # exporters send every 5 s, and try again after a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,8 @@ async def examine_passages(
     engine: str | None,
     contact: Contact,
     arrivals: Arrivals,
+    *,
+    wait_s: float,
 ) -> Verdict:
     """Print what passes through a gateway to the engine; and whether the engine's spans come without it.
 
@@ -84,7 +85,7 @@ async def examine_passages(
         trails = [follow(answer, traces, ours) for answer in (*direct, through) if answer is not None]
         return all(each.is_complete for each in trails) and (through is None or bool(trails[-1].gateways))
 
-    await _await_spans(arrivals, is_complete)
+    await _await_spans(arrivals, is_complete, wait_s)
     around = Surroundings(
         engine=engine,
         direct=[follow(answer, arrivals.traces, ours) for answer in direct],
@@ -130,13 +131,13 @@ def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: S
         )
 
 
-async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool]) -> None:
-    """Wait until all spans came that can be expected, WAIT_S at most, and say on standard error whose came."""
+async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool], wait_s: float) -> None:
+    """Wait until all spans came that can be expected, and say on standard error whose came."""
     progress, begun_s = Progress("lines"), time.monotonic()
-    progress.stage(f"waiting for spans, {WAIT_S:g} s at most: exporters send them every 5 s")
+    progress.stage(f"waiting for spans, {wait_s:g} s at most: exporters send them every 5 s")
     services: set[str] = set()
     with suppress(TimeoutError):
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(wait_s):
             while not is_complete():
                 arrivals.news.clear()
                 await arrivals.news.wait()

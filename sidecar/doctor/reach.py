@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scraper import engines
 from scraper.engines import Catalogue
-from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WARN, Line
+from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
 from sidecar.run.preflight import Answer
 
@@ -38,6 +38,7 @@ def direct_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
     else:
         yield WARN, "no span of the engine came of a request without the gateway: its tracing is off, or sent elsewhere"
         yield HINT, _tracing(around)
+        yield HINT, WAIT_LONGER
 
 
 def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
@@ -113,6 +114,7 @@ def _without_span(trail: Trail, around: Surroundings) -> Iterator[Line]:
             f"{text}: the engine's tracing is off or sent elsewhere, or the gateway marks the trace as not sampled",
         )
         yield HINT, _tracing(around)
+        yield HINT, WAIT_LONGER
         yield HINT, ASK_ENGINE
 
 

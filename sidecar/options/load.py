@@ -40,7 +40,7 @@ from sidecar.options.fields import (
     several,
     time_option,
 )
-from sidecar.options.spans import ExportOptions, OtlpListen, SpanOptions
+from sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
 ARRIVALS = Group("Open loop", sort_key=2.5)
@@ -130,6 +130,14 @@ class DoctorOptions(ContactOptions):
         ),
     ] = None
     otlp_listen: OtlpListen = None
+    wait: Annotated[
+        Pause,
+        time_option(
+            SPANS,
+            "How long to wait for spans. Exporters send every 5 s; one that found no receiver before may wait two "
+            "minutes until it tries again.",
+        ),
+    ] = 12.0
     verbose: Verbose = False
 
 

@@ -14,7 +14,6 @@ from processes import engine, sidelight
 
 from sidecar import doctor
 from sidecar.cli import free_pair
-from sidecar.doctor import passage
 from sidecar.doctor.delivery import delivery_lines
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import check_doctor
@@ -39,9 +38,8 @@ Through = Callable[..., Awaitable[Examined]]
 
 
 @pytest.fixture
-def through(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Through:
+def through(capsys: pytest.CaptureFixture[str]) -> Through:
     """Examine a gateway of one way before an engine, whose spans have come when its reply has."""
-    monkeypatch.setattr(passage, "WAIT_S", 0.0)
 
     async def run(way: Way, *, direct: bool = False, traced: bool = True, request_id: bool = True) -> Examined:
         address = free_pair()
@@ -52,7 +50,7 @@ def through(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             gateway(way, echo.url, collector) as entrance,
         ):
             urls = (echo.url,) if direct else ()
-            options = DoctorOptions(url=urls, gateway=entrance, otlp_listen=address, request_id=request_id)
+            options = DoctorOptions(url=urls, gateway=entrance, otlp_listen=address, request_id=request_id, wait=0.0)
             code = await doctor.examine(options)
         lines = capsys.readouterr().out.replace(address, "LISTEN").replace(entrance, "GATEWAY").splitlines()
         return Examined(code=code, lines=lines, reached=echo.seen[-1] if echo.seen else {})
