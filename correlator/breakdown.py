@@ -66,6 +66,7 @@ E2E_PARTS = (
     Part(name="other", label="other", column="e2e_other", error="engine_frontend"),
 )
 ENGINE_FRONTEND = Part(name="engine_frontend", label="engine frontend", within="other", error="engine_frontend")
+SCHEDULER_INTAKE = Part(name="scheduler_intake", label="scheduler intake", within="other")
 GATEWAY_REQUEST = Part(name="gateway_request", label="before its call", within="gateway")
 # The most that gateways can have taken, where the first output of the outermost is not known.
 GATEWAY_AT_MOST = Part(name="gateway_at_most", label="gateway at most", error="unstated")
@@ -77,6 +78,7 @@ INNER_PARTS = (
     Part(name="beyond_round_trip", label="proxies and HTTP", within="network", error="unstated"),
     GATEWAY_REQUEST,
     ENGINE_FRONTEND,
+    SCHEDULER_INTAKE,
     Part(name="blank_output", label="blank output", within="other", by_client=True),
 )
 # What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
@@ -104,8 +106,10 @@ class Parts:
     gateway_request_s       of gateway_s, before they called the next server
     gateways                the gateways by themselves, outermost first: a tuple of GatewayPart
     queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
-    other_s                 the rest of TTFT: engine_frontend_s (in the engine, neither queue nor prefill),
-                            blank_output_s (first output to first token that is not blank), and what `merged` names
+    other_s                 the rest of TTFT: engine_frontend_s (in the engine, but in none of its other parts),
+                            scheduler_intake_s (from its API process to its scheduler, before the queue; NaN: in
+                            engine_frontend_s), blank_output_s (first output to first token that is not blank), and
+                            what `merged` names
     decode_s                first to last token by the engine
     e2e_other_s             the rest of e2e_s, decode_s taken out too: of other_s what was not decoding, and how much
                             longer than the engine's first token its last was on the way
@@ -132,6 +136,7 @@ class Parts:
     gateway_request_s: Floats
     gateway_at_most_s: Floats
     engine_frontend_s: Floats
+    scheduler_intake_s: Floats
     queue_s: Floats
     prefill_s: Floats
     blank_output_s: Floats
@@ -215,9 +220,7 @@ def break_down(
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
-        engine_frontend_s=engine.frontend_s,
-        queue_s=engine.queue_s,
-        prefill_s=engine.prefill_s,
+        **{name: column for name, column in engine._asdict().items() if name != "outside_s"},
         blank_output_s=span_s(output_ns, requests.first_token_ns),
         decode_s=joined.decode_s,
         other_s=np.where(known, ttft_s - before_s, np.nan),
@@ -238,7 +241,8 @@ class _EngineTimes(NamedTuple):
     """Columns [n] in s, NaN where unknown: outside the engine, and within it."""
 
     outside_s: Floats
-    frontend_s: Floats
+    engine_frontend_s: Floats
+    scheduler_intake_s: Floats
     queue_s: Floats
     prefill_s: Floats
 
@@ -251,15 +255,18 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     exact = joined.source != "none"
     outside_s = wait_s - joined.ttft_s
     frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
+    # It is by the stamps of two processes, which the engine's TTFT is not.
+    intake_s = np.where(joined.scheduler_intake_s > frontend_s + SLACK_S, np.nan, joined.scheduler_intake_s)
     outside_s[(outside_s < -SLACK_S) | (frontend_s < -SLACK_S)] = np.nan
     whole_s = e2e_s - joined.e2e_s
     whole_s[whole_s < -SLACK_S] = np.nan
     outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)
     outside_s = np.where(exact, outside_s, attribution.network_s)
-    frontend_s = np.where(exact, frontend_s, attribution.engine_frontend_s)
+    frontend_s = np.where(exact, frontend_s - np.nan_to_num(intake_s), attribution.engine_frontend_s)
     return _EngineTimes(
         outside_s=outside_s,
-        frontend_s=np.where(np.isnan(outside_s), np.nan, frontend_s),
+        engine_frontend_s=np.where(np.isnan(outside_s), np.nan, frontend_s),
+        scheduler_intake_s=intake_s,
         queue_s=np.where(exact, joined.queue_s, attribution.queue_s),
         prefill_s=np.where(exact, joined.prefill_s, attribution.prefill_s),
     )
@@ -324,9 +331,8 @@ def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
 def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
     """Name what other_s holds because no source tells it apart."""
     labels = ("network", "queue", "prefill", ENGINE_FRONTEND.label)
-    unknown = (
-        np.isnan(np.column_stack((network_s, engine.queue_s, engine.prefill_s, engine.frontend_s))) & rows[:, None]
-    )
+    columns_s = (network_s, engine.queue_s, engine.prefill_s, engine.engine_frontend_s)
+    unknown = np.isnan(np.column_stack(columns_s)) & rows[:, None]
     patterns, place = np.unique(unknown, axis=0, return_inverse=True)
     names = [_listed([label for label, absent in zip(labels, row, strict=True) if absent]) for row in patterns.tolist()]
     return np.array(names, dtype=np.object_)[place.reshape(-1)] if names else np.empty(0, dtype=np.object_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panels import SIDECAR, Row, heatmap, lines, quantile, stack, total
 
-from correlator.breakdown import ENGINE_FRONTEND, TTFT_PARTS
+from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 
 QUEUE = f'{SIDECAR}, part="queue"'
 TTFT_BY_PART = total("sidelight_ttft_part_seconds_sum", SIDECAR, by="part")
@@ -40,9 +40,8 @@ WHERE_TTFT_WENT = Row(
                 for part in TTFT_PARTS
             }
             | {
-                ENGINE_FRONTEND.name: quantile(
-                    0.99, "sidelight_inner_part_seconds", f'{SIDECAR}, part="{ENGINE_FRONTEND.name}"'
-                )
+                part.name: quantile(0.99, "sidelight_inner_part_seconds", f'{SIDECAR}, part="{part.name}"')
+                for part in (ENGINE_FRONTEND, SCHEDULER_INTAKE)
             },
             "Which part makes the worst requests slow: it is often another than the one that makes the mean. "
             "Quantiles of parts do not add up to the quantile of the whole.",

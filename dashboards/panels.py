@@ -29,6 +29,7 @@ COLOURS = {
     "network": "blue",
     "gateway": "light-blue",
     "engine_frontend": "orange",
+    "scheduler_intake": "dark-orange",
     "decode": "green",
     "other": "#8e8e8e",
     "waiting": "purple",

@@ -13,6 +13,7 @@ RECEIVER = Row(
                 "spans": total("sidelight_receiver_spans_total", SIDECAR),
                 "exports": total("sidelight_receiver_exports_total", SIDECAR),
                 "spans that came again": total("sidelight_window_repeated_spans_total", SIDECAR),
+                "health probes": total("sidelight_health_probes_total", SIDECAR),
             },
             "Nothing here while traffic goes on: the engine's or the gateway's exporter is off, or sends elsewhere.",
             unit="ops",

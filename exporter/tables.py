@@ -31,6 +31,7 @@ SERVER_TIMINGS = (
     "server_decode_ms",
     "server_ttft_ms",
     "server_e2e_ms",
+    "server_scheduler_intake_ms",
     "server_load_ms",
     "server_prompt_tps",
     "server_generation_tps",

@@ -1,4 +1,4 @@
-"""Recordings of a real vLLM as the logs of a run have them: requests, the engine's spans, and its scraped pages."""
+"""Recordings of real engines as the logs of a run have them: requests, the engine's spans, and its scraped pages."""
 
 from __future__ import annotations
 
@@ -67,27 +67,30 @@ class Case:
         return replace(self, requests=requests, queue_s=self.queue_s[seen], prefill_s=self.prefill_s[seen])
 
 
-def recording(name: str) -> Recording:
-    """Read a recording of those in `shared`; where there is none, the test is skipped."""
-    return read(_present(name))
+def recording(name: str, engine: str = "vllm", *, scraped: bool = True) -> Recording:
+    """Read a recording of those in `shared`, with its scrapes or without; where there is none, the test is skipped."""
+    return read(present(name, engine), scraped=scraped)
 
 
 def whole_case(name: str) -> Case:
     """Read a recording of those in `shared` with its truth; where there is none, the test is skipped."""
-    return case_of(_present(name))
+    return case_of(present(name))
 
 
-def _present(name: str) -> Path:
-    path = SHARED / "fixtures/vllm/recorded" / name
-    if not path.is_dir():
+def present(name: str, engine: str = "vllm") -> Path:
+    """Return where a recording is; where there is none, the test is skipped."""
+    path = SHARED / f"fixtures/{engine}/recorded" / name
+    if not path.exists():
         pytest.skip(f"no recording at {path}")
     return path
 
 
-def read(path: Path) -> Recording:
-    """Read a recording with its scrapes."""
+def read(path: Path, *, scraped: bool = True) -> Recording:
+    """Read a recording, with its scrapes or without."""
     anchor = json.loads((path / "load_meta.json").read_text(encoding="utf-8"))["anchor_start"]
     case = recorded(lines(path / "requests.jsonl.gz"), lines(path / "otlp_exports.jsonl.gz"), anchor)
+    if not scraped:
+        return case
     return replace(case, endpoints=build(rows(pages(path / "scrapes.jsonl.gz", anchor["unix_ns"] - anchor["mono_ns"]))))
 
 

@@ -66,7 +66,10 @@ def snapshot(step: int) -> Snapshot:
         ),
         parts=PartCounts(
             ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
-            inner={("engine_frontend", "trace"): observed(step, 0.02, LATENCY_BOUNDS_S)},
+            inner={
+                (part, "trace"): observed(step, 0.02, LATENCY_BOUNDS_S)
+                for part in ("engine_frontend", "scheduler_intake")
+            },
             e2e={
                 ("decode", "trace"): observed(step, 1.5, LATENCY_BOUNDS_S),
                 ("other", "trace"): observed(step, 0.1, LATENCY_BOUNDS_S),

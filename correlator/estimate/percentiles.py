@@ -2,13 +2,14 @@
 
 A first bucket of 0.3 s says almost nothing of a prefill of 50 ms; the estimates of single requests do. Those are of our
 requests, so that they stand for the server's percentiles only where there was next to no other traffic. Means need no
-estimates, and stand in for a breakdown by request in a run that is too short for one.
+estimates, and stand in for a breakdown by request in a run that is too short for one, or whose engine observes its
+times at different moments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,12 +20,17 @@ from correlator.estimate.table import Attribution
 from rundir.columns import Floats, Ints
 from rundir.stats import Missing
 from scraper import quantiles
+from scraper.engines import canonical, detect
 from scraper.quantiles import Estimates
+from scraper.series.resets import restarts_of, rising_histogram
+from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
 LEAST_COVERED = 0.95
 NORMAL_95 = 1.645
 NO_SERVER = "no server offers queue and prefill times"
+# Each observed once of every request that is served.
+_ONCE = {"queue_time": "queue", "prefill_time": "prefill", "ttft": "TTFT", "e2e_latency": "end-to-end"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,8 @@ class ServerMeans:
     """Mean TTFT, s, of the client's requests that ended in a window, and the server's mean queue and prefill time.
 
     `ratio` is server over client requests: above 1 the server finished requests that are not ours. Where there are no
-    means, `missing` says why, and they are None.
+    means, `missing` says why, and they are None. `outside_s` is what passed outside the server, and `proof` says why
+    its sums are those of the client's requests: both only where that follows from its counts (`drained_means`).
     """
 
     client_requests: int
@@ -107,6 +114,8 @@ class ServerMeans:
     queue_s: float | None
     prefill_s: float | None
     missing: str | None
+    outside_s: float | None = None
+    proof: str = ""
 
 
 def server_means(
@@ -156,3 +165,66 @@ def server_means(
         prefill_s=None if missing else prefill_s / count,
         missing=missing,
     )
+
+
+def drained_means(
+    means: ServerMeans, endpoints: Sequence[EndpointSeries], window: Window, *, sent: int, wait_s: float
+) -> ServerMeans:
+    """Return the means with those of servers that observe queue and prefill at other moments than a request's end.
+
+    Over any window their sums are of different requests; over all of a run that was drained they are of the same, if
+    each of the four counts is that of the requests `sent`, all of which succeeded. `means` are the client's, with why
+    there are none of the server's; `wait_s` is the mean wait for a first output.
+    """
+    increases = [_increases(endpoint, window) for endpoint in endpoints]
+    known = [increase for increase in increases if increase is not None]
+    if not known or len(known) < len(increases):
+        return means
+    counts, sums_s = np.sum(known, axis=0).T
+    if (counts != sent).any():
+        shown = ", ".join(f"{name} {count:,.0f}" for name, count in zip(_ONCE.values(), counts, strict=True))
+        why = f"over the whole run it counted {shown}, and {sent:,} requests were sent"
+        return replace(means, missing=f"{means.missing}; {why}")
+    if means.client_requests != sent:
+        why = f"{means.client_requests:,} of {sent:,} requests succeeded with a first token, and its sums are of all"
+        return replace(means, missing=f"{means.missing}; {why}")
+    queue_s, prefill_s, ttft_s, _ = (sums_s / sent).tolist()
+    return replace(
+        means,
+        server_requests=sent,
+        ratio=1.0,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        outside_s=wait_s - ttft_s,
+        missing=None,
+        proof=(
+            "it observes its times at different moments, so that single requests cannot be estimated; but over the "
+            f"whole run it observed queue, prefill, TTFT and end-to-end time of {sent:,} requests each, as many as "
+            "were sent"
+        ),
+    )
+
+
+def _increases(endpoint: EndpointSeries, window: Window) -> list[tuple[float, float]] | None:
+    """Return by how much count and sum of each histogram of `_ONCE` rose from the last scrape before a window to the
+    last of all; None where one is not there, where nothing was scraped before, and where the server restarted.
+    """
+    engine = detect(endpoint.series)
+    first = int(np.searchsorted(endpoint.response_ns, window.start_ns, side="right")) - 1
+    if engine is None or first < 0:
+        return None
+    sources, restarts = canonical(endpoint.series, engine.name), restarts_of(endpoint)
+    increases = []
+    for name in _ONCE:
+        source = sources[name]
+        if isinstance(source, Missing) or any(min(columns.count, columns.sum) < 0 for columns in source.histograms):
+            return None
+        risen = [rising_histogram(endpoint, columns, restarts) for columns in source.histograms]
+        if any(histogram.resets[first + 1 :].any() for histogram in risen):
+            return None
+        count, sum_s = (
+            float(sum(column[-1] - column[first] for column in columns))
+            for columns in zip(*((histogram.count, histogram.sum) for histogram in risen), strict=True)
+        )
+        increases.append((count, sum_s))
+    return increases

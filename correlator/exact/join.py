@@ -56,7 +56,9 @@ def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: 
         return f"the server answered HTTP {http_status}"
     if status in ("cancelled", "failed", "in_flight"):
         fate = {"cancelled": "was cancelled", "failed": "failed", "in_flight": "did not end"}[status]
-        return f"it {fate}, and engines report only requests that they finished"
+        longer = [reason for reason in why if reason.endswith("than the client waited")]
+        went_on = f"the engine went on: {longer[0]}" if longer else "engines report only requests that they finished"
+        return f"it {fate}, and {went_on}"
     if not any("span" in reason or "share" in reason for reason in why):
         why = ["no span of it came" if any_spans else "no spans came", *why]
     return "; ".join(dict.fromkeys(why))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from correlator.exact.table import TIMES, ExactTimes
+from correlator.exact.table import ALL_TIMES, ExactTimes
 from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
 from scraper import engines
@@ -71,13 +71,16 @@ def by_request_id(
 def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
     """Return the times of the span whose token came first; of the others only the longest decode.
 
-    None where no span states queue or prefill.
+    None where no span states queue or prefill. A span without a TTFT, where others of its process state theirs, had no
+    token: for several choices SGLang first fills its prefix cache, by requests with spans of their own.
     """
     stating = [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
     if not stating:
         return None
-    first = min(stating, key=lambda place: _first_token_ns(spans, place))
-    times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in TIMES}
+    with_token = {spans.clock[place] for place in stating if np.isfinite(spans.ttft_s[place])}
+    choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
+    first = min(choices, key=lambda place: _first_token_ns(spans, place))
+    times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
     times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
     # Engines that shared a request may have clocks of their own.
     alike = [place for place in stating if spans.clock[place] == spans.clock[first]]

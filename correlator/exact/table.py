@@ -11,6 +11,7 @@ from rundir.columns import Floats, Ints, Texts
 
 SOURCES = ("trace", "request id", "response", "none")
 TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
+ALL_TIMES = (*TIMES, "scheduler_intake")  # with what some sources state besides
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
 SLACK_S = 0.010
 
@@ -23,6 +24,7 @@ class Joined:
     reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from the request's arrival at the
                             server to its first and last token
+    scheduler_intake_s      float64, from the engine's API process to its scheduler; NaN where it is not stated
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
     span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
                             shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
@@ -37,6 +39,7 @@ class Joined:
     decode_s: Floats
     ttft_s: Floats
     e2e_s: Floats
+    scheduler_intake_s: Floats
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
@@ -55,6 +58,7 @@ class ExactTimes:
     decode_s: float
     ttft_s: float
     e2e_s: float
+    scheduler_intake_s: float = np.nan
     arrival_ns: int = -1
     end_ns: int = -1
     span_id: str = ""
@@ -74,7 +78,7 @@ def unjoined(size: int) -> Joined:
     return Joined(
         source=texts("none"),
         reason=texts(""),
-        **{f"{name}_s": np.full(size, np.nan) for name in TIMES},
+        **{f"{name}_s": np.full(size, np.nan) for name in ALL_TIMES},
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
         span_id=texts(""),
@@ -88,7 +92,8 @@ def put(
     """Write one request's times and return '', or return why they cannot be those of a request.
 
     No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
-    first token, `ttft_s`, and with the decode within all that it waited; a decode beyond that is left out.
+    first token, `ttft_s`, and with the decode within all that it waited. A decode beyond that is left out, and a
+    scheduler's intake beyond the first token.
     """
     states = "reply" if source == "response" else "span"
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
@@ -99,11 +104,13 @@ def put(
     if sum(parts_s) > ttft_s + SLACK_S:
         return f"its {states} tells a queue and prefill longer than the client's TTFT"
     table.source[row] = source
-    for name in TIMES:
+    for name in ALL_TIMES:
         time_s = getattr(times, f"{name}_s")
         getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
     if sum(parts_s) + times.decode_s > waited_s + SLACK_S:
         table.decode_s[row] = np.nan
+    if sum(parts_s) + times.scheduler_intake_s > ttft_s + SLACK_S:
+        table.scheduler_intake_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns

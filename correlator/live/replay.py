@@ -36,6 +36,7 @@ class Replayed:
     from_ns     when the first span came that is in this; None where none did
     missing     requests without a breakdown of the TTFT by reason, those without a client's span too
     engine_spans, repeated, evicted  spans of engines' requests; spans that came again; spans that had to make room
+    probes      spans of health probes that engines served like requests
     dropped     older requests that were too many to keep
     shortened   older records were deleted or left out
     """
@@ -48,6 +49,7 @@ class Replayed:
     engine_spans: int
     repeated: int
     evicted: int
+    probes: int
     dropped: int
     shortened: bool
 
@@ -110,6 +112,7 @@ class Replay:
             engine_spans=self._requests.spans.engine_spans,
             repeated=self._requests.spans.repeated,
             evicted=self._requests.spans.evicted,
+            probes=self._requests.spans.probes,
             dropped=self._dropped,
             shortened=self._shortened or self._dropped > 0,
         )

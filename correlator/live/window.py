@@ -32,7 +32,7 @@ class TraceWindow:
     """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`.
 
     `repeated` spans came again, `evicted` had to make room for newer ones, `engine_spans` of engines' requests were
-    given out. `defective` requests (at least) were in
+    given out, `probes` are of health probes, which are no requests. `defective` requests (at least) were in
     traces that could not be read for a defect of ours: `guard`, which each trace is read under, decides what becomes
     of the exception; such a trace is dropped, and costs no other.
     """
@@ -48,6 +48,7 @@ class TraceWindow:
         self.repeated = 0
         self.evicted = 0
         self.engine_spans = 0
+        self.probes = 0
         self.defective = 0
         self._guard = guard
         self._settle_ns = round(settle_s * 1e9)
@@ -135,6 +136,8 @@ class TraceWindow:
             copy = own_copy(received)
             self._bytes += copy.span.ByteSize()
             (trace.engine if role == "request" else trace.stages)[span.span_id] = copy
+        if role == "probe":
+            self.probes += 1
         trace.newest_ns, trace.look_ns = received_ns, 0
         self._open[span.trace_id] = None
         self._span_count += 1

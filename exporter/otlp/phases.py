@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, Parts, network_label
+from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, SCHEDULER_INTAKE, Parts, network_label
 from loadgen.requests.table import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}
@@ -56,6 +56,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
         ("gateway", parts.gateway_s[place]),
         (parts.merged[place], _merged_s(parts, place)),
         (ENGINE_FRONTEND.label, parts.engine_frontend_s[place]),
+        (SCHEDULER_INTAKE.label, parts.scheduler_intake_s[place]),
         ("queue", parts.queue_s[place]),
         ("prefill", parts.prefill_s[place]),
     ]
@@ -84,7 +85,7 @@ def _merged_s(parts: Parts, place: int) -> float:
     """Return what `other` includes for want of a source, NaN where there is nothing."""
     if not parts.merged[place]:
         return math.nan
-    known = (parts.engine_frontend_s[place], parts.blank_output_s[place])
+    known = (parts.engine_frontend_s[place], parts.scheduler_intake_s[place], parts.blank_output_s[place])
     return float(parts.other_s[place] - sum(time_s for time_s in known if time_s > 0))
 
 

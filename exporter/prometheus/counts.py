@@ -12,14 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, GATEWAY_REQUEST, SOURCES, TTFT_PARTS, Part, Parts
+from correlator.breakdown import (
+    E2E_PARTS,
+    ENGINE_FRONTEND,
+    GATEWAY_REQUEST,
+    SCHEDULER_INTAKE,
+    SOURCES,
+    TTFT_PARTS,
+    Part,
+    Parts,
+)
 from correlator.estimate.table import QUALITIES
 from correlator.gateways import FIRST_OUTPUT, GatewayPart
 from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
-INNER = (ENGINE_FRONTEND, GATEWAY_REQUEST)
+INNER = (ENGINE_FRONTEND, SCHEDULER_INTAKE, GATEWAY_REQUEST)
 NO_GATEWAY = "no_gateway"
 
 

@@ -223,8 +223,8 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
-    what = "What parts of each request's time consist of, where it is known: engine_frontend of other, gateway_request "
-    what += "of gateway, before it called the next server."
+    what = "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
+    what += "other, gateway_request of gateway, before it called the next server."
     yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
     for name, what, label, numbers in (
         ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
@@ -249,6 +249,7 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
         ("watch_cpu_seconds", "CPU time of the process that serves this page.", counts.cpu_s),
         ("window_repeated_spans", "Spans that came again, and count once.", counts.repeated),
         ("window_evicted_spans", "Spans that had to make room for newer ones.", counts.evicted),
+        ("health_probes", "Health probes that engines served like requests: their spans are left out.", counts.probes),
     ):
         yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
     refused = {kind: received[kind] for kind in REFUSED if kind in received}

@@ -137,7 +137,8 @@ class WatchCounts:
     `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
     ended on their own. `forward_queue` is what waits for the next collector by `exports`, `bytes` and `limit_bytes`,
     empty where nothing is forwarded. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too
-    many. `errors` are defects of ours that cost what had just come; `cpu_s` is of the process that serves the page.
+    many, `probes` are of health probes. `errors` are defects of ours that cost what had just come; `cpu_s` is of the
+    process that serves the page.
     """
 
     receiver: Mapping[str, int]
@@ -148,6 +149,7 @@ class WatchCounts:
     sizes: Mapping[str, int]
     repeated: int
     evicted: int
+    probes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

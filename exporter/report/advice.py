@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 from exporter.report.format import cell, percent, spoken
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
@@ -165,8 +165,20 @@ def _gateway(summary: Summary) -> Advice | None:
 
 
 def _inside(summary: Summary) -> Advice | None:
-    """Return how long the API server took, which is the engine outside queue and prefill."""
-    frontend = summary.correlation.breakdown.engine_frontend_ms
+    """Return how long the API server took, or how long requests waited for the scheduler to take them in: the engine
+    outside queue and prefill.
+    """
+    frontend, intake = (
+        getattr(summary.correlation.breakdown, json_name(part)) for part in (ENGINE_FRONTEND, SCHEDULER_INTAKE)
+    )
+    if (intake.share_of_ttft or 0.0) >= LARGE:
+        return Advice(
+            seen=(
+                f"Requests waited {spoken(intake.mean)} in the mean until the engine's scheduler took them in, which "
+                "it does only between two of its steps"
+            ),
+            cure=f"shorten its steps: smaller prefill chunks, fewer running requests{_named(_limits(summary).running)}",
+        )
     if (frontend.share_of_ttft or 0.0) < LARGE:
         return None
     return Advice(

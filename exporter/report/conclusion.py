@@ -90,8 +90,12 @@ def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) ->
     """Return the parts in words, the largest first, without those that are hardly worth a word."""
     breakdown = correlation.breakdown
     where = places(shares, breakdown.merged, correlation.requests)
-    if (breakdown.engine_frontend_ms.share_of_ttft or 0.0) > MOSTLY * (shares["other"] or 0.0) > 0:
-        where["other"] = "in the engine's API server"
+    for part, place in (
+        (breakdown.engine_frontend_ms, "in the engine's API server"),
+        (breakdown.scheduler_intake_ms, "waiting for the engine's scheduler to take requests in"),
+    ):
+        if (part.share_of_ttft or 0.0) > MOSTLY * (shares["other"] or 0.0) > 0:
+            where["other"] = place
     known = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
     (largest, first), *others = known
     words = [f"{percent(largest)} was spent {where[first]}"]

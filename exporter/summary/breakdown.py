@@ -19,6 +19,7 @@ from correlator.breakdown import (
     GATEWAY_AT_MOST,
     GATEWAY_REQUEST,
     INNER_PARTS,
+    SCHEDULER_INTAKE,
     SEND,
     SOURCES,
     TTFT_PARTS,
@@ -177,7 +178,12 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     ]
     prefill_ms: Annotated[TtftPart, doc("First scheduling to first token.", "ms")]
     other_ms: Annotated[
-        TtftPart, doc("The rest of TTFT: `engine_frontend_ms`, `blank_output_ms`, and what `merged` names.", "ms")
+        TtftPart,
+        doc(
+            "The rest of TTFT: `engine_frontend_ms`, `scheduler_intake_ms`, `blank_output_ms`, and what `merged` "
+            "names.",
+            "ms",
+        ),
     ]
     request_network_ms: Annotated[
         TtftPart,
@@ -191,8 +197,16 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     engine_frontend_ms: Annotated[
         TtftPart,
         doc(
-            "Of `other_ms`: in the engine, neither queue nor prefill (tokenising, the wait for the running step, "
+            "Of `other_ms`: in the engine, but in none of its other parts (tokenising, the wait for the running step, "
             "output processing).",
+            "ms",
+        ),
+    ]
+    scheduler_intake_ms: Annotated[
+        TtftPart,
+        doc(
+            "Of `other_ms`: from the engine's API process to its scheduler, which takes requests in only between two "
+            "steps; before the queue. Only SGLang states it; elsewhere it is in `engine_frontend_ms`.",
             "ms",
         ),
     ]
@@ -338,6 +352,8 @@ def _why_unknown(of: Explained, part: Part) -> str:
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
         return "no span of a gateway came, or they say their first output"
+    if part.name == SCHEDULER_INTAKE.name:
+        return "no source separates it: included in engine_frontend_ms"
     if part.error == "unstated":
         return "no round trip was measured"
     if part.error == "clocks":
@@ -349,14 +365,17 @@ def _why_unknown(of: Explained, part: Part) -> str:
 def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
     """Return the parts whose means the histograms' sums give, in place of those of single requests."""
     ttft_ms, queue_ms, prefill_ms = (1e3 * (mean_s or 0.0) for mean_s in (means.ttft_s, means.queue_s, means.prefill_s))
-    means_ms = {"queue_ms": queue_ms, "prefill_ms": prefill_ms, "other_ms": ttft_ms - queue_ms - prefill_ms}
+    means_ms = {"queue_ms": queue_ms, "prefill_ms": prefill_ms}
+    if means.outside_s is not None:
+        means_ms["network_ms"] = 1e3 * means.outside_s
+    means_ms["other_ms"] = ttft_ms - sum(means_ms.values())
     return {
         name: TtftPart(
             count=means.server_requests,
             **dict.fromkeys(STATISTICS) | {"mean": mean_ms},
             share_of_ttft=mean_ms / ttft_ms if ttft_ms else None,
             source="histogram",
-            error_ms=None,
+            error_ms=0.0 if means.proof else None,
             missing=f"only the mean is known: {why}",
         )
         for name, mean_ms in means_ms.items()

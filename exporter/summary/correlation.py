@@ -166,6 +166,9 @@ class ReceivedSpans(Struct, frozen=True, kw_only=True):
     forward_dropped: Annotated[Count, doc("Exports that it did not accept.", "exports")]
     off_clock: Annotated[Count, doc("Spans stamped by a clock far from ours, and not read.", "spans")]
     request_spans: Annotated[Count, doc("Spans that describe a request of an engine.", "spans")]
+    health_probes: Annotated[
+        Count, doc("Spans of health probes that an engine served like requests: left out.", "spans")
+    ]
     receiver_deaths: Annotated[Count, doc("Receivers that ended unexpectedly.", "receivers")]
 
 
@@ -301,7 +304,7 @@ def correlation(of: Findings) -> Correlation:
     if not parts.covered.any():
         missing = _why_none(of, timed, comparable=comparable)
         if missing is None:
-            why = _commonest(of.attribution.reason[timed])
+            why = means.proof or _commonest(of.attribution.reason[timed])
             breakdown = structs.replace(breakdown, **means_of(means, why), means_only=why)
     return Correlation(
         missing=missing or UNSET,

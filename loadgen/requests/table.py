@@ -111,6 +111,7 @@ class RequestLog:
     server_decode_ms: Floats
     server_ttft_ms: Floats
     server_e2e_ms: Floats
+    server_scheduler_intake_ms: Floats
     server_load_ms: Floats
     server_prompt_tps: Floats
     server_generation_tps: Floats
@@ -336,7 +337,10 @@ _OF_REPLY = (
     "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",
     "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
 )  # fmt: skip
-_OF_TIMINGS = ("queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "load_ms", "prompt_tps", "generation_tps")
+_OF_TIMINGS = (
+    "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "scheduler_intake_ms", "load_ms", "prompt_tps",
+    "generation_tps",
+)  # fmt: skip
 _DTYPES = {"Ints": np.int64, "Floats": np.float64, "Texts": np.object_, "Bools": np.bool_}
 
 

@@ -104,25 +104,35 @@ class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
 
 class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
     """One way to a time: an attribute (s, or a text such as 1.2ms), `less` another of the times; or from where the
-    first of the `begin` spans under the request's begins to where the next `end` span ends.
+    first of the `begin` spans under the request's begins to where the next `end` span ends; or what lies between two
+    stages, from where the first `after` span ends to where the first `until` span begins.
     """
 
     attribute: str = ""
     less: str = ""
     begin: tuple[str, ...] = ()
     end: str = ""
+    after: str = ""
+    until: str = ""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Return the names of the spans that it is read from."""
+        return tuple(name for name in (*self.begin, self.end, self.after, self.until) if name)
 
 
 class Spans(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
-    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt.
+    the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. `probe_ids` is how the engine's ids
+    of health probes begin, which it serves like requests.
     """
 
     match: tuple[SpanMatch, ...]
     request_id: str = ""
     ids: tuple[str, ...] = ()
+    probe_ids: str = ""
     times: dict[str, tuple[SpanTime, ...]] = {}
 
 
@@ -164,6 +174,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
       prompt without what was cached.
     - `version_paths` are asked for a JSON object whose `version` is the engine's.
     - `seen` is what all this was compared with, `seen_as` which server or pages that were.
+    - `probe_path` tells whether the engine is up, where asking its usual path for that costs a request.
     """
 
     name: str = msgspec.field(name="engine")
@@ -171,6 +182,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
     title: str
     pages: tuple[str, ...]
     version_paths: tuple[str, ...] = ()
+    probe_path: str = ""
     versions: str
     seen: Seen
     seen_as: str

@@ -38,7 +38,8 @@ class SpanKind:
     """What a span is.
 
     role          an engine's `request`; a `stage` of one; the own span of a `gateway` that the catalogue knows, or its
-                  call of the next server (`gateway_call`); another `call` of a model; or `other`
+                  call of the next server (`gateway_call`); another `call` of a model; a health `probe` that an engine
+                  served like a request; or `other`
     engine        the name of a request's engine, or of a gateway; `spans` is how an engine's spans tell times
     is_call       it says that it is one call of a model, by whichever client or server
     tells_all     it is a request whose times the span itself tells, without its stages
@@ -47,7 +48,7 @@ class SpanKind:
     any_service   of a gateway: its service's name may be the client's or the engine's
     """
 
-    role: Literal["request", "gateway", "gateway_call", "stage", "call", "other"]
+    role: Literal["request", "gateway", "gateway_call", "stage", "call", "probe", "other"]
     engine: str = ""
     spans: Spans | None = None
     is_call: bool = False
@@ -58,7 +59,7 @@ class SpanKind:
 
 
 _STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
-_CALL = SpanKind(role="call", is_call=True)
+_CALL, _PROBE = SpanKind(role="call", is_call=True), SpanKind(role="probe")
 OTHER = SpanKind(role="other")
 _KINDS = {
     "internal": Span.SPAN_KIND_INTERNAL,
@@ -129,7 +130,7 @@ def classify(span: Span, scope: str) -> SpanKind:
     """
     for matches, kind in _requests():
         if any(_matches(span, scope, match) for match in matches):
-            return kind
+            return _PROBE if kind.spans is not None and _is_probe(span, kind.spans) else kind
     if span.name in _stages():
         return _stages()[span.name]
     is_call = _is_call(span)
@@ -178,7 +179,7 @@ def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
     for name in engine_names():
         spans = catalogue(name).spans
         if spans is not None:
-            staged = any(way.begin for ways in spans.times.values() for way in ways)
+            staged = any(way.stages for ways in spans.times.values() for way in ways)
             kind = SpanKind(role="request", engine=name, spans=spans, is_call=True, tells_all=not staged)
             kinds.append((spans.match, kind))
     return tuple(kinds)
@@ -201,7 +202,7 @@ def _gateways() -> tuple[tuple[SpanMatch, SpanKind], ...]:
 def _stages() -> Mapping[str, SpanKind]:
     catalogues = [kind.spans for _, kind in _requests() if kind.spans is not None]
     ways = [(name, way) for spans in catalogues for name, ways in spans.times.items() for way in ways]
-    names = {name for _, way in ways for name in (*way.begin, way.end) if name}
+    names = {name for _, way in ways for name in way.stages}
     last = {way.end for time, way in ways if time == "prefill" and way.end}
     return {name: _LAST_STAGE if name in last else _STAGE for name in names}
 
@@ -216,6 +217,13 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
     shown = {attribute.key: attribute.value.string_value for attribute in span.attributes}
     return all(name in shown for name in match.attributes) and all(
         shown.get(name) == value for name, value in match.values.items()
+    )
+
+
+def _is_probe(span: Span, spans: Spans) -> bool:
+    return bool(spans.probe_ids) and any(
+        attribute.key == spans.request_id and attribute.value.string_value.startswith(spans.probe_ids)
+        for attribute in span.attributes
     )
 
 

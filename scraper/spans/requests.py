@@ -16,8 +16,11 @@ from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import OFF_CLOCK, ReceivedSpan, plain
 
-TIMES = ("queue", "ttft", "prefill", "e2e", "decode")  # one may be what is left of another before it
+# One may be what is left of another before it.
+TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
 IMPOSSIBLE = "a time that is negative or no number"
+PROBE = "a health probe"
+_OVERLAP_S = 0.010  # by which a stage of one process may begin before that of another ends which it follows
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
 # A Duration of Rust as its {:?} shows it.
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
@@ -38,8 +41,8 @@ class EngineSpans:
     clock                   whose clock stamped it: what the sender's resource says of its process, "" for nothing
     engine                  its name in `scraper.engines`
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
-    queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the first and last
-                            token. As the engine states them, to the bit, where it states them itself
+    queue_s, prefill_s, decode_s, scheduler_intake_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the
+                            first and last token. As the engine states them, to the bit, where it states them itself
     off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
                             are here, so that its request can say why, but no times, and -1 for its stamps
     refused                 spans not used, by reason; `repeated` of them were the same span sent again
@@ -57,6 +60,7 @@ class EngineSpans:
     prefill_s: Floats
     e2e_s: Floats
     decode_s: Floats
+    scheduler_intake_s: Floats
     off_clock_s: Floats
     refused: Mapping[str, int]
 
@@ -90,7 +94,7 @@ class RequestSpans:
 
     - a span that came twice counts once; one with a `fault` or an impossible time is refused
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
-    - other spans are passed over
+    - other spans are passed over, and those of health probes counted
     """
 
     def __init__(self) -> None:
@@ -129,6 +133,8 @@ class RequestSpans:
             self._stages[key] = _Stage(
                 name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano
             )
+        elif kind.role == "probe" and not reason:
+            self._refused[PROBE] += 1
 
     def table(self) -> EngineSpans:
         """Return what came so far as columns."""
@@ -215,6 +221,8 @@ def _stated(request: _Request, attribute: str) -> float | None:
 
 
 def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
+    if way.after:
+        return _between(stages, way)
     begins = [stage.begin_ns for stage in stages if stage.name in way.begin]
     if not begins:
         return None
@@ -222,6 +230,15 @@ def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
     ends = [stage.end_ns for stage in stages if stage.name == way.end]
     ends = [end_ns for end_ns in ends if end_ns >= begin_ns]
     return (min(ends) - begin_ns) / 1e9 if ends else None
+
+
+def _between(stages: Sequence[_Stage], way: SpanTime) -> float | None:
+    ends = [stage.end_ns for stage in stages if stage.name == way.after]
+    begins = [stage.begin_ns for stage in stages if stage.name == way.until]
+    if not ends or not begins:
+        return None
+    between_s = (min(begins) - min(ends)) / 1e9
+    return max(between_s, 0.0) if between_s >= -_OVERLAP_S else None
 
 
 def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:

@@ -12,7 +12,13 @@ import numpy as np
 from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.intervals import Observed, observe, pick
-from correlator.estimate.percentiles import ServerMeans, ServerPercentiles, server_means, server_percentiles
+from correlator.estimate.percentiles import (
+    ServerMeans,
+    ServerPercentiles,
+    drained_means,
+    server_means,
+    server_percentiles,
+)
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
@@ -27,10 +33,11 @@ from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
 from exporter.summary.slowest import slowest
 from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.metrics import input_tokens, ttft_ns
+from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
 from rundir.stats import Missing
+from scraper.spans.requests import PROBE
 from scraper.window.window import Window, slice_edges
 from sidecar.directory import Run
 
@@ -162,6 +169,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
     return ReceivedSpans(
         **msgspec.structs.asdict(run.span_counts),
         request_spans=run.watched.engine_spans if run.watched else int(np.isnan(run.spans.off_clock_s).sum()),
+        health_probes=run.watched.probes if run.watched else run.spans.refused.get(PROBE, 0),
         receiver_deaths=run.receiver_deaths,
     )
 
@@ -170,10 +178,15 @@ def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) ->
     """Return what the histograms' sums tell of the run as a whole."""
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     ok = take(measured, measured.status == "ok")
-    return server_means(
+    means = server_means(
         ok.end_ns,
         ttft_ns(ok.submit_ns, ok.first_token_ns) / 1e9,
         times.observed,
         window,
         no_server=run.manifest.get("server_missing") or "",
     )
+    if run.watched is not None or any(isinstance(engine, Observed) for engine in times.observed):
+        return means
+    output_ns = np.where(ok.first_output_ns >= 0, ok.first_output_ns, ok.first_token_ns)
+    wait_s = float(np.mean(span_s(ok.submit_ns, output_ns))) if len(ok) else np.nan
+    return drained_means(means, run.endpoints, window, sent=len(measured), wait_s=wait_s)

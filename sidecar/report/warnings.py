@@ -16,7 +16,7 @@ from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary, errors_by_kind
 from rundir.columns import take
-from scraper.engines import QUANTITIES
+from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
 from scraper.window.summary import Server
 from sidecar.directory import Run
@@ -52,6 +52,7 @@ def warnings(
     )
     yield from _arrivals(check)
     yield from _comparability(client, correlation, watched=run.watched is not None)
+    yield from _probes(run, client, server, correlation)
     yield from _estimates(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
@@ -172,6 +173,25 @@ def _comparability(client: ClientSummary, correlation: Correlation, *, watched: 
             f"{client.requests.ok}: other traffic used it too, or scrapes are missing; the engine's numbers "
             "cover all of it"
         )
+
+
+def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
+    """Yield that an engine served health probes as requests: by their spans, else by its counts over a drained run."""
+    known = None if server.engine is None else catalogue(server.engine.name)
+    path = known.probe_path if known else ""
+    instead = f"; probe {path} instead, which generates nothing" if path else ""
+    biased = f"each counts in the engine's queue and prefill times and in its tokens{instead}"
+    count = correlation.spans.health_probes if correlation.spans else 0
+    open_requests = client.requests.cancelled + client.requests.in_flight
+    if count:
+        yield f"{count} health probes were served like requests; their spans are left out, but {biased}"
+    elif path and run.watched is None and not open_requests and server.queue_time and server.e2e_latency:
+        queued, ended = server.queue_time.stats.count or 0, server.e2e_latency.stats.count or 0
+        if queued > ended > 0:
+            yield (
+                f"the engine queued {queued:,.0f} requests and ended {ended:,.0f}: the others may be health probes, "
+                f"and then {biased}"
+            )
 
 
 def _estimates(run: Run) -> Iterator[str]:

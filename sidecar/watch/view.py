@@ -192,6 +192,7 @@ class WatchView:
                 sizes={**self._requests.spans.sizes, **self._requests.estimates.sizes},
                 repeated=self._requests.spans.repeated,
                 evicted=self._requests.spans.evicted,
+                probes=self._requests.spans.probes,
             ),
         )
 

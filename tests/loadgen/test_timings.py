@@ -135,12 +135,14 @@ def test_sglang():
     """In meta_info, of the native endpoint and of a chat; without --enable-metrics only the whole is there."""
     meta = {
         "id": "r", "finish_reason": {"type": "stop"}, "queue_time": 0.5, "forward_entry_time": 1700000000.5,
-        "prefill_finished_time": 1700000001.0, "request_finished_ts": 1700000003.0, "first_token_latency": 1.25,
+        "prefill_finished_time": 1700000001.0, "request_finished_ts": 1700000003.5, "first_token_latency": 1.25,
         "e2e_latency": 3.25, "decode_throughput": 60.0, "cached_tokens": 7,
+        "api_server_dispatch_finish_ts": 1699999999.75,
     }  # fmt: skip
     expected = ServerTimings(
-        source="sglang", queue_ms=500, prefill_ms=500, decode_ms=2000, ttft_ms=1250, e2e_ms=3250, generation_tps=60
-    )
+        source="sglang", queue_ms=500, prefill_ms=500, decode_ms=2000, ttft_ms=1250, e2e_ms=3250,
+        scheduler_intake_ms=250, generation_tps=60,
+    )  # fmt: skip
     native = _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON)
     _same(expected, native.timings)
     assert native.cached_tokens == 7
@@ -156,11 +158,12 @@ def test_the_queue_of_a_retracted_request_is_not_known():
     meta = {
         "finish_reason": {"type": "stop"}, "queue_time": 2.2769, "num_retractions": 1, "e2e_latency": 3.25,
         "forward_entry_time": 1700000000.5, "prefill_finished_time": 1700000001.0,
+        "api_server_dispatch_finish_ts": 1699999998.0,
     }  # fmt: skip
     expected = ServerTimings(source="sglang", prefill_ms=500, e2e_ms=3250)
     _same(expected, _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON).timings)
-    expected = ServerTimings(source="sglang", queue_ms=2276.9, prefill_ms=500, e2e_ms=3250)
-    meta["num_retractions"] = 0
+    expected = ServerTimings(source="sglang", queue_ms=2276.9, prefill_ms=500, e2e_ms=3250, scheduler_intake_ms=0)
+    meta["num_retractions"], meta["api_server_dispatch_finish_ts"] = 0, 1699999998.2236
     _same(expected, _read(json.dumps({"text": "a", "meta_info": meta}).encode(), protocol="sglang", kind=JSON).timings)
 
 

@@ -19,6 +19,8 @@ from loadgen.protocols.reading.failures import UNREADABLE
 # A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
+_OVERLAP_MS = 10.0
+
 _Extra = TypeVar("_Extra", bound=msgspec.Struct)
 
 
@@ -31,6 +33,7 @@ class ServerTimings:
     prefill_ms         from there to the first token
     decode_ms          from the first token to the last
     ttft_ms, e2e_ms    from the server's receipt of the request to its first and last token
+    scheduler_intake_ms  from the server's API process to its scheduler, before the queue
     load_ms            until the model was loaded
     prompt_tps         prompt tokens/s of the prefill
     generation_tps     output tokens/s of the decode
@@ -43,6 +46,7 @@ class ServerTimings:
     decode_ms: float = math.nan
     ttft_ms: float = math.nan
     e2e_ms: float = math.nan
+    scheduler_intake_ms: float = math.nan
     load_ms: float = math.nan
     prompt_tps: float = math.nan
     generation_tps: float = math.nan
@@ -106,7 +110,7 @@ class SglangMeta(msgspec.Struct, gc=False):
     num_retractions: Count | None = None
     forward_entry_time: float | None = None
     prefill_finished_time: float | None = None
-    request_finished_ts: float | None = None
+    api_server_dispatch_finish_ts: float | None = None
     first_token_latency: float | None = None
     decode_throughput: float | None = None
     e2e_latency: float | None = None
@@ -153,18 +157,24 @@ def of_sglang(raw: bytes) -> ServerTimings | None:
 def of_sglang_meta(meta: SglangMeta) -> ServerTimings | None:
     """Return the same of a `meta_info` that was read already; None while it has no times.
 
-    The `queue_time` of a request that was retracted also holds its later waits, behind its first token: it is left out.
+    The `queue_time` of a request that was retracted also holds its later waits, behind its first token: it is left out,
+    and with it what lies between the API process and the queue. The decode is by the API process, as in its spans: the
+    scheduler's stamps are earlier.
     """
     prefill_ms = _ms_between(meta.forward_entry_time, meta.prefill_finished_time)
+    queue_ms = math.nan if meta.num_retractions else _float(meta.queue_time) * 1e3
     if meta.e2e_latency is None and meta.queue_time is None and math.isnan(prefill_ms):
         return None
     return ServerTimings(
         source="sglang",
-        queue_ms=math.nan if meta.num_retractions else _float(meta.queue_time) * 1e3,
+        queue_ms=queue_ms,
         prefill_ms=prefill_ms,
-        decode_ms=_ms_between(meta.prefill_finished_time, meta.request_finished_ts),
+        decode_ms=_ms_between(meta.first_token_latency, meta.e2e_latency),
         ttft_ms=_float(meta.first_token_latency) * 1e3,
         e2e_ms=_float(meta.e2e_latency) * 1e3,
+        scheduler_intake_ms=_not_negative(
+            _ms_between(meta.api_server_dispatch_finish_ts, meta.forward_entry_time) - queue_ms
+        ),
         generation_tps=_float(meta.decode_throughput),
     )
 
@@ -227,6 +237,11 @@ def _number(text: str | None) -> float:
 
 def _ms_between(begin_s: float | None, end_s: float | None) -> float:
     return math.nan if begin_s is None or end_s is None else (end_s - begin_s) * 1e3
+
+
+def _not_negative(time_ms: float) -> float:
+    """Return a time between stamps of two processes, 0 where they overlap by less than those are sure."""
+    return max(time_ms, 0.0) if time_ms >= -_OVERLAP_MS else math.nan
 
 
 def _ms_of(tokens: int | None, per_s: float | None) -> float:

@@ -37,7 +37,7 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     """Return spans of vLLM from what is special about each; times in ms."""
     texts = {"trace_id": "", "span_id": "", "request_id": "", "clock": "", "engine": "vllm"}
     stamps = {"arrival_ns": 1010 * MS, "end_ns": 2990 * MS}
-    times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode")}
+    times = {f"{name}_s": np.nan for name in ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")}
     columns: dict[str, Any] = {
         name: np.array([row.get(name, text) for row in rows], np.object_) for name, text in texts.items()
     }

@@ -117,6 +117,14 @@ def test_the_choices_of_a_request_come_out_with_it():
     assert [("client", "", ["choice-0", "choice-1"])] == everything(spans)
 
 
+def test_a_health_probe_is_no_request():
+    """SGLang serves it like one, and its spans are as a request's but for the id."""
+    attributes = {"module": "sglang::request", "gen_ai.request.id": "HEALTH_CHECK_1795318691.5"}
+    window = TraceWindow()
+    window.take(export([span(" Req HEALTH_C", "probe", kind=INTERNAL, attributes=attributes)]))
+    assert ([], 1) == (finished(window, 60), window.probes)
+
+
 def test_a_span_that_came_twice_counts_once():
     """An exporter that heard no answer sends again, after the request came out too."""
     window = TraceWindow()

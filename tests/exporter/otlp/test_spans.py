@@ -198,6 +198,16 @@ def test_joined_phases_are_where_the_engine_says():
     ] == laid(spans(source_of((REQUEST, TRACED)), 0))
 
 
+def test_the_wait_for_a_scheduler_is_a_phase_before_the_queue():
+    """Where the engine states it; the front end is then shorter by as much."""
+    row = {**TRACED, "engine_frontend_ms": 2.0, "scheduler_intake_ms": 4.0}
+    assert [
+        ("engine frontend", 112, 114, "trace", "engine's stamps"),
+        ("scheduler intake", 114, 118, "trace", "engine's stamps"),
+        ("queue", 118, 138, "trace", "engine's stamps"),
+    ] == laid(spans(source_of((REQUEST, row)), 0))[2:5]
+
+
 def test_phases_without_stamps_follow_each_other():
     """The two ways outside the engine are then one span; an estimate says that it is one."""
     unknown = {

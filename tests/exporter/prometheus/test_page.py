@@ -106,6 +106,7 @@ CONTRACT = {
     "sidelight_watch_cpu_seconds_total": set(),
     "sidelight_window_repeated_spans_total": set(),
     "sidelight_window_evicted_spans_total": set(),
+    "sidelight_health_probes_total": set(),
     "sidelight_window_size": {"what"},
 }
 

@@ -108,6 +108,11 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             "The engine's API server took 150 ms",
             "give the API server more processor time",
         ),
+        (
+            made_of("other", breakdown={"scheduler_intake_ms": known("scheduler_intake_ms", 150.0, 0.8)}),
+            "Requests waited 150 ms in the mean until the engine's scheduler took them in",
+            "shorten its steps",
+        ),
     ],
     ids=[
         "seats",
@@ -120,6 +125,7 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
         "queue",
         "gateway",
         "frontend",
+        "intake",
     ],
 )
 def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, seen: str, cure: str):

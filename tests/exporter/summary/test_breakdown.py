@@ -235,6 +235,31 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     )
 
 
+def test_means_of_a_drained_run_are_the_engines_and_say_why():
+    """Of an engine whose histograms are observed at different moments; what passed outside is then known as well."""
+    unseen = summaries.findings(summaries.parts("none", reason="elsewhere"), why="elsewhere")
+    proven = replace(unseen, means=replace(summaries.means(), outside_s=0.006, proof="100 of each"))
+    shown = correlation(proven)
+    means = [getattr(shown.breakdown, name).mean for name in ("network_ms", "queue_ms", "prefill_ms", "other_ms")]
+    assert [6.0, 150.0, 30.0, 14.0] == pytest.approx(means)
+    assert (0.0, "100 of each", UNSET) == (
+        shown.breakdown.queue_ms.error_ms,
+        shown.breakdown.means_only,
+        shown.missing,
+    )
+
+
+def test_the_wait_for_a_scheduler_is_a_row_of_its_own():
+    """Of what is in the engine outside queue and prefill; where no source states it, it says where it is."""
+    parts = summaries.parts()
+    intake = replace(parts, scheduler_intake_s=np.full(len(parts), 0.012), engine_frontend_s=np.full(len(parts), 0.001))
+    shown = correlation(summaries.findings(intake))
+    assert ["scheduler", "intake", "12.0", "12.0", "12.0", "6", "%", "engine", "spans"] in table_of(shown)
+    assert "8 % waiting for the engine's scheduler to take requests in" in answer(shown)
+    unknown = correlation(summaries.findings()).breakdown.scheduler_intake_ms
+    assert (None, "no source separates it: included in engine_frontend_ms") == (unknown.mean, unknown.missing)
+
+
 def test_end_to_end_has_its_parts_too():
     """5 + 150 + 30 + 1000 of decoding and 15 that are left: 1,200 ms."""
     e2e = correlation(summaries.findings()).breakdown.e2e

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import lzma
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from scraper.spans.log import ExportRecord, decode, packed
 from scraper.spans.received import OFF_CLOCK, classify
-from scraper.spans.requests import IMPOSSIBLE, EngineSpans, RequestSpans, engine_spans
+from scraper.spans.requests import IMPOSSIBLE, PROBE, EngineSpans, RequestSpans, engine_spans
 
 MS = 10**6
 START_NS = 1_700_000_000 * 10**9
@@ -182,6 +183,36 @@ AGAIN = [("prefill_waiting", 600, 700), ("prefill_forward", 700, 800)]
 def test_sglangs_queue_is_a_stage_and_no_attribute(stages: list[tuple[str, int, int]], expected: tuple[float, ...]):
     """Its prefill attribute has the queue in it: less the queue it is the prefill, without a queue it is nothing."""
     assert [expected] == times(engine_spans([record(*sglang(stages))]))
+
+
+@pytest.mark.parametrize(
+    ("stages", "intake_ms"),
+    [
+        ([("api_server_dispatch", 10, 40), ("request_process", 90, 91)], 50),
+        ([("request_process", 90, 91), ("api_server_dispatch", 10, 40), ("request_process", 500, 501)], 50),
+        ([("api_server_dispatch", 10, 40), ("request_process", 35, 36)], 0),
+        ([("api_server_dispatch", 10, 40), ("request_process", 20, 21)], None),
+        ([("api_server_dispatch", 10, 40)], None),
+        ([("request_process", 90, 91)], None),
+    ],
+    ids=["apart", "after a retraction", "overlap", "another clock", "no process", "no dispatch"],
+)
+def test_the_schedulers_intake_lies_between_stages_of_two_processes(
+    stages: list[tuple[str, int, int]], intake_ms: float | None
+):
+    """Of one machine, so that they overlap by a little at most; by more, it is not known."""
+    spans = engine_spans([record(*sglang([*stages, ("prefill_waiting", 100, 150)]))])
+    assert spans.scheduler_intake_s.tolist() == pytest.approx(
+        [math.nan if intake_ms is None else intake_ms / 1e3], nan_ok=True
+    )
+
+
+def test_a_health_probe_is_counted_and_is_no_request():
+    """GET /health of SGLang generates a token; what marks it is the id."""
+    root, *others = sglang([("prefill_waiting", 50, 350), ("prefill_forward", 350, 540)])
+    probe = {**root, "attributes": {**root["attributes"], "gen_ai.request.id": "HEALTH_CHECK_1795318691.5"}}
+    spans = engine_spans([record(probe, *others)])
+    assert (0, {PROBE: 1}) == (len(spans), spans.refused)
 
 
 def test_stages_may_come_before_and_apart_from_their_request():

@@ -10,7 +10,7 @@ import pytest
 import summaries
 from logs import request_log
 
-from exporter.summary.correlation import Correlation
+from exporter.summary.correlation import Correlation, ReceivedSpans
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
 from scraper.spans.requests import engine_spans
@@ -27,6 +27,7 @@ ENDPOINT = Endpoint(
     scrapes=Scrapes(ok=80, failed=0, failures={}),
     requests_finished=COUNTED,
 )
+PROBED = dict.fromkeys(ReceivedSpans.__struct_fields__, 0) | {"health_probes": 5}
 BLANK = "correlation.breakdown.blank_output_ms"
 SERVER = summaries.server(prefix_cache_hits=summaries.counter(0.0, 0.0), prefix_cache_queries=COUNTED)
 CORRELATION = msgspec.structs.replace(summaries.correlated(), client_requests=50, server_requests=50)
@@ -71,6 +72,21 @@ def said(
 
 def test_a_run_in_which_nothing_was_wrong_has_no_warning():
     assert [] == said({})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"correlation.spans": PROBED}, ["5 health probes were served like requests; their spans are left out"]),
+        ({"server.queue_time.stats.count": 105}, ["the engine queued 105 requests and ended 100: the others may be"]),
+        ({"server.queue_time.stats.count": 100}, []),
+    ],
+)
+def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], expected: list[str]):
+    """By their spans, else by the page: SGLang counts a probe's queue time, and no end of it."""
+    warned = said({"server.engine.name": "sglang", **change})
+    assert expected == [text[: len(begin)] for text, begin in zip(warned, expected, strict=True)]
+    assert all(text.endswith("; probe /model_info instead, which generates nothing") for text in warned)
 
 
 def test_a_watch_says_whose_times_it_has():
