@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 from live.runs import Measured
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from loadgen import records
+from loadgen.requests.table import unpack
 from scraper.engines import canonical, detect
 from scraper.spans.log import ExportRecord, read_log
 from sidelight import open_run
 
 WITHIN_MS = 1.0
+SENT_AGAIN = "sent a second time, on a new connection"
 #: A part, the attribute of the request's span that has it, and the stage that is it.
 STATED = {
     "queue_ms": ("gen_ai.latency.time_in_queue", "prefill_waiting"),
@@ -36,11 +40,11 @@ class Checked:
 
 def check(run: Measured, names: Mapping[str, str], *, requests: int, has_spans: bool) -> Checked:
     """Compare a run of so many requests with what the engine said; `names` begin its row."""
-    rows = run.requests()
+    rows, report = run.requests(), " ".join(run.report.split())
     failed = sum(row["status"] != "ok" for row in rows)
     retried = int(run.summary["client"]["retried"])
     tokens = {name: (_total(rows, name), _page_increase(run, quantity)) for name, quantity in TOKENS.items()}
-    stated = _span_times(run.directory) if has_spans else _reply_times(rows)
+    stated = (_span_times if has_spans else _reply_times)(run.directory)
     differences = {part: list(_differences(rows, stated, part)) for part in STATED}
     worst = {part: max(values) for part, values in differences.items() if values}
     impossible = [row["request_id"] for row in rows if row["breakdown_quality"] == "exact" and _is_impossible(row)]
@@ -50,6 +54,7 @@ def check(run: Measured, names: Mapping[str, str], *, requests: int, has_spans: 
         *(f"{name}: {ours} here, {theirs:g} by the page" for name, (ours, theirs) in tokens.items() if ours != theirs),
         *(f"{part} differs by {value:.3f} ms" for part, value in worst.items() if value > WITHIN_MS),
         *(f"an exact breakdown of {each} has a part that cannot be" for each in impossible),
+        *([f"the report does not say that {retried} were sent again"] if retried and SENT_AGAIN not in report else []),
         *([] if any(differences.values()) else ["no request has a time to compare with the engine's own"]),
     ]
     row: dict[str, object] = {
@@ -78,10 +83,32 @@ def _page_increase(run: Measured, quantity: str) -> float:
     return float(sum(last) - sum(value for value in first if not math.isnan(value)))
 
 
-def _reply_times(rows: Iterable[Mapping[str, Any]]) -> Times:
-    """Return what replies said, by response id."""
-    return {row["response_id"]: {part: row[f"server_{part}"] for part in STATED if row[f"server_{part}"] is not None}
-            for row in rows}  # fmt: skip
+def _reply_times(directory: Path) -> Times:
+    """Return what replies said, by response id, out of their bytes as they came."""
+    bodies: dict[int, bytes] = {}
+    for path in (directory / "raw").glob("requests-*.log"):
+        for record in records.read_log(path):
+            if isinstance(record, records.RequestPart):
+                bodies[record.index] = bodies.get(record.index, b"") + unpack(record).body
+    times = {}
+    for body in bodies.values():
+        name = re.search(rb'"id":"([^"]+)"', body)
+        last = {key.decode(): float(value) for key, value in re.findall(rb'"(\w+)":(-?\d[\d.e+-]*)', body)}
+        if name:
+            times[name[1].decode()] = {part: value for part, value in _times_in(last).items() if value is not None}
+    return times
+
+
+def _times_in(last: Mapping[str, float]) -> dict[str, float | None]:
+    """Return queue and prefill among the numbers that a reply had last: llama.cpp's, vLLM's or SGLang's."""
+    if "prompt_ms" in last:
+        return {"prefill_ms": last["prompt_ms"]}
+    if "queue_time_ms" in last:
+        return {"queue_ms": last["queue_time_ms"], "prefill_ms": last.get("time_to_first_token_ms")}
+    if "queue_time" in last and not last.get("num_retractions"):
+        prefill_s = last["prefill_finished_time"] - last["forward_entry_time"]
+        return {"queue_ms": last["queue_time"] * 1e3, "prefill_ms": prefill_s * 1e3}
+    return {}
 
 
 def _span_times(directory: Path) -> Times:

