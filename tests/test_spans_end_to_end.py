@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import engine, sidelight
@@ -23,9 +24,17 @@ TTFT = ("to the engine", "engine frontend", "queue", "prefill", "from the engine
 
 
 def truth(path: Path) -> dict[str, dict[str, Any]]:
-    """What the engine knows of each request, by the id in its reply."""
+    """What the engine knows of each request, by the id in its reply; a health probe is none."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return {record["response_id"]: record for record in records}
+    return {record["response_id"]: record for record in records if record["role"] == "request"}
+
+
+async def probed(url: str, times: int) -> None:
+    """Ask for an engine's health."""
+    async with ClientSession() as client:
+        for _ in range(times):
+            async with client.get(f"{url}/health") as response:
+                assert 200 == response.status
 
 
 def queue_and_prefill(run: Run) -> dict[str, tuple[float, float]]:
@@ -37,11 +46,14 @@ def queue_and_prefill(run: Run) -> dict[str, tuple[float, float]]:
     }
 
 
-async def joined(path: Path, name: str, *passed_on: str) -> Run:
-    """Run with an engine that sends spans; queue and prefill are the engine's own to the bit, and all is counted."""
+async def joined(path: Path, name: str, *passed_on: str, probes: int = 0) -> Run:
+    """Run with an engine that sends spans, after so many probes of its health; queue and prefill are the engine's own
+    to the bit, and all is counted.
+    """
     address = free_pair()
     options = ("--engine", name, "--otlp-endpoint", f"http://{address}", "--truth", path / "truth")
     with engine(*options) as (url, _):
+        await probed(url, probes)
         spans = ("--otlp-listen", address, *passed_on)
         done = await asyncio.to_thread(sidelight, "run", "--url", url, *LOAD, *spans, "--out", path / "run")
     assert 0 == done.code, done.err
@@ -56,6 +68,7 @@ async def joined(path: Path, name: str, *passed_on: str) -> Run:
         for name, record in true.items()
     } == queue_and_prefill(run)
     summary = json.loads((path / "run" / "summary.json").read_text())
+    assert probes == summary["correlation"]["spans"]["health_probes"]
     assert {"trace": 1.0, "response": 0.0, "histogram": 0.0, "none": 0.0} == summary["correlation"]["coverage"]
     assert run.span_counts is not None
     assert run.span_counts.exports == run.span_counts.forwarded
@@ -67,9 +80,17 @@ async def joined(path: Path, name: str, *passed_on: str) -> Run:
 
 
 async def test_every_export_is_passed_on_with_the_header(tmp_path: Path):
-    """The header reaches the collector over HTTP, and does not stand in the run directory."""
+    """The header reaches the collector over HTTP, and does not stand in the run directory.
+
+    SGLang's probes are left out and counted, and the wait between its two processes is its own to the bit.
+    """
     async with collector((200, {})) as (behind, taken):
-        run = await joined(tmp_path, "sglang", "--otlp-forward", behind, "--otlp-header", "X-Team: hush")
+        passed_on = ("--otlp-forward", behind, "--otlp-header", "X-Team: hush")
+        run = await joined(tmp_path, "sglang", *passed_on, probes=2)
+    true = truth(tmp_path / "truth")
+    assert {name: (record["queued_ns"] - record["dispatched_ns"]) / 1e9 for name, record in true.items()} == dict(
+        zip(map(str, run.spans.request_id), run.spans.scheduler_intake_s.tolist(), strict=True)
+    )
     assert run.span_counts is not None
     assert len(taken) == run.span_counts.forwarded
     assert {"hush"} == {headers["X-Team"] for headers, _ in taken}
