@@ -21,6 +21,7 @@ class PageBesideSpans(Struct, frozen=True, kw_only=True):
     """What a gateway's page says of its own time, beside what its spans leave room for."""
 
     own_ms: Annotated[float, doc("Mean time that it took of a request itself, by its pages.", "ms")]
+    own_error_ms: Annotated[Amount, doc("Its standard error, of times that the page rounds.", "ms")]
     low_ms: Annotated[
         float, doc("The least that it can be by its spans: what passed before its call; 0 where they do not say.", "ms")
     ]
@@ -109,7 +110,11 @@ def _beside(gateway: GatewaySummary, pages: Sequence[GatewayPage]) -> PageBeside
     if high_ms is None:
         return UNSET
     return PageBesideSpans(
-        own_ms=own_ms, low_ms=low_ms, high_ms=high_ms, apart_ms=max(0.0, low_ms - own_ms, own_ms - high_ms)
+        own_ms=own_ms,
+        own_error_ms=max(page.own_error_ms or 0.0 for page in telling),
+        low_ms=low_ms,
+        high_ms=high_ms,
+        apart_ms=max(0.0, low_ms - own_ms, own_ms - high_ms),
     )
 
 

@@ -103,6 +103,8 @@ class Gateway(Names, frozen=True, kw_only=True):
     """What is known of one gateway.
 
     - `order`: a page or a span is tried for gateways of a lower one first.
+    - `signs` are names by which its page is recognised too, such as those of an idle one.
+    - `rounded`: by how much of itself a time of its page may be rounded, up or down.
     - `generic`: its names are those of any service that is instrumented so: on an engine's page they are the engine's.
     - `traceparent` and `request_id` are what becomes of the headers.
     """
@@ -111,6 +113,8 @@ class Gateway(Names, frozen=True, kw_only=True):
     title: str
     order: int = 10
     generic: bool = False
+    signs: tuple[str, ...] = ()
+    rounded: float = 0.0
     seen: SeenBy
     versions: str
     pages: tuple[str, ...] = ()
@@ -184,4 +188,5 @@ def _source(known: Gateway, page: PageNames, name: str) -> CanonicalSource | Mis
 def _own_names(name: str) -> frozenset[str]:
     known = gateway(name)
     entries = (entry for quantity in known.quantities.values() for entry in quantity.metrics)
-    return frozenset({metric for entry in entries for metric in entry.names} | {each.name for each in known.not_ttft})
+    names = {metric for entry in entries for metric in entry.names}
+    return frozenset(names | {time.name for time in known.not_ttft} | set(known.signs))

@@ -11,6 +11,7 @@ import numpy as np
 from rundir.stats import Missing
 from scraper import engines
 from scraper.gateways import UNITS_S, Recognised, canonical, detect
+from scraper.gateways import gateway as gateway_of
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import Part, gauge_values
 from scraper.window.quantities import GatewayPage, Histogram
@@ -33,7 +34,7 @@ def gateway_pages(endpoints: Sequence[EndpointSeries], window: Window, slice_ns:
 def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_ns: int) -> GatewayPage:
     selection = select_scrapes(endpoint, window, slice_ns)
     described, missing = described_parts(endpoint, selection, canonical(endpoint.series, gateway.name))
-    own_s = _own_s(described)
+    own_s, error_s = _own_s(described, gateway_of(gateway.name).rounded)
     queue_s = _queue_s(described)
     if isinstance(own_s, Missing):
         missing["own_ms"] = own_s.reason
@@ -45,6 +46,7 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
         gateway=gateway.name,
         detected_by=gateway.detected_by,
         own_ms=None if isinstance(own_s, Missing) else 1e3 * own_s,
+        own_error_ms=None if isinstance(own_s, Missing) else 1e3 * error_s,
         own_until=None if isinstance(own_s, Missing) else until[described["request_time"][1].observed],
         queue_ms=None if isinstance(queue_s, Missing) else 1e3 * queue_s,
         **{name: quantity for name, (_, quantity) in described.items()},
@@ -52,18 +54,22 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
     )
 
 
-def _own_s(described: Mapping[str, Described]) -> float | Missing:
-    """Return what a request took in the gateway in the mean, its calls of the next server apart."""
+def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | Missing, float]:
+    """Return what a request took in the gateway in the mean, its calls of the next server apart, and the error of that
+    where each time is rounded, evenly, by up to so much of itself.
+    """
     sums_s: list[float] = []
     for name in ("request_time", "upstream_time"):
         if name not in described:
-            return Missing(f"the page shows no {name}")
+            return Missing(f"the page shows no {name}"), 0.0
         histogram: Histogram = described[name][1]
         if not isinstance(histogram.stats.sum, float) or not histogram.stats.count:
-            return Missing(f"{name} has no observation in the window")
+            return Missing(f"{name} has no observation in the window"), 0.0
         sums_s.append(histogram.stats.sum * UNITS_S[histogram.unit])
-    own_s = (sums_s[0] - sums_s[1]) / described["request_time"][1].stats.count
-    return own_s if own_s >= 0 else Missing(CONTRADICTION)
+    count = described["request_time"][1].stats.count
+    own_s = (sums_s[0] - sums_s[1]) / count
+    error_s = rounded * sums_s[0] / count * math.sqrt(2 / 3 / count)
+    return (max(own_s, 0.0) if own_s >= -2 * error_s else Missing(CONTRADICTION)), error_s
 
 
 def _queue_s(described: Mapping[str, Described]) -> float | Missing:

@@ -187,6 +187,10 @@ class GatewayPage(Struct, frozen=True, kw_only=True):
         float | None,
         doc("Mean time of a request that is its own: `request_time` less `upstream_time`, over the requests.", "ms"),
     ]
+    own_error_ms: Annotated[
+        float | None,
+        doc("Its standard error where the page rounds times, as Envoy's does to two digits; else 0.", "ms"),
+    ]
     own_until: Annotated[
         Literal["first_output", "end"] | None, doc("Until when: a request's first output, or its end.")
     ]

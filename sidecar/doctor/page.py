@@ -130,7 +130,7 @@ def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None)
     if detected is None:
         if gateway is not None:
             return
-        known = ", ".join((*engines.engine_names(), *gateways.gateway_names()))
+        known = ", ".join(dict.fromkeys((*engines.engine_names(), *gateways.gateway_names())))
         yield WARN, f"no known engine or gateway exposes these series; known: {known}"
         if engine_by_owner is not None:
             yield HINT, _switch(engine_by_owner)

@@ -73,7 +73,17 @@ def test_no_file_is_without_a_gateway():
                 "upstream_errors": "0",
             },
         ),
-        ("envoy", {"retries": "0", "upstream_errors": "0"}),
+        (
+            "envoy",
+            {
+                "request_time": "136 of 1.466e+04",
+                "upstream_time": "136 of 1.46e+04",
+                "requests_waiting": "0",
+                "requests_in_flight": "0",
+                "retries": "0",
+                "upstream_errors": "0",
+            },
+        ),
         (
             "haproxy",
             {
@@ -112,6 +122,13 @@ def test_a_page_may_be_a_gateway_s_and_an_engine_s(pages: Mapping[str, Page]):
     assert "dynamo" == recognised.name
     assert engines.detect(pages["litellm"].series) is None
     assert detect(parse(b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 1\n").series) is None
+
+
+def test_an_idle_page_is_recognised():
+    """Before its first request vllm-router shows its workers alone."""
+    recognised = detect(parse(b"# TYPE vllm_router_active_workers gauge\nvllm_router_active_workers 1\n").series)
+    assert recognised is not None
+    assert "vllm_router" == recognised.name
 
 
 def test_names_of_any_instrumented_server_tell_nothing_of_an_engine_s_page():

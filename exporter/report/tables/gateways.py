@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UnsetType
-
 from exporter.report.format import cell, percent, spoken
 from exporter.summary.gateways import PageBesideSpans
 from exporter.summary.result import Summary
@@ -26,12 +24,13 @@ def gateway_lines(summary: Summary) -> Iterator[str]:
 def _facts(page: GatewayPage) -> Iterator[str]:
     if page.own_ms is not None:
         until = " up to its first output" if page.own_until == "first_output" else ""
-        yield f"{spoken(page.own_ms)} of a request{until} are its own in the mean"
+        error = f" (± {spoken(page.own_error_ms)})" if page.own_error_ms else ""
+        yield f"{spoken(page.own_ms)}{error} of a request{until} are its own in the mean"
     if page.queue_ms is not None:
         recent = " over its last requests" if page.recent_queue_time else ""
         yield f"{spoken(page.queue_ms)} in its queue{recent}"
     for gauge, what in ((page.requests_waiting, "waiting"), (page.requests_in_flight, "in flight")):
-        if gauge and not isinstance(gauge.stats.max, UnsetType):
+        if gauge and gauge.stats.max:
             yield f"at most {cell(gauge.stats.max)} {what}"
     for counter, what in ((page.retries, "retries"), (page.upstream_errors, "failed calls of the next server")):
         if counter and counter.stats.total:
@@ -55,6 +54,6 @@ def _beside(summary: Summary, page: GatewayPage) -> str:
 
 def _compared(beside: PageBesideSpans) -> str:
     room = f"between {spoken(beside.low_ms)} and {spoken(beside.high_ms)}"
-    if beside.apart_ms <= max(AGREES_MS, AGREES_RATIO * beside.high_ms):
+    if beside.apart_ms <= max(AGREES_MS, AGREES_RATIO * beside.high_ms, 2 * beside.own_error_ms):
         return f" Its spans agree ({room})."
     return f" Its spans do not agree: they leave room for {room}, {spoken(beside.apart_ms)} away."

@@ -50,7 +50,13 @@ TOKENS = {"client": replace(summaries.client(), input_tokens=summaries.BLOCK)}
 HITS = {"prefix_cache_hits": summaries.counter(10.0, 1.0), "prefix_cache_queries": summaries.counter(1000.0, 100.0)}
 UNCACHED = {"server": engine(**HITS), "workload": replace(summaries.workload(), shares_prefixes=True)}
 HAPROXY = GatewayPage(
-    url="http://p/metrics", gateway="haproxy", detected_by="metric some", own_ms=None, own_until=None, queue_ms=4.0
+    url="http://p/metrics",
+    gateway="haproxy",
+    detected_by="metric some",
+    own_ms=None,
+    own_error_ms=None,
+    own_until=None,
+    queue_ms=4.0,
 )
 SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to cache
 

@@ -23,6 +23,7 @@ def page(gateway: str = "litellm", **changes: object) -> GatewayPage:
         "gateway": gateway,
         "detected_by": "metric some",
         "own_ms": 60.0,
+        "own_error_ms": 0.0,
         "own_until": "end",
         "queue_ms": 20.0,
         "request_time": summaries.histogram(0.5, 0.5),
@@ -86,15 +87,22 @@ def test_a_page_is_set_beside_the_spans_of_its_gateway(part: GatewayPart, said: 
     assert (60.0, pytest.approx(apart_ms)) == (by_page.own_ms, by_page.apart_ms)
 
 
+def test_an_own_time_of_rounded_times_bears_its_error():
+    """Spans that are no farther off than twice that agree."""
+    (line,) = gateway_lines(summary(page(own_error_ms=30.0), passed=passed(before_ms=5.0, whole_ms=10.0)))
+    assert "60 ms (± 30 ms) of a request are its own" in line
+    assert line.endswith("Its spans agree (between 5 ms and 10 ms).")
+
+
 def test_another_gateway_s_spans_are_not_compared():
-    (line,) = gateway_lines(summary(page("haproxy", own_ms=None, own_until=None), passed=passed()))
+    (line,) = gateway_lines(summary(page("haproxy", own_ms=None, own_error_ms=None, own_until=None), passed=passed()))
     assert "spans" not in line
 
 
 def test_a_queue_without_spans_is_set_beside_the_time_outside_the_engine():
     """HAProxy sends no spans: the page is all that tells its part."""
     recent = {"queue_ms": 4.0, "recent_queue_time": summaries.gauge(mean=0.004)}
-    (line,) = gateway_lines(summary(page("haproxy", own_ms=None, own_until=None, **recent)))
+    (line,) = gateway_lines(summary(page("haproxy", own_ms=None, own_error_ms=None, own_until=None, **recent)))
     assert line == (
         "HAProxy, by its page: 4 ms in its queue over its last requests. "
         "Its queue is 80 % of the 5 ms outside the engine."

@@ -33,6 +33,7 @@ def test_its_own_time_is_what_its_calls_leave():
     page = page_of(litellm(10, 20, 10, 5), litellm(14, 32, 19, 5.4), litellm(20, 50, 34, 6))
     assert ("litellm", f"metric {WHOLE}") == (page.gateway, page.detected_by)
     assert (600, 100, "end") == (pytest.approx(page.own_ms), pytest.approx(page.queue_ms), page.own_until)
+    assert 0 == page.own_error_ms
     assert page.upstream_errors
     assert 5 == page.upstream_errors.stats.total
     assert page.missing
@@ -53,8 +54,9 @@ def test_times_in_milliseconds_and_of_several_parts():
         )
         return "".join(shown) + END
 
-    shown = page_of(page(10), page(20))
-    assert 20 == pytest.approx(shown.own_ms)
+    shown = page_of(page(10), page(110))
+    # 300 ms that may be off by 5 %, evenly, and twice so: of one request 12.2 ms.
+    assert (20, 1.22) == (pytest.approx(shown.own_ms), pytest.approx(shown.own_error_ms, rel=0.01))
     assert shown.request_time
     assert "milliseconds" == shown.request_time.unit
 
