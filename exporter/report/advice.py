@@ -147,7 +147,7 @@ def _outside(summary: Summary) -> Advice | None:
             "passes in gateways or proxies, or in HTTP on either side"
         ),
         cure="look at what stands between client and engine; a gateway that sends spans is shown apart "
-        "(docs/how-to/gateway-spans.md)",
+        "(docs/reference/gateways.md)",
     )
 
 

@@ -35,7 +35,7 @@ def gateway_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
     elif not trail.gateways and not trail.elsewhere and (trail.is_root or not trail.begun_by):
         yield WARN, "no span of the gateway came: its part of each TTFT counts as outside the engine, with the network"
         where = f"{around.listen} (gRPC) or {around.listen_http} (HTTP/protobuf)"
-        yield HINT, f"switch its OpenTelemetry tracing on, to {where}; docs/how-to/gateway-spans.md"
+        yield HINT, f"switch its OpenTelemetry tracing on, to {where}; docs/reference/gateways.md has the settings"
     yield from _parts(trail.parts)
 
 
