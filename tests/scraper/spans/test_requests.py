@@ -188,20 +188,20 @@ def test_sglangs_queue_is_a_stage_and_no_attribute(stages: list[tuple[str, int, 
 @pytest.mark.parametrize(
     ("stages", "intake_ms"),
     [
-        ([("api_server_dispatch", 10, 40), ("request_process", 90, 91)], 50),
-        ([("request_process", 90, 91), ("api_server_dispatch", 10, 40), ("request_process", 500, 501)], 50),
-        ([("api_server_dispatch", 10, 40), ("request_process", 35, 36)], 0),
-        ([("api_server_dispatch", 10, 40), ("request_process", 20, 21)], None),
+        ([("api_server_dispatch", 10, 40), ("prefill_waiting", 90, 150)], 50),
+        ([("prefill_waiting", 90, 150), ("api_server_dispatch", 10, 40), ("prefill_waiting", 500, 501)], 50),
+        ([("api_server_dispatch", 10, 40), ("prefill_waiting", 35, 150)], 0),
+        ([("api_server_dispatch", 10, 40), ("prefill_waiting", 20, 150)], None),
         ([("api_server_dispatch", 10, 40)], None),
-        ([("request_process", 90, 91)], None),
+        ([("prefill_waiting", 90, 150)], None),
     ],
-    ids=["apart", "after a retraction", "overlap", "another clock", "no process", "no dispatch"],
+    ids=["apart", "after a retraction", "overlap", "another clock", "no queue", "no dispatch"],
 )
 def test_the_schedulers_intake_lies_between_stages_of_two_processes(
     stages: list[tuple[str, int, int]], intake_ms: float | None
 ):
-    """Of one machine, so that they overlap by a little at most; by more, it is not known."""
-    spans = engine_spans([record(*sglang([*stages, ("prefill_waiting", 100, 150)]))])
+    """From the API process to the queue. The two are of one machine: what overlaps by more than a little is unknown."""
+    spans = engine_spans([record(*sglang(stages))])
     assert spans.scheduler_intake_s.tolist() == pytest.approx(
         [math.nan if intake_ms is None else intake_ms / 1e3], nan_ok=True
     )
