@@ -99,17 +99,26 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def imports(module: str) -> Iterator[str]:
-    """Give what a module imports of ours, inside functions too, as modules where the name is one."""
-    for node in ast.walk(parsed(MODULES[module])):
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file's syntax tree."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Return what a module imports of ours, inside functions too, as modules where the name is one."""
+    imported = set()
+    for node in nodes(MODULES[module]):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in MAY_IMPORT)
+            imported |= {alias.name for alias in node.names if alias.name.partition(".")[0] in MAY_IMPORT}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import"
             source = node.module or ""
             if source.partition(".")[0] in MAY_IMPORT:
                 names = [f"{source}.{alias.name}" for alias in node.names]
-                yield from (name if name in MODULES else source for name in names)
+                imported |= {name if name in MODULES else source for name in names}
+    return frozenset(imported)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -128,7 +137,7 @@ def test_a_name_that_is_imported_exists():
 
 def test_modules_have_no_import_cycle():
     """Not even one that only closes inside a function."""
-    graph = {module: set(imports(module)) - {module} for module in MODULES}
+    graph = {module: imports(module) - {module} for module in MODULES}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -201,7 +210,7 @@ def test_functions_fit_the_screen():
         f"{path.relative_to(REPOSITORY)}:{node.name}": lines
         for path in tracked()
         if path.suffix == ".py"
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES
     }
@@ -213,7 +222,7 @@ def test_functions_of_the_product_fit_half_a_screen():
     long = {
         f"{module}.{node.name}": lines
         for module, path in MODULES.items()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > PRODUCT_FUNCTION_LINES
     }
@@ -235,7 +244,7 @@ def test_few_excepts_are_broad():
     broad = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     ]
     assert len(broad) <= BROAD_EXCEPTS, broad
