@@ -173,8 +173,8 @@ def network_label(parts: Parts, rows: Bools) -> str:
 
 def gateway_label(parts: Parts, rows: Bools) -> str:
     """Return what people read for the part `gateway` of some requests [n]."""
-    known = rows & np.isfinite(parts.gateway_s)
-    return "gateway, inbound" if known.any() and np.isfinite(parts.gateway_at_most_s[known]).all() else "gateway"
+    outermost = [gateways[0] for gateways in parts.gateways[rows & np.isfinite(parts.gateway_s)]]
+    return "gateway, inbound" if outermost and not any(part.first_by for part in outermost) else "gateway"
 
 
 def break_down(

@@ -47,9 +47,10 @@ class GatewaySpan:
 class GatewayPart:
     """What one gateway took of a request, s: `part_s`, of it `request_s` before its call; NaN where unknown.
 
-    Where its first output is not known, `part_s` is what it took before its call, and `at_most_s` the most that it can
-    have taken, if it passed on each piece of the reply as it came. `of_whole_s` is what it took of the whole time, the
-    way to the next server and back included; `name` is as of `GatewaySpan`.
+    Where its first output is not known, `part_s` is what it took before its call; where that call says it, what it took
+    up to the first output that came to it. `at_most_s` is then the most that it can have taken, if it passed on each
+    piece of the reply as it came; in the second case only where it is over SLACK_S more. `of_whole_s` is what it took
+    of the whole time, the way to the next server and back included; `name` is as of `GatewaySpan`.
     """
 
     service: str
@@ -108,12 +109,12 @@ def _of_firsts(spans: Sequence[GatewaySpan], ttft_s: float, e2e_s: float) -> lis
     parts: list[GatewayPart] = []
     inner_first_s, between_s = ttft_s, 0.0
     for span, of_whole_s in reversed(list(zip(spans, _own_wholes(spans, e2e_s), strict=True))):
-        part_s = span.first_s - inner_first_s - between_s
+        part_s, most_s = span.first_s - inner_first_s - between_s, span.whole_s - e2e_s
         if part_s >= -SLACK_S:
             inner_first_s, between_s = span.first_s, 0.0
-            parts.append(_part(span, part_s, math.nan, span.first_by, of_whole_s))
+            is_bounded = span.first_by == "inner_call" and most_s > part_s + SLACK_S
+            parts.append(_part(span, part_s, most_s if is_bounded else math.nan, span.first_by, of_whole_s))
         else:  # not known, or less than was inside it: what it sent was no output of the engine's
-            most_s = span.whole_s - e2e_s
             between_s += span.request_s if span.request_s >= 0 else 0.0
             parts.append(_part(span, span.request_s, most_s if most_s >= 0 else math.inf, "", of_whole_s))
     return parts[::-1]

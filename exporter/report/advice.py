@@ -134,6 +134,19 @@ def _outside(summary: Summary) -> Advice | None:
             ),
             cure="let the gateway pass on more requests at once, or put more engines behind it",
         )
+    rooms = [
+        ((passed.at_most_ms or 0.0) - (passed.part_ms or 0.0), passed.service)
+        for passed in summary.correlation.gateways
+    ]
+    room_ms, service = max(rooms, default=(0.0, ""))
+    if outside_ms is not None and room_ms >= outside_ms / 2 > 0:
+        return Advice(
+            seen=(
+                f"Of {spoken(outside_ms)} outside the engine, up to {spoken(min(room_ms, outside_ms))} passed in "
+                f"gateway {service or 'without a service.name'} or between it and the engine"
+            ),
+            cure="look at that gateway first, and at what it calls the engine through; its spans say no more",
+        )
     if outside_ms is None or round_trip_ms is None:
         return None
     if round_trip_ms >= outside_ms / 2:

@@ -15,6 +15,7 @@ from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary
 from rundir.stats import Statistics
+from scraper.gateways import gateway as known_gateway
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
@@ -104,23 +105,31 @@ def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) ->
 
 
 def _gateways(gateways: Sequence[GatewaySummary]) -> Iterator[str]:
-    """Yield the part of each of several gateways, and what to set on those that do not report their first output."""
+    """Yield the part of each of several gateways, and what is known of those whose first output is not."""
     if len(gateways) > 1:
         parts = (f"{_name(gateway)} {_part(gateway)}" for gateway in gateways)
         yield f"Gateways, outermost first: {', '.join(parts)}."
-    yield from (_without_first_output(gateway) for gateway in gateways if gateway.first_output.get("unknown"))
+    yield from (_bounds(gateway) for gateway in gateways if gateway.at_most_ms is not None)
 
 
-def _without_first_output(gateway: GatewaySummary) -> str:
+def _bounds(gateway: GatewaySummary) -> str:
+    """Return what the part of a gateway is between, and what would say more."""
+    name, most = _name(gateway), spoken(gateway.at_most_ms)
+    if gateway.first_output.get("inner_call", 0) > gateway.first_output.get("unknown", 0):
+        return (
+            f"The spans of gateway {name} say when the next server's first output reached it, not when it passed that "
+            f"on: it took between {spoken(gateway.part_ms)} and {most}."
+        )
     inbound = (
         f"It held requests for {spoken(gateway.request_ms)} before it called the next server, and "
         if gateway.request_ms is not None
         else "Requests spent "
     )
+    is_home_made = gateway.name is None or known_gateway(gateway.name).generic
+    cure = f" To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span." if is_home_made else ""
     return (
-        f"The spans of gateway {_name(gateway)} do not say when its first output left. {inbound}at most "
-        f"{spoken(gateway.at_most_ms)} in it altogether. To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on "
-        "its server span."
+        f"The spans of gateway {name} do not say when its first output left. {inbound}at most {most} in it altogether."
+        f"{cure}"
     )
 
 

@@ -45,7 +45,8 @@ class GatewaySummary(Struct, frozen=True, kw_only=True):
     ]
     request_ms: Annotated[float | None, doc("Mean of what passed in it before it called the next server.", "ms")]
     at_most_ms: Annotated[
-        float | None, doc("Mean of the most that its part can be, where it does not say its first output.", "ms")
+        float | None,
+        doc("Mean of the most that its part can be; null where all of it is known of every request.", "ms"),
     ]
     first_output: Annotated[
         dict[str, int],
@@ -86,7 +87,7 @@ def _summary(service: str, parts: Sequence[GatewayPart]) -> GatewaySummary:
         requests=len(parts),
         part_ms=_mean_ms([part.part_s for part in parts]),
         request_ms=_mean_ms([part.request_s for part in parts]),
-        at_most_ms=_mean_ms([part.at_most_s for part in parts]),
+        at_most_ms=_at_most_ms(parts),
         first_output={name: counts[name] for name in FIRST_OUTPUT if counts[name]},
         name=next((part.name for part in parts if part.name), None),
         of_whole_ms=_mean_ms([part.of_whole_s for part in parts]),
@@ -116,6 +117,12 @@ def _beside(gateway: GatewaySummary, pages: Sequence[GatewayPage]) -> PageBeside
         high_ms=high_ms,
         apart_ms=max(0.0, low_ms - own_ms, own_ms - high_ms),
     )
+
+
+def _at_most_ms(parts: Sequence[GatewayPart]) -> float | None:
+    if all(math.isnan(part.at_most_s) for part in parts):
+        return None
+    return _mean_ms([part.part_s if math.isnan(part.at_most_s) else part.at_most_s for part in parts])
 
 
 def _mean_ms(values_s: Sequence[float]) -> float | None:

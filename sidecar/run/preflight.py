@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -148,14 +149,14 @@ def require_answer(answer: Answer, served: Served, *, ignore_eos: bool) -> None:
     Of a model that is not listed, the error says first why it is not.
     """
     try:
-        _require_answer(answer, ignore_eos=ignore_eos)
+        _require_answer(answer, served.model, ignore_eos=ignore_eos)
     except TargetIncompatible as error:
         if served.unlisted is None:
             raise
         raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
 
 
-def _require_answer(answer: Answer, *, ignore_eos: bool) -> None:
+def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
     url, exchange, reply, contact = answer.url, answer.exchange, answer.reply, answer.contact
     protocol = PROTOCOLS[contact.endpoint]
     tokens = "one token" if answer.tokens == 1 else f"{answer.tokens} tokens"
@@ -167,8 +168,12 @@ def _require_answer(answer: Answer, *, ignore_eos: bool) -> None:
         said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
         raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
     if exchange.status != 200:
-        cure = _cure_of_status(exchange.status, contact, ignore_eos=ignore_eos)
-        said = _said(exchange, reply)
+        said = _said(exchange, reply).rstrip(".")
+        names_model = model and re.search(rf"(?<!\w){re.escape(model)}(?!\w)", said)
+        if exchange.status == 404 and names_model:
+            cure = "; choose a model that it serves with --model"
+        else:
+            cure = _cure_of_status(exchange.status, contact, ignore_eos=ignore_eos)
         raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
     excerpt = excerpt_of(bytes(exchange.body))
     kind = _content_type(exchange.head)

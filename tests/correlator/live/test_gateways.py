@@ -110,6 +110,10 @@ def parts_of(sent: Sent, *, watched: bool) -> list[tuple[str | float, ...]]:
         ({"gw": [server("g", path=False)], "llm": [engine()]}, []),
         (
             {"gw": [server("g", path=False), call("c", "g", first_ms=220, start_ms=60)], "llm": [engine()]},
+            [("gw", 40, 20, 100)],
+        ),
+        (
+            {"gw": [server("g", end_ms=790.0), call("c", "g", first_ms=220, start_ms=60)], "llm": [engine(parent="c")]},
             [("gw", 40, 20, -1)],
         ),
         ({"llm": [server("g"), engine(parent="g")]}, []),
@@ -125,6 +129,7 @@ def parts_of(sent: Sent, *, watched: bool) -> list[tuple[str | float, ...]]:
         "beside the engine, before it",
         "beside the engine, and no call of a model",
         "beside the engine, with a call of a model",
+        "with a call of a model, no longer open than the engine's",
         "of the engine's own service",
         "in the catalogue",
         "a part sent before the engine's first token",

@@ -13,6 +13,7 @@ from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from exporter.report.advice import advice
 from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Evidence
+from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from loadgen.requests.slo import SloResult
 from scraper.window.quantities import GatewayPage
@@ -33,6 +34,7 @@ def made_of(part: str, *, waiting: WhileWaiting = NEVER, rho: float | None = Non
     correlation = replace(
         correlation,
         breakdown=replace(correlation.breakdown, **parts | sections.pop("breakdown", {})),
+        gateways=sections.pop("gateways", []),
         evidence=Evidence(while_waiting=waiting, prefill_input_tokens_rho=rho),
     )
     return replace(summaries.summary(correlation), **sections)
@@ -57,6 +59,16 @@ HAPROXY = GatewayPage(
     own_error_ms=None,
     own_until=None,
     queue_ms=4.0,
+)
+BOUNDED = GatewaySummary(
+    service="envoy",
+    requests=9,
+    part_ms=0.2,
+    request_ms=0.2,
+    at_most_ms=5.0,
+    first_output={"unknown": 9},
+    name="envoy",
+    of_whole_ms=5.0,
 )
 SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to cache
 
@@ -105,6 +117,11 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
             "let the gateway pass on more requests at once",
         ),
         (
+            made_of("network", gateways=[BOUNDED]),
+            "Of 5 ms outside the engine, up to 4.8 ms passed in gateway envoy or between it and the engine",
+            "look at that gateway first, and at what it calls the engine through",
+        ),
+        (
             made_of("gateway", breakdown={"gateway_ms": known("gateway_ms", 90.0, 0.9)}),
             "By its own spans the gateway took 90 ms",
             "look at the gateway first",
@@ -129,6 +146,7 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
         "proxy",
         "far away",
         "queue",
+        "bounded",
         "gateway",
         "frontend",
         "intake",

@@ -107,6 +107,13 @@ async def test_the_cure_of_a_status(status: int, cure: str):
             await preflight(served, contact=Contact(endpoint="completions"))
 
 
+async def test_a_model_that_the_server_does_not_know_is_the_users_to_choose():
+    """sglang-router lists `unknown` before it has asked its engines, and answers 404 for that."""
+    async with refusing("model", status=404, why="The {} `m` does not exist. Valid aliases: a.") as (served, _):
+        with pytest.raises(TargetIncompatible, match=r"Valid aliases: a; choose a model that it serves with --model$"):
+            await preflight(served, contact=Contact())
+
+
 def _listing(*names: str) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": name, "max_model_len": 64} for name in names]})
 
