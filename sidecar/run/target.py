@@ -135,7 +135,8 @@ async def _get(url: str, contact: Contact) -> bytes:
         raise TargetIncompatible(f"{url}: HTTP {response.status}; {NO_KEY}")
     if response.status in (400, *range(500, 600)):
         keyless = "" if "authorization" in map(str.lower, contact.headers) else f"; where it needs a key, {NO_KEY}"
-        raise TargetIncompatible(f"{url}: HTTP {response.status}, the server fails at it: {excerpt_of(raw)}{keyless}")
+        reason = f": {excerpt}" if (excerpt := excerpt_of(raw)) else ""
+        raise TargetIncompatible(f"{url}: HTTP {response.status}, the server fails at it{reason}{keyless}")
     if response.status != 200:
         raise TargetIncompatible(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
     try:

@@ -10,6 +10,7 @@ import summaries
 from msgspec import structs
 
 from correlator.gateways import GatewayPart
+from exporter.report.conclusion import conclusion
 from exporter.report.tables.gateways import gateway_lines
 from exporter.summary.gateways import beside_pages
 from exporter.summary.result import Summary
@@ -92,6 +93,25 @@ def test_an_own_time_of_rounded_times_bears_its_error():
     (line,) = gateway_lines(summary(page(own_error_ms=30.0), passed=passed(before_ms=5.0, whole_ms=10.0)))
     assert "60 ms (± 30 ms) of a request are its own" in line
     assert line.endswith("Its spans agree (between 5 ms and 10 ms).")
+
+
+UNSAID = "gateway proxy do not say when its first output left. It held requests for 40 ms before it called the next"
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "end"),
+    [
+        (passed(name=""), UNSAID, "set gen_ai.response.time_to_first_chunk (seconds) on its server span."),
+        (passed(name="envoy"), UNSAID, "server, and at most 80 ms in it altogether."),
+        (replace(passed(), first_by="inner_call", part_s=0.06), "reached it, not when", "between 60 ms and 80 ms."),
+    ],
+    ids=["home-made", "envoy", "by its call"],
+)
+def test_the_bounds_of_a_gateway_are_said_with_what_can_be_done(part: GatewayPart, said: str, end: str):
+    """An attribute can be set by who wrote the gateway, not by who runs Envoy."""
+    (line,) = (line for line in conclusion(summary(passed=part)) if line.startswith("The spans of"))
+    assert said in line
+    assert line.endswith(end)
 
 
 def test_another_gateway_s_spans_are_not_compared():

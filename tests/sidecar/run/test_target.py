@@ -168,7 +168,7 @@ async def test_a_model_that_is_neither_listed_nor_answered_is_the_users_mistake(
             await preflight(served, contact=Contact())
     async with listing(web.Response(status=500)) as url:
         served = await probe(url, model="gpt-9", contact=Contact())
-        with pytest.raises(TargetIncompatible, match=r"/v1/models: HTTP 500; .* no such model"):
+        with pytest.raises(TargetIncompatible, match=r"/v1/models: HTTP 500, the server fails at it; .* no such model"):
             await preflight(served, contact=Contact())
 
 
