@@ -35,7 +35,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 BATCH_S = 1.0
 SAMPLE_S = 5.0
 ENGINE_CLOCK_NS = -300_000_000_000
-SCOPES = {"client": "benchmark", "gateway": "dynamo", "engine": "vllm.tracing.otel"}
+SCOPES = {"client": "benchmark", "gateway": "dynamo-frontend", "engine": "vllm.tracing.otel"}
 MEANS_MS = {"network": 3.0, "gateway": 2.0, "other": 6.0, "queue": 40.0, "prefill": 80.0, "decode": 400.0}
 
 
@@ -73,14 +73,17 @@ class Traffic:
             self.spans += 1
 
     def _describe(self, name: str, span: Span, ms: dict[str, float], ttft_s: float, whole_s: float) -> None:
-        span.kind = Span.SPAN_KIND_CLIENT if name == "client" else Span.SPAN_KIND_SERVER
+        kinds = {"client": Span.SPAN_KIND_CLIENT, "gateway": Span.SPAN_KIND_INTERNAL, "engine": Span.SPAN_KIND_SERVER}
+        span.kind = kinds[name]
         span.name = {"client": "chat model", "gateway": "http-request", "engine": "llm_request"}[name]
         texts: dict[str, str] = {}
         numbers = {"gen_ai.response.time_to_first_chunk": ttft_s}
         if name == "client":
             texts["gen_ai.operation.name"] = "chat"
         elif name == "gateway":
+            # Of Dynamo's frontend, as it was recorded.
             texts |= {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": span.trace_id.hex()}
+            texts["ttft_ms"], numbers = f"{1e3 * ttft_s:.2f}", {}
         else:
             times = {"time_in_queue": ms["queue"], "time_in_model_prefill": ms["prefill"]}
             times["time_in_model_decode"] = ms["decode"]

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from correlator.estimate import NO_FIRST
-from correlator.estimate.table import Attribution
+from correlator.estimate.table import BY_TIME, Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from correlator.exact.table import SLACK_S, Joined
+from correlator.exact.table import RECORD_BY_TIME, SLACK_S, Joined
 from correlator.gateways import GatewayColumns, GatewaySpan, gateway_columns
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
@@ -118,7 +118,8 @@ class Parts:
     merged                  what other_s holds that the source does not tell apart; "" for nothing
     reason                  why there is no source; of an estimate, why it rests on no observation, else why there is
                             nothing exact
-    quality                 exact of a joined request, else one of `estimate.table.QUALITIES`
+    quality                 exact of a joined request, or by_time where it was joined by time alone; else that of its
+                            estimate, one of `estimate.table.QUALITIES`
     engine_span_id          hex, "" for none
     arrival_ns, engine_first_token_ns  int64 ns Unix by our clock, -1 where unknown
     """
@@ -229,7 +230,7 @@ def break_down(
         source=_sources(joined, known),
         merged=_merged(known & np.isfinite(ttft_s), network_s, engine),
         reason=_reasons(exact, known, joined, attribution),
-        quality=np.where(exact, "exact", attribution.quality).astype(np.object_),
+        quality=np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality).astype(np.object_),
         engine_span_id=joined.span_id,
         arrival_ns=no_stamps_ns,
         engine_first_token_ns=no_stamps_ns,
@@ -319,7 +320,8 @@ def _moved(stamps_ns: Ints, clocks: ClockOffsets) -> Ints:
 
 def _sources(joined: Joined, known: Bools) -> Texts:
     exact = joined.source != "none"
-    sources = np.select([joined.source == "response", exact, known], ["response", "trace", "histogram"], "none")
+    replied = np.isin(joined.source, ("response", RECORD_BY_TIME))
+    sources = np.select([replied, exact, known], ["response", "trace", "histogram"], "none")
     return sources.astype(np.object_)
 
 

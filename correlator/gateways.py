@@ -72,6 +72,16 @@ class GatewayColumns:
     gateway_at_most_s: Floats
 
 
+def nested(*traces: Sequence[GatewaySpan]) -> tuple[GatewaySpan, ...]:
+    """Return the gateways of a request whose spans are in several traces, outermost first: the longest; of a service
+    the outermost.
+    """
+    by_service: dict[str, GatewaySpan] = {}
+    for span in sorted((span for spans in traces for span in spans), key=lambda span: -span.whole_s):
+        by_service.setdefault(span.service, span)
+    return tuple(by_service.values())
+
+
 def gateway_columns(
     gateways: Sequence[tuple[GatewaySpan, ...]], *, engine_ttft_s: Floats, engine_e2e_s: Floats, outside_s: Floats
 ) -> GatewayColumns:

@@ -68,8 +68,8 @@ WHERE_TTFT_WENT = Row(
         stack(
             "Requests by quality",
             {"{{quality}}": total("sidelight_breakdown_quality_total", SIDECAR, by="quality")},
-            "Exact and tight can be read one by one. Of shared and mixed_traffic read means and quantiles only; many "
-            "mixed ones say that somebody else uses the engine.",
+            "Exact, by_time and tight can be read one by one. Of shared and mixed_traffic read means and quantiles "
+            "only; many mixed ones say that somebody else uses the engine.",
             unit="reqps",
             width=8,
             height=6,

@@ -14,6 +14,7 @@ RECEIVER = Row(
                 "exports": total("sidelight_receiver_exports_total", SIDECAR),
                 "spans that came again": total("sidelight_window_repeated_spans_total", SIDECAR),
                 "health probes": total("sidelight_health_probes_total", SIDECAR),
+                "exports of {{signal}}": total("sidelight_receiver_other_exports_total", SIDECAR, by="signal"),
             },
             "Nothing here while traffic goes on: the engine's or the gateway's exporter is off, or sends elsewhere.",
             unit="ops",
@@ -23,12 +24,14 @@ RECEIVER = Row(
             {
                 "{{kind}}": total("sidelight_receiver_refused_total", SIDECAR, by="kind"),
                 "not passed on": total("sidelight_receiver_forward_dropped_total", SIDECAR),
+                "{{signal}} not passed on": total("sidelight_receiver_other_dropped_total", SIDECAR, by="signal"),
                 "passed on": total("sidelight_receiver_forwarded_total", SIDECAR),
                 "evicted": total("sidelight_window_evicted_spans_total", SIDECAR),
             },
             "Anything but passed on is a loss, counted here and said once in the log. Turned away means that senders "
             "were asked to come again, off_clock that a machine's clock is over 10 minutes off: set it by NTP, its "
-            "spans are used by nobody.",
+            "spans are used by nobody. Logs and metrics are not read here: not passed on is no loss where nothing is "
+            "forwarded.",
             unit="ops",
         ),
         lines(

@@ -149,6 +149,7 @@ class Timings:
                                          at the HTTP server where stated, else at the engine behind it
     queue_s, prefill_s, decode_s         float64 s by the engine's clock: from its arrival to its first scheduling, to
                                          the first token, to the last. ttft_s and e2e_s begin at arrival_ns
+    tokens                               int64 [n, 2] of prompt and output, -1 where it states none; None: none does
     refused                              how many more records could not be used, by why
     failures                             how many readings failed, by why: what they would have brought is lost
     clocks                               by their URLs, or why one is not known; empty where nothing was asked
@@ -164,6 +165,7 @@ class Timings:
     decode_s: Floats
     ttft_s: Floats
     e2e_s: Floats
+    tokens: Ints | None = None
     refused: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     clocks: Mapping[str, SteadyClock | Missing] = field(default_factory=dict)

@@ -136,12 +136,13 @@ class _Play:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """The client's requests, the engine's records in any order, and what was true of each request: [n, 2] queue and
-    prefill in s.
+    prefill in s, and which record is its own [n], -1 for one that was lost.
     """
 
     requests: RequestLog
     timings: Timings
     true_s: npt.NDArray[np.float64]
+    record: npt.NDArray[np.int64]
 
 
 def played(world: World, seed: int) -> Played:
@@ -153,12 +154,14 @@ def played(world: World, seed: int) -> Played:
     off_s = float(rng.uniform(-world.clock_s, world.clock_s))
     recorded = [request for request in play.requests if rng.random() >= world.lost]
     rng.shuffle(recorded)  # type: ignore[arg-type]  # a list of anything will do
+    places = {id(request): place for place, request in enumerate(recorded)}
     return Played(
         requests=recordings.request_log([_row(request, world, rng) for request in ours]),
         timings=records(recorded, off_s=off_s, error_s=world.clock_s),
         true_s=np.array(
             [(request.scheduled_s - request.arrival_s, request.first_s - request.scheduled_s) for request in ours]
         ).reshape(-1, 2),
+        record=np.array([places.get(id(request), -1) for request in ours], dtype=np.int64),
     )
 
 

@@ -11,7 +11,8 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from waiting import BOUND_S
 
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+from scraper.spans.spec import SIGNALS
+
 PROTOBUF = "application/x-protobuf"
 
 
@@ -32,18 +33,26 @@ def odd_export(end_ns: int, *, attributes: int = 0, module: str = "", service: s
     return request.SerializeToString()
 
 
-async def over_http(port: int, body: bytes | AsyncIterator[bytes], **headers: str) -> tuple[int, bytes]:
+async def over_http(
+    port: int, body: bytes | AsyncIterator[bytes], *, signal: str = "traces", **headers: str
+) -> tuple[int, bytes]:
     """Post an export; `_` stands for `-` in a header's name."""
     sent = {"Content-Type": PROTOBUF, **{name.replace("_", "-"): value for name, value in headers.items()}}
     data = io.BytesIO(body) if isinstance(body, bytes) else body
-    url = f"http://127.0.0.1:{port}/v1/traces"
+    url = f"http://127.0.0.1:{port}/v1/{signal}"
     async with aiohttp.ClientSession() as session, session.post(url, data=data, headers=sent) as response:
         return response.status, await response.read()
 
 
-async def over_grpc(port: int, body: bytes, compression: grpc.Compression = grpc.Compression.NoCompression) -> bytes:
+async def over_grpc(
+    port: int,
+    body: bytes,
+    compression: grpc.Compression = grpc.Compression.NoCompression,
+    *,
+    signal: str = "traces",
+) -> bytes:
     """Call with an export, of any size, over a connection of its own."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        reply: bytes = await channel.unary_unary(EXPORT)(body, compression=compression, timeout=BOUND_S)
+        reply: bytes = await channel.unary_unary(SIGNALS[signal])(body, compression=compression, timeout=BOUND_S)
         return reply

@@ -69,10 +69,10 @@ def call(span_id: str = "client", parent: str = "", *, first_ms: float | None = 
 
 
 def gateway(span_id: str, parent: str = "", *, first_ms: float | None = None, **changes: object) -> Span:
-    """Return the span of a gateway that is known."""
-    attributes = {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": span_id}
-    first = {} if first_ms is None else {"gen_ai.response.time_to_first_chunk": first_ms / 1e3}
-    return span("http-request", span_id, parent, kind=SERVER, attributes={**attributes, **first}, **changes)  # type: ignore[arg-type]
+    """Return the span of a gateway that the catalogue knows: Dynamo's frontend, as it was recorded."""
+    attributes = {"method": "POST", "uri": "/v1/chat/completions", "version": "HTTP/1.1", "x_request_id": span_id}
+    first = {} if first_ms is None else {"ttft_ms": f"{first_ms:.2f}"}
+    return span("http-request", span_id, parent, kind=INTERNAL, attributes={**attributes, **first}, **changes)  # type: ignore[arg-type]
 
 
 def engine(

@@ -1,8 +1,10 @@
-"""A run through a gateway that sends spans: its part of each wait is separated from the network's."""
+"""Runs through gateways: the part of one that sends spans, and joins behind one that passes nothing on."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +19,8 @@ from processes import Ended, engine, sidelight
 from sent_spans import body
 from series import histogram
 
+from scraper.spans.log import read_log
+from scraper.spans.requests import engine_spans
 from sidecar.cli import free_pair
 
 HELD_S = 0.03
@@ -92,6 +96,30 @@ async def gateway(upstream: str, collector: str, *, is_plain: bool = False) -> A
             yield f"http://127.0.0.1:{server.port}"
 
 
+@asynccontextmanager
+async def silent_gateway(upstream: str, engine_ids: dict[str, str]) -> AsyncIterator[str]:
+    """Passes on neither trace nor ids, and gives replies ids of its own; `engine_ids` notes the engine's by ours."""
+    async with aiohttp.ClientSession() as session:
+
+        async def passed(request: web.Request) -> web.StreamResponse:
+            own_id = request.headers.get("X-Request-Id", "")
+            headers = {"Content-Type": "application/json"}
+            data = await request.read()
+            async with session.request(request.method, upstream + request.path, data=data, headers=headers) as response:
+                reply = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
+                await reply.prepare(request)
+                async for line in response.content:
+                    if own_id and (stated := re.search(rb'"id": ?"(chatcmpl-[^"]+)"', line)):
+                        engine_ids[own_id] = stated[1].decode()
+                    await reply.write(re.sub(rb"chatcmpl-[^\"]+", b"chatcmpl-" + own_id.encode(), line))
+            return reply
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", passed)
+        async with TestServer(app) as server:
+            yield f"http://127.0.0.1:{server.port}"
+
+
 async def run_through(path: Path, *, is_plain: bool = False) -> Ended:
     """Run through a gateway, whose spans and the engine's are received."""
     address = free_pair()
@@ -145,3 +173,29 @@ async def test_a_gateway_with_plain_http_spans_gets_what_it_held_before_its_call
     assert page["own_ms"] >= 1e3 * HELD_S
     assert "LiteLLM proxy, by its page: " in report
     assert "rest outside the engine" in report
+
+
+async def test_behind_a_gateway_that_passes_nothing_on_requests_are_joined_by_time(tmp_path: Path):
+    """Each that is joined has the span of its own request, by the simulator's truth, and says how it was joined."""
+    address, truth, ids = free_pair(), tmp_path / "truth.jsonl", dict[str, str]()
+    with engine("--otlp-endpoint", f"http://{address}", "--truth", truth) as (url, _):
+        async with silent_gateway(url, ids) as entrance:
+            given = ("--url", entrance, "--metrics", f"{url}/metrics", "--otlp-listen", address, "--quiet")
+            load = ("--rate", "20", "--duration", "3", "--warmup", "0", "--listen", "off")
+            path = tmp_path / "run"
+            done: Ended = await asyncio.to_thread(sidelight, "run", *given, *load, "--out", path, path=path)
+    assert 0 == done.code, done.err
+    spans = engine_spans(record for log in (path / "raw").glob("spans-*.log") for record in read_log(log))
+    engine_id = dict(zip(spans.span_id.tolist(), spans.request_id.tolist(), strict=True))
+    times = {row["response_id"]: row for row in map(json.loads, truth.read_text().splitlines())}
+    joined = [row for row in done.requests() if row["engine_span_id"]]
+    assert len(joined) > len(done.requests()) / 2
+    assert {("trace", "by_time")} == {(row["breakdown_source"], row["breakdown_quality"]) for row in joined}
+    for row in joined:
+        assert ids[row["request_id"]] == engine_id[row["engine_span_id"]]
+        true = times[ids[row["request_id"]]]
+        assert (true["scheduled_ns"] - true["queued_ns"]) / 1e6 == pytest.approx(row["queue_ms"], abs=0.01)
+    assert len(joined) == done.summary["correlation"]["quality"]["by_time"]
+    assert f"{len(joined)} by time alone, for want of a common id" in " ".join(
+        (path / "report.txt").read_text().split()
+    )

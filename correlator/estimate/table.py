@@ -8,7 +8,8 @@ import numpy as np
 
 from rundir.columns import Floats, Indices, Ints, Texts
 
-QUALITIES = ("exact", "tight", "shared", "mixed_traffic", "prior", "none")
+BY_TIME = "by_time"  # of no estimate: times of the engine's, joined by time alone
+QUALITIES = ("exact", BY_TIME, "tight", "shared", "mixed_traffic", "prior", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 Engines are distinguished by what their spans say of their process, and by the URL that was asked. Each joined request
 bounds its engine's offset from both sides, and the tightest bounds of a run leave half the least way in and out as
-error. Nothing is assumed of how a round trip divides into its two ways.
+error. Nothing is assumed of how a round trip divides into its two ways. Only where an engine was asked at an address of
+this machine is it assumed to run by this machine's clock, as far as the bounds allow: they stay the error, since a
+tunnel or a gateway can lead from there to another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,31 +53,33 @@ class ClockOffsets:
     error_ns: Floats
 
 
-def clock_offsets(requests: RequestLog, joined: Joined) -> ClockOffsets:
+def clock_offsets(requests: RequestLog, joined: Joined, own_urls: Collection[str] = ()) -> ClockOffsets:
     """Return each engine's offset by the requests joined with its stamps; one with few of them has its own wider error.
 
     Engines behind one URL that do not tell themselves apart are taken for one, whose stamps then contradict each other.
+    `own_urls` are those of the URLs that are at an address of this machine.
     """
-    engines: dict[str, list[int]] = {}
+    engines: dict[tuple[str, str], list[int]] = {}
     for row in np.flatnonzero(joined.arrival_ns >= 0).tolist():
-        clock, url = joined.clock[row], requests.endpoint_url[row]
-        engines.setdefault(f"{clock} at {url}" if clock else url, []).append(row)
+        engines.setdefault((joined.clock[row], requests.endpoint_url[row]), []).append(row)
     least, most = _bounds(requests, joined)
     by_engine: dict[str, ClockOffset] = {}
     offset_ns, error_ns = np.full((2, len(joined)), np.nan)
-    for engine, rows in engines.items():
-        offset = by_engine[engine] = _offset(least[rows], most[rows])
+    for (clock, url), rows in engines.items():
+        offset = _offset(least[rows], most[rows], may_be_ours=url in own_urls)
+        by_engine[f"{clock} at {url}" if clock else url] = offset
         if offset.offset_ns is not None and offset.error_ns is not None:
             offset_ns[rows], error_ns[rows] = offset.offset_ns, offset.error_ns
     nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
     return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
 
 
-def _offset(least: Ints, most: Ints) -> ClockOffset:
+def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:
     """Return the middle of the offsets that put no effect before its cause, and half their range as error.
 
     Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
 
+    - a clock that may be ours, where 0 is among these offsets: 0, with the farthest of them as error
     - no request whose reply came: unknown
     - bounds that contradict each other by up to 10 ms, as clocks drift and stamps are late: half of that is the error
     - by more: what most of them agree on (Marzullo 1984), if that are nine of ten; a single span may lie. Else unknown:
@@ -92,12 +96,10 @@ def _offset(least: Ints, most: Ints) -> ClockOffset:
             "or several engines are behind it whose spans have no service.instance.id"
         )
         return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=reason)
-    return ClockOffset(
-        offset_ns=(low_ns + high_ns) // 2,
-        error_ns=(abs(high_ns - low_ns) + 1) // 2,
-        pairs=pairs,
-        left_out=len(least) - pairs,
-    )
+    offset_ns, error_ns = (low_ns + high_ns) // 2, (abs(high_ns - low_ns) + 1) // 2
+    if may_be_ours and low_ns <= 0 <= high_ns:
+        offset_ns, error_ns = 0, max(-low_ns, high_ns)
+    return ClockOffset(offset_ns=offset_ns, error_ns=error_ns, pairs=pairs, left_out=len(least) - pairs)
 
 
 def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:

@@ -1,5 +1,5 @@
 """The engine's own times of each request, joined exactly: by trace id, else by request id, else from its reply, else
-from a record of the engine's that only fits this request.
+from a record of the engine's, or a span of another trace, that fits this request alone.
 
 Nothing is estimated here (that is `estimate`'s part), and nothing guessed: an id that several requests share joins none
 of them. A new source is a module beside this one and a row in `join`.
@@ -14,8 +14,9 @@ import numpy as np
 
 from correlator.exact.matching import Matched, by_record
 from correlator.exact.replies import by_reply
+from correlator.exact.span_matching import by_time
 from correlator.exact.spans import by_request_id, by_trace
-from correlator.exact.table import Find, Joined, put, unjoined
+from correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, put, unjoined
 from loadgen.requests.metrics import span_s
 from loadgen.requests.table import RequestLog
 from scraper.spans.requests import EngineSpans
@@ -34,7 +35,8 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
         ("trace", partial(by_trace, requests, spans, taken)),
         ("request id", partial(by_request_id, requests, spans, taken)),
         ("response", partial(by_reply, requests)),
-        ("response", partial(by_record, records)),
+        (RECORD_BY_TIME, partial(by_record, records)),
+        (SPAN_BY_TIME, partial(by_time, requests, spans, taken)),
     )
     table = unjoined(len(requests.trace_id))
     why: list[list[str]] = [[] for _ in range(len(table))]
@@ -59,6 +61,6 @@ def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: 
         longer = [reason for reason in why if reason.endswith("than the client waited")]
         went_on = f"the engine went on: {longer[0]}" if longer else "engines report only requests that they finished"
         return f"it {fate}, and {went_on}"
-    if not any("span" in reason or "share" in reason for reason in why):
+    if not any(reason.startswith("its span") or "share" in reason for reason in why):
         why = ["no span of it came" if any_spans else "no spans came", *why]
     return "; ".join(dict.fromkeys(why))

@@ -4,6 +4,8 @@ A record fits a request that it lies within: it arrived after it was sent, and i
 client had them. Of those, the ways there and back decide: they are much alike for all requests, and how far a pair is
 from them, in units of their spread, is its cost. A pair counts only where nothing else comes close, and where it is
 nearer than records of other clients come by chance: its own may be lost.
+
+A record is a row of TensorRT-LLM's `/perf_metrics`, or a span whose trace and ids are of no request (`span_matching`).
 """
 
 from __future__ import annotations
@@ -19,17 +21,12 @@ from correlator.exact.table import TIMES, ExactTimes
 from correlator.requests import address
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints, Texts
+from rundir.stats import Missing
 from scraper.perf_metrics import Timings
 
-# Below what is asked of values that are called exact: which of two records so alike is the request's does not matter.
-ALIKE_S = 1.5e-3
-# The odds are e^MARGIN to 1: at 1 in 1,000 for each that is just so, far fewer than 0.5 % of all are wrong.
-MARGIN = 7.0
 # How far from the usual ways a pair may be, at most and at least; in between it is as far as chance lets it.
 MOST_COST = 28.0
 LEAST_COST = 6.0
-# Of the pairs that count, how many may at most be the record of another client in place of one that was lost.
-CHANCE_RATIO = 0.002
 MOST_WAY_S = 1.0
 LEAST_REQUESTS = 12  # whose ways tell what is usual, and how often chance would do
 SLACK_NS = 2_000_000  # both clocks tick; stamps are of the same moment to less
@@ -38,10 +35,37 @@ _FIRST_SPREAD_S = 2e-3
 _FREEDOM = 3.0  # of Student's t: ways have long tails
 _ROUNDS = 4
 _BLOCK = 2**20
-NOTHING_FITS = "no record of /perf_metrics fits it"
-PERHAPS = "a record of /perf_metrics fits it, but so would one by chance"
-NONE_CAME = "no record of /perf_metrics came"
 TOO_FEW = f"fewer than {LEAST_REQUESTS} requests tell what ways are usual"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What is joined by time: its name in reasons, and what may stand for what.
+
+    alike_s         records whose queue, prefill and decode differ by less may stand for each other
+    margin          by how much less a pair must cost than any other: the odds are e^margin to 1
+    chance_ratio    of the pairs that count, how many may at most be the record of another client in place of one that
+                    was lost
+    clock_is_known  stamps are by our clock, to `error_ns`; else by one that is off by no more than that
+    """
+
+    name: str
+    plural: str
+    alike_s: float
+    margin: float
+    chance_ratio: float
+    clock_is_known: bool
+
+
+# Margin: at 1 in 1,000 for each that is just so, far fewer than 0.5 % of all are wrong.
+PERF_METRICS = Records(
+    name="record of /perf_metrics",
+    plural="records of /perf_metrics",
+    alike_s=1.5e-3,  # below what is asked of values that are called exact: which of the two it is does not matter
+    margin=7.0,
+    chance_ratio=0.002,
+    clock_is_known=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,41 +92,43 @@ class _Pairs(NamedTuple):
     cost: Floats
 
 
-def matched(requests: RequestLog, timings: Timings) -> Matched:
+def matched(requests: RequestLog, timings: Timings, of: Records = PERF_METRICS) -> Matched:
     """Find the record of each request that ended well.
 
     - one record to one request; those of other clients stay without
     - of a page whose host is that of requests, records are theirs alone
-    - two records whose queue, prefill and decode are alike by 1.5 ms may stand for each other
+    - two records that are alike, as `of` has it, may stand for each other
     """
     size = len(requests.trace_id)
     usable = (requests.status == "ok") & (requests.submit_ns >= 0) & (requests.end_ns >= 0)
-    reason = np.where(usable, NOTHING_FITS if len(timings) else NONE_CAME, "").astype(np.object_)
+    unfit = f"no {of.name} {'fits it' if len(timings) else 'came'}"
+    reason = np.where(usable, unfit, "").astype(np.object_)
     groups: list[_Pairs] = []
     may_have = np.zeros(size, dtype=np.bool_)
     for places, records in _groups(requests, timings, usable):
-        pairs = _costed(_pairs(requests, timings, places, records))
-        if pairs is None:
-            reason[places] = TOO_FEW
+        pairs = _costed(_pairs(requests, timings, places, records), of)
+        if isinstance(pairs, Missing):
+            reason[places] = pairs.reason
         else:
             groups.append(pairs)
             may_have[places] = True
     row = np.full(size, -1, dtype=np.int64)
+    ambiguous = np.zeros(size, dtype=np.bool_)
     if groups:
         pairs = _Pairs(*(np.concatenate(column) for column in zip(*groups, strict=True)))
         best = _greedy(pairs, size, len(timings))
-        reason[pairs.request[best]] = PERHAPS
-        best = best[pairs.cost[best] <= _most_cost(pairs, best, timings, int(may_have.sum()))]
-        records_too, requests_too = _rivals(pairs, best, timings, size)
+        reason[pairs.request[best]] = f"a {of.name} fits it, but so would one by chance"
+        ambiguous[pairs.request[best]] = True
+        best = best[pairs.cost[best] <= _most_cost(pairs, best, timings, of, int(may_have.sum()))]
+        records_too, requests_too = _rivals(pairs, best, timings, of, size)
         for pair in best.tolist():
             place = pairs.request[pair]
             if records_too[place]:
-                reason[place] = f"{records_too[place] + 1} records of /perf_metrics fit it"
+                reason[place] = f"{records_too[place] + 1} {of.plural} fit it"
             elif requests_too[place]:
-                reason[place] = f"its record of /perf_metrics fits {requests_too[place] + 1} requests"
+                reason[place] = f"its {of.name} fits {requests_too[place] + 1} requests"
             else:
-                row[place], reason[place] = pairs.record[pair], ""
-    ambiguous = (reason != "") & ~np.isin(reason, (NOTHING_FITS, NONE_CAME, TOO_FEW))
+                row[place], reason[place], ambiguous[place] = pairs.record[pair], "", False
     return Matched(timings=timings, row=row, reason=reason, ambiguous=ambiguous)
 
 
@@ -143,9 +169,12 @@ def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) 
     submit_ns = requests.submit_ns[places]
     slack_ns = timings.error_ns[records] + SLACK_NS
     arrival_ns = timings.arrival_ns[records]
-    first = np.searchsorted(submit_ns, arrival_ns - round(MOST_WAY_S * 1e9))
+    first = np.searchsorted(submit_ns, arrival_ns - round(MOST_WAY_S * 1e9) - slack_ns)
     many = np.searchsorted(submit_ns, arrival_ns + slack_ns, side="right") - first
     blocks = np.flatnonzero(np.diff(np.cumsum(many) // _BLOCK, prepend=0))
+    client_tokens = np.column_stack(
+        [requests.input_tokens, np.where(requests.output_tokens_source == "usage", requests.output_tokens, -1)]
+    )
     fitting = []
     for rows in np.split(np.arange(len(records)), blocks):
         record = np.repeat(rows, many[rows])
@@ -165,32 +194,56 @@ def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) 
             / 1e9
         )
         ways_s[output_ns < 0, 1] = np.nan
-        fits = ~((ways_s < -slack_s[:, None]) | (ways_s > MOST_WAY_S)).any(axis=1)
+        fits = ~((ways_s < -slack_s[:, None]) | (ways_s > MOST_WAY_S + slack_s[:, None])).any(axis=1)
+        # There and back together, whatever the engine's clock: what a record lies within lasted longer.
+        both_s = ways_s[:, :1] + ways_s[:, 1:]
+        fits &= ~((both_s < -2e-9 * SLACK_NS) | (both_s > 2 * MOST_WAY_S)).any(axis=1)
+        if timings.tokens is not None:
+            counted, stated = client_tokens[request], timings.tokens[record]
+            fits &= ~((counted >= 0) & (stated >= 0) & (counted != stated)).any(axis=1)
         fitting.append((request[fits], record[fits], ways_s[fits]))
     request, record, ways_s = (np.concatenate(column) for column in zip(*fitting, strict=True))
     return _Pairs(request, record, ways_s, np.zeros(len(request)))
 
 
-def _costed(pairs: _Pairs) -> _Pairs | None:
-    """Return the pairs that are not too far from the usual ways, with their costs; None where nothing is usual.
+def _costed(pairs: _Pairs, of: Records) -> _Pairs | Missing:
+    """Return the pairs that are not too far from the usual ways, with their costs, or why nothing is usual.
 
     It begins where most pairs are: those that do not belong together lie scattered. Then what is usual is what is so of
     pairs that prefer each other.
     """
     if not len(pairs.request):
-        return None
+        return Missing(TOO_FEW)
     usual_s, spread_s = _densest(pairs.ways_s), np.full(3, _FIRST_SPREAD_S)
     for _ in range(_ROUNDS):
         cost = _cost(pairs.ways_s, usual_s, spread_s)
         best = _mutual(pairs, cost)
         best = best[cost[best] <= MOST_COST]
         if len(best) < LEAST_REQUESTS:
-            return None
+            return Missing(TOO_FEW)
         usual_s = _median(pairs.ways_s[best])
         spread_s = np.maximum(_LEAST_SPREAD_S, 1.4826 * _median(np.abs(pairs.ways_s[best] - usual_s)))
+    if not of.clock_is_known and _repeats(pairs, usual_s, spread_s):
+        return Missing(f"{of.plural} would fit as well by another setting of the engine's clock")
     cost = _cost(pairs.ways_s, usual_s, spread_s)
-    near = cost <= MOST_COST + MARGIN
+    near = cost <= MOST_COST + of.margin
     return _Pairs(pairs.request[near], pairs.record[near], pairs.ways_s[near], cost[near])
+
+
+def _repeats(pairs: _Pairs, usual_s: Floats, spread_s: Floats) -> bool:
+    """Tell whether another setting of the engine's clock fits half as many requests or more, as of an even load.
+
+    A clock that is set otherwise makes all ways in longer, and all ways out shorter by as much.
+    """
+    moved_s = pairs.ways_s[:, 0] - usual_s[0]
+    set_back_s = np.column_stack([np.full(len(moved_s), usual_s[0]), pairs.ways_s[:, 1:] + moved_s[:, None]])
+    fits = _cost(set_back_s, usual_s, spread_s) <= LEAST_COST
+    cell = (moved_s[fits] // (8 * spread_s[0])).astype(np.int64)
+    # A request counts once in a cell, however many records fit it there.
+    cells, request = np.unique(np.column_stack([cell, pairs.request[fits]]), axis=0).T
+    here = (cells == 0) | (cells == -1)
+    elsewhere = np.unique(cells[~here], return_counts=True)[1]
+    return 2 * int(elsewhere.max(initial=0)) >= len(np.unique(request[here]))
 
 
 def _densest(ways_s: Floats) -> Floats:
@@ -238,7 +291,7 @@ def _greedy(pairs: _Pairs, requests: int, records: int) -> Ints:
     return np.array(taken, dtype=np.int64)
 
 
-def _most_cost(pairs: _Pairs, best: Ints, timings: Timings, requests: int) -> float:
+def _most_cost(pairs: _Pairs, best: Ints, timings: Timings, of: Records, requests: int) -> float:
     """Return the highest cost at which pairs are accepted; -inf accepts none, where there are too few to tell.
 
     It depends on how easily another client's record fits a request that lost its own: as easily as it fits a request
@@ -248,21 +301,20 @@ def _most_cost(pairs: _Pairs, best: Ints, timings: Timings, requests: int) -> fl
     of_request[pairs.request[best]] = best
     is_owned = np.isin(np.arange(len(timings)), pairs.record[best])
     best_of_request = of_request[pairs.request]
-    foreign = (
-        (best_of_request >= 0) & ~is_owned[pairs.record] & ~_alike(timings, pairs.record, pairs.record[best_of_request])
-    )
+    alike = _alike(timings, of, pairs.record, pairs.record[best_of_request])
+    foreign = (best_of_request >= 0) & ~is_owned[pairs.record] & ~alike
     nearest = np.full(len(of_request), np.inf)
     np.minimum.at(nearest, pairs.request[foreign], pairs.cost[foreign])
     nearest = np.sort(nearest[pairs.request[best[pairs.cost[best] <= LEAST_COST]]])
     for most in np.arange(MOST_COST, LEAST_COST - 1, -1.0).tolist():
         had = int((pairs.cost[best] <= most).sum())
         chance = (np.searchsorted(nearest, most, side="right") + 0.5) / (len(nearest) + 1)
-        if (requests - had + 0.5) * chance <= CHANCE_RATIO * had:
+        if (requests - had + 0.5) * chance <= of.chance_ratio * had:
             return float(most)
     return -math.inf
 
 
-def _rivals(pairs: _Pairs, best: Ints, timings: Timings, size: int) -> tuple[Ints, Ints]:
+def _rivals(pairs: _Pairs, best: Ints, timings: Timings, of: Records, size: int) -> tuple[Ints, Ints]:
     """Count for each request [n] what comes close to its own pair: other records, and other requests for its record.
 
     - not another record that is alike, nor one that fits another request far better
@@ -274,17 +326,17 @@ def _rivals(pairs: _Pairs, best: Ints, timings: Timings, size: int) -> tuple[Int
     # What a pair costs more than that of its request, and of its record; a lot where there is none.
     more = np.where(best_of_request >= 0, pairs.cost - pairs.cost[best_of_request], -np.inf)
     more_of_record = np.where(best_of_record >= 0, pairs.cost - pairs.cost[best_of_record], -np.inf)
-    alike = (best_of_request >= 0) & _alike(timings, pairs.record, pairs.record[best_of_request])
+    alike = (best_of_request >= 0) & _alike(timings, of, pairs.record, pairs.record[best_of_request])
     other = best_of_request != best_of_record
-    records = other & (best_of_request >= 0) & (more < MARGIN) & ~alike & (more_of_record < MARGIN)
-    requests = other & (best_of_record >= 0) & (more_of_record < MARGIN) & ~alike & (more < MARGIN)
+    records = other & (best_of_request >= 0) & (more < of.margin) & ~alike & (more_of_record < of.margin)
+    requests = other & (best_of_record >= 0) & (more_of_record < of.margin) & ~alike & (more < of.margin)
     owner = pairs.request[best_of_record]
     return np.bincount(pairs.request[records], minlength=size), np.bincount(owner[requests], minlength=size)
 
 
-def _alike(timings: Timings, left: Ints, right: Ints) -> Bools:
+def _alike(timings: Timings, of: Records, left: Ints, right: Ints) -> Bools:
     """Tell which records may stand for each other [n]."""
     apart_s = [
         np.abs(column[left] - column[right]) for column in (timings.queue_s, timings.prefill_s, timings.decode_s)
     ]
-    return np.asarray(np.max(apart_s, axis=0) <= ALIKE_S, dtype=np.bool_)
+    return np.asarray(np.max(apart_s, axis=0) < of.alike_s, dtype=np.bool_)

@@ -46,19 +46,14 @@ def by_request_id(
 
     UUIDs that differ in the thirteenth digit alone are the same: a gateway changes it.
     """
-    claims: dict[int, list[int]] = {}
+    claims: dict[int, Sequence[int]] = {}
     for engine in sorted(set(spans.engine)):
-        known = engines.catalogue(engine).spans
-        if known is None:
-            continue
         others = np.flatnonzero(spans.engine != engine).tolist()
-        places = _places(_alike(spans.request_id), {*taken, *others})
+        places = _places(np.array([same_id(text) for text in spans.request_id], dtype=np.object_), {*taken, *others})
         for row in rows:
-            for form in known.ids:
-                bearing = _of_form(form, requests.request_id[row], requests.response_id[row], places)
-                if bearing:
-                    claims[row] = bearing
-                    break
+            bearing = bearing_id(engine, requests.request_id[row], requests.response_id[row], places)
+            if bearing:
+                claims[row] = bearing
     claimed = Counter(place for bearing in claims.values() for place in bearing)
     for row, bearing in claims.items():
         most = max(claimed[place] for place in bearing)
@@ -66,6 +61,23 @@ def by_request_id(
             why[row].append(f"{most} requests share its request id")
         else:
             yield from _of_spans(row, spans, bearing, taken, why)
+
+
+def bearing_id(engine: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> Sequence[int]:
+    """Return the places of what bears a request's ids, in the first of an engine's forms that anything has.
+
+    `places` are by the ids of the engine's spans, each through `same_id`.
+    """
+    known = engines.catalogue(engine).spans
+    if known is None:
+        return ()
+    forms = (_of_form(form, request_id, response_id, places) for form in known.ids)
+    return next((bearing for bearing in forms if bearing), ())
+
+
+def same_id(text: str) -> str:
+    """Return an id without what gateways change in it."""
+    return _UUID.sub(_ANY_TRACE, text)
 
 
 def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
@@ -89,6 +101,7 @@ def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
         arrival_ns=int(spans.arrival_ns[first]),
         end_ns=int(spans.end_ns[alike].max()),
         span_id=spans.span_id[first],
+        trace_id=spans.trace_id[first],
         clock=spans.clock[first],
     )
 
@@ -106,21 +119,16 @@ def _of_spans(
     why[row].append("its span tells neither queue nor prefill" if np.isnan(off_s) else off)
 
 
-def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, list[int]]) -> list[int]:
+def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> list[int]:
     if ("{request}" in form and not request_id) or ("{response}" in form and not response_id):
         return []
     rows: list[int] = []
     for prompt in range(len(places)):
-        bearing_id = form.format(request=request_id, response=response_id, n=prompt)
-        bearing = places.get(_UUID.sub(_ANY_TRACE, bearing_id), ())
+        bearing = places.get(same_id(form.format(request=request_id, response=response_id, n=prompt)), ())
         rows.extend(bearing)
         if not bearing or "{n}" not in form:
             break
     return rows
-
-
-def _alike(ids: Texts) -> Texts:
-    return np.array([_UUID.sub(_ANY_TRACE, text) for text in ids.tolist()], dtype=np.object_)
 
 
 def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:

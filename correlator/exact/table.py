@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rundir.columns import Floats, Ints, Texts
+from rundir.columns import Bools, Floats, Ints, Texts
 
-SOURCES = ("trace", "request id", "response", "none")
+SPAN_BY_TIME, RECORD_BY_TIME = "span by time", "record by time"
+SOURCES = ("trace", "request id", "response", SPAN_BY_TIME, RECORD_BY_TIME, "none")
 TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
 ALL_TIMES = (*TIMES, "scheduler_intake")  # with what some sources state besides
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
@@ -26,7 +27,7 @@ class Joined:
                             server to its first and last token
     scheduler_intake_s      float64, from the engine's API process to its scheduler; NaN where it is not stated
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
-    span_id                 hex id of the engine's span, "" for none. Of several, for several choices or engines that
+    span_id, trace_id       hex ids of the engine's span, "" for none. Of several, for several choices or engines that
                             shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
                             longest
     clock                   which clock the stamps are by (`EngineSpans.clock`), "" where that is unknown
@@ -43,10 +44,16 @@ class Joined:
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
+    trace_id: Texts
     clock: Texts
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def by_time(self) -> Bools:
+        """Which requests were joined by time alone [n]."""
+        return np.isin(self.source, (SPAN_BY_TIME, RECORD_BY_TIME))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,7 @@ class ExactTimes:
     arrival_ns: int = -1
     end_ns: int = -1
     span_id: str = ""
+    trace_id: str = ""
     clock: str = ""
 
 
@@ -82,6 +90,7 @@ def unjoined(size: int) -> Joined:
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
         span_id=texts(""),
+        trace_id=texts(""),
         clock=texts(""),
     )
 
@@ -95,7 +104,7 @@ def put(
     first token, `ttft_s`, and with the decode within all that it waited. A decode beyond that is left out, and a
     scheduler's intake beyond the first token.
     """
-    states = "reply" if source == "response" else "span"
+    states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
     if any(not 0 <= part_s < np.inf for part_s in parts_s):
         return f"its {states} tells impossible times"
@@ -114,5 +123,5 @@ def put(
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
-    table.span_id[row], table.clock[row] = times.span_id, times.clock
+    table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
     return ""

@@ -14,7 +14,7 @@ import numpy as np
 from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import span_times
-from correlator.exact.table import SLACK_S, Joined, put, unjoined
+from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, put, unjoined
 from correlator.live.client_spans import request_log
 from correlator.live.reasons import (
     CONTRADICTION,
@@ -30,6 +30,8 @@ from correlator.live.traces import TracedRequest
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Texts
 from scraper.spans.requests import request_spans
+
+_SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,5 +125,5 @@ def _joined(requests: Sequence[TracedRequest]) -> Joined:
     for row, request_places in places.items():
         times = span_times(spans, request_places)
         if times is not None and requests[row].client is not None:
-            put(table, row, "trace", times)
+            put(table, row, _SOURCES[requests[row].joined], times)
     return table

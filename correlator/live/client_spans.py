@@ -23,6 +23,7 @@ FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.
 # OpenInference and Envoy AI Gateway; OpenLLMetry, once a chunk; the AI SDK.
 FIRST_TOKEN_EVENTS = ("First Token Stream Event", "llm.content.completion.chunk", "ai.stream.firstChunk")
 _LONGEST_KIND = 60
+_LONGEST_ID = 256
 # No span comes before its end, and exporters keep few for longer: of another, the clock is another one.
 EARLY_S, LATE_S = 1.0, 60.0
 CLOCKS_NS = 50_000_000  # by which clocks of a request's services may differ, and one span still enclose another
@@ -46,6 +47,7 @@ class ClientSpan:
     error                   its error.type where it ended in an error, "error" where it does not say which, else ""
     *_tokens                -1 where it does not tell
     server                  http://ADDRESS:PORT of whom it called, empty if it does not tell
+    response_id             the id of the reply, empty if it does not tell
     """
 
     span_id: bytes
@@ -65,6 +67,7 @@ class ClientSpan:
     output_tokens: int
     cached_tokens: int
     server: str
+    response_id: str
 
     @property
     def failed(self) -> bool:
@@ -102,6 +105,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
         output_tokens=_tokens(attributes.get("gen_ai.usage.output_tokens")),
         cached_tokens=_tokens(attributes.get("gen_ai.usage.cache_read.input_tokens")),
         server=_server(attributes),
+        response_id=_short(attributes.get("gen_ai.response.id")),
     )
 
 
@@ -133,8 +137,8 @@ def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOu
             return min(stated, whole_s)
     if catalogued is not None:
         stated_s = catalogued.seconds(attributes.get(catalogued.attribute))
-        if stated_s is not None and 0 <= stated_s <= whole_s:
-            return stated_s
+        if stated_s is not None and 0 <= stated_s <= whole_s + _ROUNDING_S:
+            return min(stated_s, whole_s)
     marks = [event.time_unix_nano for event in span.events if event.name in FIRST_TOKEN_EVENTS]
     first_s = (min(marks) - span.start_time_unix_nano) / 1e9 if marks else math.nan
     return first_s if 0 <= first_s <= whole_s else math.nan
@@ -146,6 +150,10 @@ def _error(span: Span, attributes: dict[str, str | float]) -> str:
         return ""
     kind = "".join(letter for letter in str(attributes.get("error.type", "")) if letter.isprintable() and letter != ":")
     return kind[:_LONGEST_KIND] or "error"
+
+
+def _short(stated: str | float | None) -> str:
+    return stated if isinstance(stated, str) and len(stated) <= _LONGEST_ID else ""
 
 
 def _tokens(stated: str | float | None) -> int:
@@ -188,6 +196,7 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
         phase=texts(["measure"] * size),
         endpoint_url=texts([span.server if span else "" for span in spans]),
         trace_id=texts([trace_id.hex() for trace_id in trace_ids]),
+        response_id=texts([span.response_id if span else "" for span in spans]),
         status=texts(["" if span is None else "failed" if span.error else "ok" for span in spans]),
         error=texts(
             [f"{span.error}: the client's span ended in an error" if span and span.error else "" for span in spans]

@@ -123,14 +123,18 @@ class Replay:
             self._pass_time(at_ns)
         while self._deaths and self._deaths[0] < at_ns:
             self._deaths.popleft()
-        self._requests.spans.missed(at_ns)
+        self._requests.missed(at_ns)
         self._now_ns = max(self._now_ns, at_ns)
 
     def _pass_time(self, at_ns: int) -> None:
         """Let time pass in steps up to a moment, or up to the death of a receiver."""
         until_ns = min(at_ns, self._deaths[0]) if self._deaths else at_ns
         while self._now_ns + _STEP_NS <= until_ns:
-            is_idle = not (self._requests.spans.sizes["pending"] or self._requests.estimates.sizes["waiting"])
+            is_idle = not (
+                self._requests.spans.sizes["pending"]
+                or self._requests.halves.sizes["halves"]
+                or self._requests.estimates.sizes["waiting"]
+            )
             self._now_ns = until_ns if is_idle else self._now_ns + _STEP_NS
             self._feed_pages(self._now_ns)
             self._count(self._requests.ended(self._now_ns)[1])

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import Literal
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -29,6 +30,7 @@ class TracedRequest:
     `client` is the outermost span that is of this request alone, `gateways` are those below it, outermost first, and
     it itself where it is a gateway's. `engine` are the spans of engines, several for several choices, with those of
     their stages. `evicted`: it was not waited for. `is_late`: a half of it was given out before.
+    `joined`: how the client's and the engine's spans were found to be of one request.
 
     Of a request that is not whole, or begins at a gateway, `begins_at` is the service of the outermost span above the
     engine, and `is_root` says that no span is above that one; without an engine, `ends_at` is that of the innermost
@@ -44,6 +46,7 @@ class TracedRequest:
     ends_at: str = ""
     is_root: bool = False
     trace_id: bytes = b""
+    joined: Literal["trace", "id", "time"] = "trace"
 
 
 @dataclass(slots=True)

@@ -65,6 +65,37 @@ class TraceWindow:
         """Return how much is in the window: spans, traces, and those of them that wait for more spans (`pending`)."""
         return {"spans": self._span_count, "traces": len(self._traces), "pending": len(self._open)}
 
+    @property
+    def awaits(self) -> tuple[bool, bool]:
+        """Return whether a trace that waits for more spans has none of an engine so far, and whether one has."""
+        has_engine = {bool(self._traces[trace_id].engine) for trace_id in self._open}
+        return False in has_engine, True in has_engine
+
+    @property
+    def has_clients_alone(self) -> bool:
+        """Return whether a trace that waits for more spans has clients' calls and nothing of whom they called."""
+        traces = (self._traces[trace_id] for trace_id in self._open)
+        return any(
+            not trace.engine
+            and any(span.is_call for span in trace.spans.values())
+            and not any(span.serves for span in trace.spans.values())
+            for trace in traces
+        )
+
+    def gateways_of(self, request: TracedRequest, *, is_behind: bool) -> tuple[GatewaySpan, ...]:
+        """Return the gateways of half a request, outermost first, as far as its spans are still here.
+
+        is_behind   its client's span is in another trace, so that even the outermost span is a gateway's
+        """
+        trace = self._traces.get(request.trace_id)
+        if trace is None:
+            return ()
+        engine = {received.span.span_id for received in request.engine}.intersection(trace.spans)
+        spans = trace.spans
+        if is_behind and request.client is None:  # what was given out is another request's
+            spans = {key: span for key, span in spans.items() if key in engine or key not in trace.done}
+        return gateways_between(spans, trace.bodies, engine, None if is_behind else request.client)
+
     def take(self, export: ExportRecord) -> int:
         """Take in one export; return how many spans it has, those too that have a `fault` and are passed over.
 

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from exporter.prometheus.snapshot import (
+    OTHER_SIGNALS,
     REFUSED,
     ClientCounts,
     Cumulative,
@@ -255,6 +256,12 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
     refused = {kind: received[kind] for kind in REFUSED if kind in received}
     what = "Exports (bad_spans, off_clock: spans) not used, by why."
     yield _series(CounterMetricFamily, "sidelight_receiver_refused", what, ("kind",), refused)
+    others = {name: received[name] for name in OTHER_SIGNALS if name in received}
+    what = "Exports of other signals than spans that came; they are passed on, and not read."
+    yield _series(CounterMetricFamily, "sidelight_receiver_other_exports", what, ("signal",), others)
+    others = {name: received[f"{name}_dropped"] for name in others}
+    what = "Of these, the ones that were not passed on: nothing to forward to, or it did not take them."
+    yield _series(CounterMetricFamily, "sidelight_receiver_other_dropped", what, ("signal",), others)
     what = "What waits for the next collector of spans: exports, their bytes, and how many bytes may wait."
     yield _series(GaugeMetricFamily, "sidelight_receiver_forward_queue", what, ("what",), counts.forward_queue)
     what = "How much is kept for requests that go on."

@@ -26,6 +26,7 @@ LATENESS_BOUNDS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
 )
 # fmt: on
+OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
 REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
 

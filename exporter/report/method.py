@@ -79,7 +79,11 @@ def _covered(correlation: Correlation, sent: int) -> str:
     else:
         whole = f"Of {requests} requests{which}, {', '.join(f'{count} were {how}' for count, how in known)}"
     unseen = "of which the metrics page showed nothing"
-    doubts = ((quality.mixed_traffic, "beside other traffic"), (quality.prior, unseen))
+    doubts = (
+        (quality.by_time, "by time alone, for want of a common id"),
+        (quality.mixed_traffic, "beside other traffic"),
+        (quality.prior, unseen),
+    )
     less_sure = ", ".join(f"{count} {why}" for count, why in doubts if count)
     return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."
 

@@ -63,6 +63,10 @@ class Quality(Struct, frozen=True, kw_only=True):
     exact: Annotated[
         Count, doc("The engine's own numbers, or alone between two scrapes, as whole numbers prove.", "requests")
     ]
+    by_time: Annotated[
+        Count,
+        doc("The engine's own numbers, joined by time alone: no id is on both sides, and none else fits.", "requests"),
+    ]
     tight: Annotated[Count, doc("Estimated, one of two or three that ended between two scrapes.", "requests")]
     shared: Annotated[Count, doc("Estimated, one of more.", "requests")]
     mixed_traffic: Annotated[

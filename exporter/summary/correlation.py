@@ -165,6 +165,10 @@ class ReceivedSpans(Struct, frozen=True, kw_only=True):
     forwarded: Annotated[Count, doc("Exports that the next collector accepted.", "exports")]
     forward_dropped: Annotated[Count, doc("Exports that it did not accept.", "exports")]
     off_clock: Annotated[Count, doc("Spans stamped by a clock far from ours, and not read.", "spans")]
+    logs: Annotated[Count, doc("Exports of logs received; they are passed on, and not read.", "exports")]
+    logs_dropped: Annotated[Count, doc("Of these, not passed on.", "exports")]
+    metrics: Annotated[Count, doc("Exports of metrics received, likewise.", "exports")]
+    metrics_dropped: Annotated[Count, doc("Of these, not passed on.", "exports")]
     request_spans: Annotated[Count, doc("Spans that describe a request of an engine.", "spans")]
     health_probes: Annotated[
         Count, doc("Spans of health probes that an engine served like requests: left out.", "spans")

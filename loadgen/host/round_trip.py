@@ -37,12 +37,14 @@ class Rtt:
 
     connect_ms  what each of the TCP handshakes took, in order
     kernel_ms   the kernel's smoothed estimate of the last connection, and its deviation
+    is_own      the address is one of this machine's
     """
 
     host: str
     port: int
     connect_ms: tuple[float, ...]
     kernel_ms: tuple[float, float] | Missing
+    is_own: bool = False
 
 
 class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,10 @@ class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
     max: Annotated[float | None, doc("The longest.", "ms")]
     kernel_rtt_ms: Annotated[float | None, doc("The kernel's smoothed estimate (TCP_INFO).", "ms")]
     kernel_deviation_ms: Annotated[float | None, doc("The deviation of the kernel's estimate.", "ms")]
+    own_address: Annotated[
+        bool | UnsetType,
+        doc("Whether its address is one of this machine's; absent where nothing was connected."),
+    ] = UNSET
     missing: fields.Missing = UNSET
 
 
@@ -69,13 +75,14 @@ async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missin
     host, port = _address(url)
     times_ms: list[float] = []
     kernel: tuple[float, float] | Missing = Missing(reason="no connection")
+    is_own = False
     failure = f"no connection to {host}:{port} within {timeout_s:g} s"
     try:
         async with asyncio.timeout(timeout_s):
             entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             family, address = await _first_that_answers([(entry[0], entry[4]) for entry in entries])
             for _ in range(HANDSHAKES):
-                took_ms, kernel = await _handshake(family, address)
+                took_ms, kernel, is_own = await _handshake(family, address)
                 times_ms.append(took_ms)
     except TimeoutError:
         pass
@@ -83,7 +90,7 @@ async def measure_rtt(url: str, *, timeout_s: float = TIMEOUT_S) -> Rtt | Missin
         failure = f"{host}:{port}: {error.strerror or error}"
     if not times_ms:
         return Missing(reason=failure)
-    return Rtt(host=host, port=port, connect_ms=tuple(times_ms), kernel_ms=kernel)
+    return Rtt(host=host, port=port, connect_ms=tuple(times_ms), kernel_ms=kernel, is_own=is_own)
 
 
 def round_trip(url: str, rtt: Rtt | Missing) -> RoundTrip:
@@ -110,6 +117,7 @@ def round_trip(url: str, rtt: Rtt | Missing) -> RoundTrip:
         max=max(rtt.connect_ms),
         kernel_rtt_ms=smoothed_ms,
         kernel_deviation_ms=deviation_ms,
+        own_address=rtt.is_own,
         missing=rtt.kernel_ms.reason if isinstance(rtt.kernel_ms, Missing) else UNSET,
     )
 
@@ -131,12 +139,15 @@ async def _first_that_answers(addresses: Sequence[tuple[int, Any]]) -> tuple[int
     return addresses[-1]
 
 
-async def _handshake(family: int, address: Any) -> tuple[float, tuple[float, float] | Missing]:
+async def _handshake(family: int, address: Any) -> tuple[float, tuple[float, float] | Missing, bool]:
     with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as connection:
         connection.setblocking(False)
         started_ns = time.perf_counter_ns()
         await asyncio.get_running_loop().sock_connect(connection, address)
-        return (time.perf_counter_ns() - started_ns) / 1e6, _kernel_rtt(connection)
+        took_ms = (time.perf_counter_ns() - started_ns) / 1e6
+        # A connection to an address of one's own comes from that address.
+        is_own = connection.getsockname()[0] == connection.getpeername()[0]
+        return took_ms, _kernel_rtt(connection), is_own
 
 
 def _kernel_rtt(connection: socket.socket) -> tuple[float, float] | Missing:

@@ -96,10 +96,10 @@ def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSou
 def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSource | Missing]]]) -> Engine | None:
     """Return the engine that a run is of, by the engines of its pages and what each page shows of `QUANTITIES`.
 
-    It is the first that shows queue times, else the first that shows how many requests wait, else the first: a Dynamo
-    frontend shows how many wait, those being prefilled included, and may be listed before the workers that queue them.
+    It is the first that shows queue times, else the first that shows how many requests wait, else the first. A frontend
+    comes after all engines: Dynamo's shows how many wait too, those being prefilled included.
     """
-    pages = list(recognised)
+    pages = sorted(recognised, key=lambda page: catalogue(page[0].name).frontend)
     for name in ("queue_time", "requests_waiting"):
         for engine, sources in pages:
             if not isinstance(sources[name], Missing):

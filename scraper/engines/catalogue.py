@@ -175,6 +175,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
     - `version_paths` are asked for a JSON object whose `version` is the engine's.
     - `seen` is what all this was compared with, `seen_as` which server or pages that were.
     - `probe_path` tells whether the engine is up, where asking its usual path for that costs a request.
+    - `frontend`: it stands before engines and is none itself: what it counts stands in for what theirs do not.
     """
 
     name: str = msgspec.field(name="engine")
@@ -193,6 +194,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
     end_tokens: dict[Tokens, str] = {}
     timing: tuple[Timing, ...]
     spans: Spans | None = None
+    frontend: bool = False
 
 
 Known = TypeVar("Known", bound=Names)

@@ -9,7 +9,12 @@ import grpc
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-MAX_SPANS = 20_000
+MAX_SPANS = 20_000  # or logs, or metrics
+_MESSAGES = {
+    "spans": "ExportTraceServiceRequest",
+    "logs": "ExportLogsServiceRequest",
+    "metrics": "ExportMetricsServiceRequest",
+}
 _GZIP = 16 + zlib.MAX_WBITS
 _LENGTH_DELIMITED = 2
 
@@ -61,37 +66,60 @@ def parsed(body: bytes) -> ExportTraceServiceRequest:
 
     The spans are counted first: parsed, an empty one of two bytes takes two hundred.
     """
+    check(body, "spans")
     try:
-        if sum(1 for _, span in zip(range(MAX_SPANS + 1), _spans(body), strict=False)) > MAX_SPANS:
-            text = f"more than {MAX_SPANS} spans at once"
-            raise Refusal("too_large", text, 413, grpc.StatusCode.INVALID_ARGUMENT)
         return ExportTraceServiceRequest.FromString(body)
-    except (DecodeError, IndexError):
-        raise malformed("it is not an ExportTraceServiceRequest") from None
+    except DecodeError:
+        raise _no_export("spans") from None
 
 
-def _spans(body: bytes) -> Iterator[tuple[int, int]]:
-    """Give where the spans of an export are: field 2 of field 2 of its field 1. Raises IndexError if it is cut off."""
+def check(body: bytes, of: str) -> None:
+    """Look through an export of spans, logs or metrics without unpacking one. Raises Refusal as `parsed` does."""
+    try:
+        if sum(1 for _, record in zip(range(MAX_SPANS + 1), _records(body), strict=False)) > MAX_SPANS:
+            raise Refusal("too_large", f"more than {MAX_SPANS} {of} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
+    except IndexError:
+        raise _no_export(of) from None
+
+
+def _no_export(of: str) -> Refusal:
+    return malformed(f"it is not an {_MESSAGES[of]}")
+
+
+def _records(body: bytes) -> Iterator[tuple[int, int]]:
+    """Give where the spans, logs or metrics of an export are: field 2 of field 2 of its field 1, in all three.
+
+    Raises IndexError if it is cut off.
+    """
     for resource in _fields(body, 0, len(body), 1):
         for scope in _fields(body, *resource, 2):
             yield from _fields(body, *scope, 2)
 
 
 def _fields(body: bytes, at: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    """Give the begin and end of each length-delimited field of a number; others are passed over."""
+    """Give the begin and end of each length-delimited field of a number; others are passed over.
+
+    Raises IndexError for what cannot be a message, or is cut off.
+    """
     while at < end:
         tag, at = _varint(body, at)
         kind = tag & 7
         if kind == _LENGTH_DELIMITED:
             size, at = _varint(body, at)
+            if at + size > end:
+                raise IndexError
             if tag >> 3 == number:
-                yield at, min(at + size, end)
+                yield at, at + size
             at += size
         elif kind == 0:
             _, at = _varint(body, at)
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
+        elif kind not in (3, 4):
+            raise IndexError
         # The begin and the end of a group are tags alone: what is between them counts as if it stood here.
+    if at > end:
+        raise IndexError
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

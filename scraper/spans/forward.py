@@ -11,7 +11,7 @@ import gzip
 import io
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -29,14 +29,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
 from scraper.spans.log import ForwardQueue
-from scraper.spans.spec import GRPC_PORT, forward_parts
+from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, forward_parts
 
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-HTTP_PATH = "/v1/traces"
 PROTOBUF = "application/x-protobuf"
 QUEUE_BYTES = 32 * 1024 * 1024
 ATTEMPT_S = 10.0
 _REPLY_BYTES = 64 * 1024
+# How aiohttp shows what a gRPC server says first: a frame of HTTP/2 (length of 3 bytes, type 4, on stream 0).
+_NO_STATUS_LINE, _HTTP2_SETTINGS = "Bad status line", r"\x04\x00\x00\x00\x00\x00"
 FLUSH_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONGEST_WAIT_S = 60.0  # whatever a Retry-After states
@@ -88,18 +88,23 @@ class Wire:
             self._session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         else:
             self._stack.push_async_callback(channel.close)
-            self._call: Any = channel.unary_unary(EXPORT)
+            self._calls: dict[str, Any] = {signal: channel.unary_unary(method) for signal, method in SIGNALS.items()}
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def send(self, body: bytes) -> bytes:
+    async def send(self, body: bytes, signal: str = TRACES) -> bytes:
         """Give the collector one export, once; return its reply. Raises Unavailable, Rejected."""
-        return await (self._over_grpc(body) if self._speaks_grpc else self._over_http(body))
+        return await (self._over_grpc(body, signal) if self._speaks_grpc else self._over_http(body, signal))
 
     async def deliver(
-        self, body: bytes, *, patience_s: float = math.inf, on_away: Callable[[Unavailable], object] = lambda _: None
+        self,
+        body: bytes,
+        signal: str = TRACES,
+        *,
+        patience_s: float = math.inf,
+        on_away: Callable[[Unavailable], object] = lambda _: None,
     ) -> bytes:
         """Give the collector one export until it has taken or refused it; return its reply.
 
@@ -110,7 +115,7 @@ class Wire:
         until_s, pause_s = loop.time() + patience_s, FIRST_PAUSE_S
         while True:
             try:
-                return await self.send(body)
+                return await self.send(body, signal)
             except Unavailable as away:
                 on_away(away)
                 wait_s = away.again_s or pause_s
@@ -119,8 +124,10 @@ class Wire:
             await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _over_http(self, body: bytes) -> bytes:
-        url = http_url(bare(self._url))
+    async def _over_http(self, body: bytes, signal: str) -> bytes:
+        url = http_url(bare(self._url), signal)
+        if not url:
+            raise Rejected("the path of its URL is for spans alone; end it in /v1/traces")
         headers = {"Content-Type": PROTOBUF, **headers_for(self._access, self._url)}
         if self._zipped:
             body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
@@ -135,6 +142,10 @@ class Wire:
             raise Unavailable(f"no answer within {ATTEMPT_S:g} s") from None
         except aiohttp.ClientConnectorError as error:
             raise Unavailable(f"connect: {connection_problem(error)}") from error
+        except aiohttp.ClientResponseError as error:
+            if error.message.startswith(_NO_STATUS_LINE) and _HTTP2_SETTINGS in error.message:
+                raise Rejected(f"this is a gRPC port: write grpc://{urlsplit(bare(self._url)).netloc}") from error
+            raise Unavailable(" ".join(error.message.split())) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
         if status in _HTTP_AGAIN:
@@ -143,10 +154,10 @@ class Wire:
             raise Rejected(f"HTTP {status}{_reason(kind, reply)}")
         return reply
 
-    async def _over_grpc(self, body: bytes) -> bytes:
+    async def _over_grpc(self, body: bytes, signal: str) -> bytes:
         metadata = tuple((name.lower(), value) for name, value in headers_for(self._access, self._url).items())
         try:
-            reply: bytes = await self._call(
+            reply: bytes = await self._calls[signal](
                 body,
                 timeout=ATTEMPT_S,
                 metadata=metadata,
@@ -179,15 +190,15 @@ class Forwarder:
 
     def __init__(self, url: str, access: Access, *, say: Callable[[str], None], queue_bytes: int = QUEUE_BYTES) -> None:
         """Read the URL. Raises ValueError for one that Wire cannot use."""
-        self.sent = 0
-        self.dropped = 0
+        self.sent: Counter[str] = Counter()  # exports by signal
+        self.dropped: Counter[str] = Counter()
         self._url, self._say = url, say
         self._wire = Wire(url, access)
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[str, bytes]] = deque()  # each with its signal
         self._queued_bytes, self._queue_bytes = 0, queue_bytes
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
         self._is_away = False
-        self._said_refused = False
+        self._said_refused: set[str] = set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -205,8 +216,8 @@ class Forwarder:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
-            self.dropped += len(self._queue)
-            self._say(f"{len(self._queue)} exports of spans did not reach {masked(self._url)}")
+            self.dropped.update(signal for signal, _ in self._queue)
+            self._say(f"{len(self._queue)} exports did not reach {masked(self._url)}")
         finally:
             self._task.cancel()
             await self._stack.aclose()
@@ -216,12 +227,12 @@ class Forwarder:
         """Return what waits now."""
         return ForwardQueue(exports=len(self._queue), size_bytes=self._queued_bytes, limit_bytes=self._queue_bytes)
 
-    def offer(self, body: bytes) -> None:
+    def offer(self, body: bytes, signal: str = TRACES) -> None:
         """Queue an export; never waits. One that does not fit is dropped and counted."""
         if self._queued_bytes + len(body) > self._queue_bytes:
-            self.dropped += 1
+            self.dropped[signal] += 1
             return
-        self._queue.append(body)
+        self._queue.append((signal, body))
         self._queued_bytes += len(body)
         self._filled.set()
 
@@ -230,20 +241,22 @@ class Forwarder:
             while not self._queue:
                 self._filled.clear()
                 await self._filled.wait()
+            signal, body = self._queue[0]
             try:
-                await self._deliver(self._queue[0])
-                self.sent += 1
+                await self._deliver(signal, body)
+                self.sent[signal] += 1
             except Rejected as refused:
-                self.dropped += 1
-                if not self._said_refused:
-                    self._say(f"{masked(self._url)} refuses spans: {refused}")
-                    self._said_refused = True
-            self._queued_bytes -= len(self._queue.popleft())
+                self.dropped[signal] += 1
+                if signal not in self._said_refused:
+                    self._say(f"{masked(self._url)} refuses {'spans' if signal == TRACES else signal}: {refused}")
+                    self._said_refused.add(signal)
+            self._queue.popleft()
+            self._queued_bytes -= len(body)
             self._emptied.set()
 
-    async def _deliver(self, body: bytes) -> None:
+    async def _deliver(self, signal: str, body: bytes) -> None:
         """Try until the collector has taken or refused an export; say once that it is away, once that it is back."""
-        await self._wire.deliver(body, on_away=self._note_away)
+        await self._wire.deliver(body, signal, on_away=self._note_away)
         if self._is_away:
             self._say(f"spans are forwarded to {masked(self._url)} again")
         self._is_away = False
@@ -254,10 +267,19 @@ class Forwarder:
         self._is_away = True
 
 
-def http_url(url: str) -> str:
-    """Return where an export is posted: the URL itself if it has a path, else /v1/traces there."""
+def http_url(url: str, signal: str = TRACES) -> str:
+    """Return where an export is posted: /v1/traces, or the URL itself if it has a path, which is that of spans.
+
+    Other signals have their own name in place of `traces` at its end, "" where it has another end.
+    """
     parts = urlsplit(url)
-    return url if parts.path.strip("/") else urlunsplit(parts._replace(path=HTTP_PATH))
+    path = parts.path if parts.path.strip("/") else f"/v1/{TRACES}"
+    if signal != TRACES:
+        begin, slash, name = path.rstrip("/").rpartition("/")
+        if name != TRACES:
+            return ""
+        path = f"{begin}{slash}{signal}"
+    return urlunsplit(parts._replace(path=path))
 
 
 def _reason(kind: str, body: bytes) -> str:

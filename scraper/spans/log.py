@@ -30,6 +30,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
     turned_away     exports that had to come again: too many at a time, or the log could not be written
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
+    logs, metrics   exports of other signals, which are passed on and not kept; of them `_dropped`, those that were not
+                    passed on, for want of a next collector too
     """
 
     exports: int = 0
@@ -41,6 +43,10 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     forwarded: int = 0
     forward_dropped: int = 0
     off_clock: int = 0
+    logs: int = 0
+    logs_dropped: int = 0
+    metrics: int = 0
+    metrics_dropped: int = 0
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

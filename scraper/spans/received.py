@@ -87,6 +87,13 @@ class ReceivedSpan:
         """Return how far ahead of ours its clock is, s, as far as its end and when it came show: within seconds."""
         return (self.span.end_time_unix_nano - self.received_ns) / 1e9
 
+    @property
+    def request_id(self) -> str:
+        """Return the engine's id of its request, "" where it states none."""
+        name = self.kind.spans.request_id if self.kind.spans else ""
+        stated = (attribute.value.string_value for attribute in self.span.attributes if attribute.key == name)
+        return next(stated, "")
+
 
 def received_spans(export: ExportTraceServiceRequest, received_ns: int) -> Iterator[ReceivedSpan]:
     """Give each span of an export."""

@@ -1,6 +1,7 @@
 """The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
 
-Each export is checked, logged as it came and, on request, forwarded. What spans tell is left to `requests`.
+Each export is checked, logged as it came and, on request, forwarded. What spans tell is left to `requests`. Logs and
+metrics, which some send to the same address, are forwarded or dropped, and counted.
 Imported only where it is chosen, because grpcio is heavy.
 """
 
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, Self
 
 # Read on import; else each failed connection is written to standard error.
@@ -28,11 +30,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import connection_problem
 from rundir.clock import anchor, step_ns
-from scraper.spans.export import Refusal, malformed, parsed, too_large, turned_away, unpacked
-from scraper.spans.forward import EXPORT, HTTP_PATH, PROTOBUF, Forwarder
+from scraper.spans.export import Refusal, check, malformed, parsed, too_large, turned_away, unpacked
+from scraper.spans.forward import PROTOBUF, Forwarder
 from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord, packed
 from scraper.spans.received import OFF_CLOCK, ReceivedSpan, classify, received_spans
-from scraper.spans.spec import SETTLE_S, CannotListen, ReceiverSpec, host_and_port
+from scraper.spans.spec import LOGS, METRICS, SETTLE_S, SIGNALS, TRACES, CannotListen, ReceiverSpec, host_and_port
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
@@ -104,8 +106,12 @@ class Receiver:
     def counts(self) -> Counts:
         """Return what was done so far."""
         forwarder = self._forwarder
-        ahead = {"forwarded": forwarder.sent, "forward_dropped": forwarder.dropped} if forwarder else {}
-        return Counts(**{**self._totals, **ahead})
+        if forwarder is None:
+            others = {f"{signal}_dropped": self._totals[signal] for signal in (LOGS, METRICS)}
+            return Counts(**{**self._totals, **others})
+        ahead = {"forwarded": forwarder.sent[TRACES], "forward_dropped": forwarder.dropped[TRACES]}
+        others = {f"{signal}_dropped": forwarder.dropped[signal] for signal in (LOGS, METRICS)}
+        return Counts(**{**self._totals, **ahead, **others})
 
     async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
         """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.
@@ -136,9 +142,10 @@ class Receiver:
             options=[("grpc.max_receive_message_length", self._spec.limit_bytes), ("grpc.so_reuseport", 0)],
         )
         # As a stream of one message: else grpcio reads it before we are asked, and we never hear of one it refuses.
-        service, _, method = EXPORT[1:].partition("/")
-        rpc: Any = grpc.stream_unary_rpc_method_handler(self._from_grpc)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
+        for signal, path in SIGNALS.items():
+            service, _, method = path[1:].partition("/")
+            rpc: Any = grpc.stream_unary_rpc_method_handler(partial(self._from_grpc, signal))
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
         try:
             self.grpc_port = server.add_insecure_port(self._spec.grpc)
         except RuntimeError:
@@ -148,7 +155,8 @@ class Receiver:
 
     async def _listen_http(self) -> None:
         app = web.Application()
-        app.router.add_post(HTTP_PATH, self._from_http)
+        for signal in SIGNALS:
+            app.router.add_post(f"/v1/{signal}", partial(self._from_http, signal))
         # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
         # a sender that is cut off does not see why.
         logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
@@ -171,23 +179,23 @@ class Receiver:
             raise CannotListen(f"cannot listen on {self._spec.http}: {connection_problem(error)}") from error
         self.http_port = runner.addresses[0][1]
 
-    async def _from_grpc(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+    async def _from_grpc(self, signal: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
         async def read() -> bytes:
             async for body in requests:
                 return body
             raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message
 
         try:
-            return await self._admit("grpc", read)
+            return await self._admit(signal, "grpc", read)
         except Refusal as refusal:
             if refusal.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return b""  # grpcio has answered
             await context.abort(refusal.grpc_code, refusal.text)
             raise  # abort has raised
 
-    async def _from_http(self, request: web.Request) -> web.Response:
+    async def _from_http(self, signal: str, request: web.Request) -> web.Response:
         try:
-            body = await self._admit("http", lambda: self._read_http(request))
+            body = await self._admit(signal, "http", lambda: self._read_http(request))
         except Refusal as refusal:
             retry = {"Retry-After": "1"} if refusal.http_status == 503 else {}
             reply = web.Response(
@@ -197,17 +205,19 @@ class Receiver:
             return reply
         return web.Response(body=body, content_type=PROTOBUF)
 
-    async def _admit(self, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def _admit(self, signal: str, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Read and take an export when it is its turn. Raises Refusal, which is then counted and said already."""
         try:
             try:
                 async with asyncio.timeout(_READ_S), self._turns:
-                    return await self._take(via, await read())
+                    body = await read()
+                    return await self._take(via, body) if signal == TRACES else self._pass_on(signal, body)
             except TimeoutError:
                 raise turned_away(f"no whole export within {_READ_S:g} s") from None
         except Refusal as refusal:
             self._totals[refusal.count] += 1
-            self._say_once(refusal.count, f"an export of spans over {via} is refused: {refusal.text}")
+            of = "spans" if signal == TRACES else signal
+            self._say_once(refusal.count, f"an export of {of} over {via} is refused: {refusal.text}")
             raise
 
     async def _read_http(self, request: web.Request) -> bytes:
@@ -252,6 +262,14 @@ class Receiver:
             self._forwarder.offer(body)
         self._news.set()
         return reply.SerializeToString()
+
+    def _pass_on(self, signal: str, body: bytes) -> bytes:
+        """Count and queue an export of what is not read here; return the empty reply that all was taken."""
+        check(body, signal)
+        self._totals[signal] += 1
+        if self._forwarder:
+            self._forwarder.offer(body, signal)
+        return b""
 
     def _look(self, via: str, received: ReceivedSpan) -> None:
         """Count a span, and note whose request it tells."""

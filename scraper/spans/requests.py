@@ -29,6 +29,10 @@ _PLACE = ("k8s.pod.name", "container.id", "host.name", "process.pid", "vllm.proc
 _LONGEST_NAME = 80
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
+# What spans call the tokens of the prompt and of the output: vLLM and SGLang, then OpenTelemetry's convention.
+_INPUT_TOKENS = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
+_OUTPUT_TOKENS = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
+
 Key = tuple[bytes, bytes]
 
 
@@ -43,6 +47,7 @@ class EngineSpans:
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
     queue_s, prefill_s, decode_s, scheduler_intake_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the
                             first and last token. As the engine states them, to the bit, where it states them itself
+    input_tokens, output_tokens  int64, -1 where it does not state them
     off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
                             are here, so that its request can say why, but no times, and -1 for its stamps
     refused                 spans not used, by reason; `repeated` of them were the same span sent again
@@ -61,6 +66,8 @@ class EngineSpans:
     e2e_s: Floats
     decode_s: Floats
     scheduler_intake_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
     off_clock_s: Floats
     refused: Mapping[str, int]
 
@@ -116,6 +123,7 @@ class RequestSpans:
         if kind.spans is not None:
             times = kind.spans.times.values()
             wanted = {kind.spans.request_id, *(way.attribute for ways in times for way in ways)}
+            wanted.update(_INPUT_TOKENS + _OUTPUT_TOKENS)
             self._requests[key] = _Request(
                 trace_id=span.trace_id,
                 span_id=span.span_id,
@@ -253,9 +261,17 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
         arrival_ns=np.where(used, np.fromiter((request.begin_ns for request, _ in rows), np.int64), -1),
         end_ns=np.where(used, np.fromiter((request.end_ns for request, _ in rows), np.int64), -1),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
+        input_tokens=np.fromiter((_tokens(request, _INPUT_TOKENS) for request, _ in rows), np.int64),
+        output_tokens=np.fromiter((_tokens(request, _OUTPUT_TOKENS) for request, _ in rows), np.int64),
         off_clock_s=off_clock_s,
         refused=dict(refused),
     )
+
+
+def _tokens(request: _Request, names: Sequence[str]) -> int:
+    """Return a count of tokens by the first of its names that is stated, -1 for none."""
+    stated = next((request.attributes[name] for name in names if name in request.attributes), -1.0)
+    return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
 
 
 def _text(value: str | float) -> str:

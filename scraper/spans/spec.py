@@ -16,6 +16,13 @@ LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
 GRPC_PORT = 4317
+TRACES, LOGS, METRICS = "traces", "logs", "metrics"
+# What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
+SIGNALS = {
+    TRACES: "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    LOGS: "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+}
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

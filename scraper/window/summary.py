@@ -14,7 +14,7 @@ from msgspec import Struct, UnsetType, field
 
 from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, Engine, canonical, detect, leading_engine
+from scraper.engines import QUANTITIES, Engine, canonical, catalogue, detect, leading_engine
 from scraper.series.table import EndpointSeries
 from scraper.window.quantities import GatewayPage, Quantities
 from scraper.window.statistics import Described, describe, described_parts, measure
@@ -111,7 +111,8 @@ def server_summary(
 ) -> Server:
     """Summarise the endpoints over a window, aggregated and one by one.
 
-    Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added.
+    Endpoints of another engine than the leading one (`leading_engine`), or of none, are listed but not added; only what
+    a frontend counts stands in for what the leading engine's pages lack.
     `engine_version` is what the caller learnt elsewhere (`/version`): vLLM's page does not say. `gaps` are the times
     in which nothing was scraped.
     """
@@ -124,6 +125,7 @@ def server_summary(
         (detected, sources) for detected, sources in zip(engines, shown, strict=True) if detected is not None
     )
     parts: dict[str, list[Described]] = {name: [] for name in QUANTITIES}
+    counted_before: dict[str, list[Described]] = {name: [] for name in QUANTITIES}
     missing: dict[str, str] = {}
     listed: list[Endpoint] = []
     for endpoint, detected, sources in zip(endpoints, engines, shown, strict=True):
@@ -134,6 +136,11 @@ def server_summary(
             for name, part in described.items():
                 parts[name].append(part)
             missing = (absent or {}) | missing
+        elif detected is not None and catalogue(detected.name).frontend:
+            for name, part in described.items():
+                if part[0].source.quantity.kind == "counter":
+                    counted_before[name].append(part)
+    parts = {name: shares or counted_before[name] for name, shares in parts.items()}
     reason = UNSET if engine else _why_no_engine(endpoints)
     if reason:
         missing = dict.fromkeys(QUANTITIES, reason)

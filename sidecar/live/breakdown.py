@@ -15,7 +15,9 @@ import numpy as np
 from correlator.breakdown import break_down
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
+from correlator.exact.spans import bearing_id, same_id
 from correlator.exact.table import unjoined
+from correlator.gateways import nested
 from correlator.live.estimate import WINDOW_S, EstimateWindow
 from correlator.live.gateways import GatewaySpans
 from correlator.live.traces import own_copy
@@ -36,6 +38,7 @@ class LiveParts:
     def __init__(self) -> None:
         self.counts: PartCounts = nothing_counted(sources=())
         self._spans: dict[bytes, list[ReceivedSpan]] = {}  # by trace, in the order in which the first of each came
+        self._traces: dict[str, dict[str, list[int]]] = {}  # by engine and its id of the request
         self._gateways = GatewaySpans()
         self._listens = self._has_gateways = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
@@ -52,7 +55,11 @@ class LiveParts:
                 self._gateways.add(received)
                 self._has_gateways = self._has_gateways or role in ("gateway", "gateway_call", "call")
             if role in ("request", "stage"):
-                self._spans.setdefault(received.span.trace_id, []).append(own_copy(received))
+                copy = own_copy(received)
+                self._spans.setdefault(copy.span.trace_id, []).append(copy)
+                if role == "request" and copy.request_id:
+                    traces = self._traces.setdefault(copy.kind.engine, {})
+                    traces.setdefault(same_id(copy.request_id), []).append(int.from_bytes(copy.span.trace_id))
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         self._window.scraped(scrape)
@@ -68,23 +75,39 @@ class LiveParts:
             self.counts = counted(self.counts, estimated.parts)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
-            del self._spans[next(iter(self._spans))]
+            self._take(next(iter(self._spans)))
         self._gateways.forget(before_ns)
 
     def _has_come(self, log: RequestLog) -> bool:
         """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
         return not self._has_gateways and all(bytes.fromhex(trace_id) in self._spans for trace_id in log.trace_id)
 
+    def _spans_of(self, trace_id: str, request_id: str, response_id: str) -> Sequence[ReceivedSpan]:
+        """Take the spans of a request out of those that are kept: of its trace, else of the one that has its id."""
+        if spans := self._take(bytes.fromhex(trace_id)):
+            return spans
+        for engine, traces in self._traces.items():
+            for trace in bearing_id(engine, request_id, response_id, traces):
+                return self._take(trace.to_bytes(16))
+        return ()
+
+    def _take(self, trace_id: bytes) -> Sequence[ReceivedSpan]:
+        spans = self._spans.pop(trace_id, ())
+        for span in spans:
+            self._traces.get(span.kind.engine, {}).pop(same_id(span.request_id), None)
+        return spans
+
     def _join(self, log: RequestLog, now_ns: int) -> None:
         """Count the requests whose times are known; the others wait for an estimate."""
-        traces = [self._spans.pop(bytes.fromhex(trace_id), ()) for trace_id in log.trace_id]
+        traces = [self._spans_of(*ids) for ids in zip(log.trace_id, log.request_id, log.response_id, strict=True)]
         may = (log.timings_source != "") | np.array([bool(spans) for spans in traces], dtype=np.bool_)
         known = np.zeros(len(log), dtype=np.bool_)
         if may.any():
             timed = take(log, may)
             joined = join(timed, request_spans(chain.from_iterable(traces)))
             known[may] = joined.source != "none"
-            gateways = [self._gateways.of(bytes.fromhex(trace_id)) for trace_id in timed.trace_id]
+            pairs = zip(timed.trace_id, joined.trace_id, strict=True)
+            gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
             self.counts = counted(self.counts, take(exact, known[may]))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)

@@ -23,6 +23,8 @@ from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
+from correlator.exact.table import Joined
+from correlator.gateways import GatewaySpan, nested
 from correlator.live.reasons import NOT_COMPARED
 from correlator.live.replay import Replayed
 from correlator.requests import address
@@ -71,14 +73,16 @@ def correlated(run: Run) -> Correlated:
     joined = join(run.requests, run.spans, records)
     observed = [observe(endpoint) for endpoint in run.endpoints]
     attribution = attribute(run.requests, run.endpoints, observed)
-    clocks = clock_offsets(run.requests, joined)
+    round_trips = _round_trips(run)
+    own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
+    clocks = clock_offsets(run.requests, joined, own_urls)
     parts = break_down(
         run.requests,
         joined,
         attribution,
         clocks,
-        gateways=[run.gateways.get(trace, ()) for trace in run.requests.trace_id],
-        round_trip_s=_round_trip_s(run),
+        gateways=_gateways(run, joined),
+        round_trip_s=_round_trip_s(run, round_trips),
     )
     return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
 
@@ -93,12 +97,23 @@ def _watched(run: Run, watched: Replayed) -> Correlated:
     )
 
 
-def _round_trip_s(run: Run) -> Floats:
-    """Return the round trip of TCP to the server that each request asked [n], NaN where none was measured."""
+def _gateways(run: Run, joined: Joined) -> list[tuple[GatewaySpan, ...]]:
+    """Return the gateways that each request passed [n]: those of its own trace, and of that of its engine's span."""
+    pairs = zip(run.requests.trace_id.tolist(), joined.trace_id.tolist(), strict=True)
+    return [nested(*(run.gateways.get(trace, ()) for trace in dict.fromkeys(pair))) for pair in pairs]
+
+
+def _round_trips(run: Run) -> dict[str, RoundTrip]:
+    """Return the round trip of TCP to the server of each URL that was asked, where one was measured."""
     measured = msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip])
-    by_address = {address(trip.url): trip.median / 1e3 for trip in measured if trip.median is not None}
-    by_url = {url: by_address.get(address(url), np.nan) for url in set(run.requests.endpoint_url)}
-    return np.array([by_url[url] for url in run.requests.endpoint_url], dtype=np.float64)
+    by_address = {address(trip.url): trip for trip in measured if trip.median is not None}
+    return {url: by_address[address(url)] for url in set(run.requests.endpoint_url) if address(url) in by_address}
+
+
+def _round_trip_s(run: Run, round_trips: Mapping[str, RoundTrip]) -> Floats:
+    """Return the round trip to the server that each request asked [n], NaN where none was measured."""
+    by_url = {url: trip.median / 1e3 for url, trip in round_trips.items() if trip.median is not None}
+    return np.array([by_url.get(url, np.nan) for url in run.requests.endpoint_url], dtype=np.float64)
 
 
 def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int, *, steady: bool = True) -> Correlation:

@@ -94,7 +94,7 @@ class WatchView:
 
     def missed(self, back_ns: int) -> None:
         """Say that until then there was no receiver."""
-        self._requests.spans.missed(back_ns)
+        self._requests.missed(back_ns)
 
     def clock_moved(self, moved_ns: int) -> None:
         """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
@@ -189,7 +189,11 @@ class WatchView:
                 restarts=restarts,
                 errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,
-                sizes={**self._requests.spans.sizes, **self._requests.estimates.sizes},
+                sizes={
+                    **self._requests.spans.sizes,
+                    **self._requests.halves.sizes,
+                    **self._requests.estimates.sizes,
+                },
                 repeated=self._requests.spans.repeated,
                 evicted=self._requests.spans.evicted,
                 probes=self._requests.spans.probes,
@@ -206,7 +210,7 @@ class WatchView:
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
             engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()],
-            awaiting_spans=self._requests.spans.sizes["pending"],
+            awaiting_spans=self._requests.spans.sizes["pending"] + self._requests.halves.sizes["halves"],
             awaiting_estimates=self._requests.estimates.sizes["waiting"],
             spans=received["spans"],
             refused=_refused(received),

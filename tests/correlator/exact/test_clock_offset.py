@@ -55,6 +55,24 @@ def test_the_tightest_bounds_of_all_requests_count(ahead_ms: float):
     assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == offset
 
 
+@pytest.mark.parametrize(
+    ("ahead_ms", "offset_ms", "error_ms"),
+    [
+        (0.0, 0.0, 160.0),  # 1 ms on its way in, 160 in a gateway on its way out: the middle would be 79.5
+        (50.0, 0.0, 110.0),  # another machine at the end of a tunnel: 0 is possible, and so is its true -50
+        (-30.0, 109.5, 80.5),  # the clock cannot be ours
+    ],
+)
+def test_a_clock_that_may_be_ours_is_0_where_it_can_be(ahead_ms: float, offset_ms: float, error_ms: float):
+    """Of an engine that was asked at an address of this machine; the error is what the stamps bound, and holds."""
+    requests, spans = seen((0, 220, 300)), traced((1, 60, 140), ahead_ms=ahead_ms)
+    (offset,) = clock_offsets(requests, spans, ["http://engine"]).by_engine.values()
+    assert ClockOffset(offset_ns=round(offset_ms * MS), error_ns=round(error_ms * MS), pairs=1) == offset
+    assert -ahead_ms == pytest.approx(offset.offset_ns / MS, abs=offset.error_ns / MS)  # type: ignore[operator]
+    (elsewhere,) = clock_offsets(requests, spans, ["http://other"]).by_engine.values()
+    assert elsewhere.offset_ns != 0
+
+
 def test_the_end_of_a_reply_bounds_it_too():
     """Of a reply in one piece there is no first output."""
     assert ClockOffset(offset_ns=0, error_ns=2 * MS, pairs=1) == only(seen((0, -1, 100)), traced((2, 50, 98)))

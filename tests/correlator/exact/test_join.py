@@ -43,6 +43,7 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     }
     columns |= {name: np.array([row.get(name, stamp) for row in rows], np.int64) for name, stamp in stamps.items()}
     columns |= {name: np.array([row.get(f"{name[:-2]}_ms", np.nan) / 1e3 for row in rows]) for name in times}
+    columns |= {f"{name}_tokens": np.full(len(rows), -1, dtype=np.int64) for name in ("input", "output")}
     columns["off_clock_s"] = np.array([row.get("off_clock_s", np.nan) for row in rows])
     return EngineSpans(refused={}, **columns)
 
@@ -283,7 +284,7 @@ def test_nothing_is_joined_with_nothing():
     """An empty run has an empty table; every source is one that is known."""
     joined = join(requests(), engine())
     assert 0 == len(joined)
-    assert ("trace", "request id", "response", "none") == SOURCES
+    assert ("trace", "request id", "response", "span by time", "record by time", "none") == SOURCES
 
 
 @pytest.mark.parametrize("ids", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from correlator.exact import matching as by_time
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
+from correlator.exact.table import RECORD_BY_TIME
 from rundir.columns import take
 from scraper import perf_metrics
 from scraper.spans.requests import engine_spans
@@ -144,11 +145,11 @@ def test_equal_records_of_a_batch_are_joined_and_different_ones_are_not():
 def test_a_request_without_a_record_has_a_reason():
     """No record at all, none that fits, too few requests to know what is usual."""
     trial = played(SPACED, 0)
-    assert {by_time.NONE_CAME} == set(matched(trial.requests, perf_metrics.none()).reason)
+    assert {"no record of /perf_metrics came"} == set(matched(trial.requests, perf_metrics.none()).reason)
     late = replace(trial.timings, arrival_ns=trial.timings.arrival_ns + 10**10)
     assert {by_time.TOO_FEW} == set(matched(trial.requests, late).reason)
     late.arrival_ns[1:] -= 10**10
-    assert {"", by_time.NOTHING_FITS} == set(matched(trial.requests, late).reason)
+    assert {"", "no record of /perf_metrics fits it"} == set(matched(trial.requests, late).reason)
     few = take(trial.requests, np.arange(40) < by_time.LEAST_REQUESTS - 1)
     assert {by_time.TOO_FEW} == set(matched(few, trial.timings).reason)
 
@@ -171,7 +172,8 @@ def test_joined_times_are_those_of_the_record():
     trial.requests.server_queue_ms[0], trial.requests.server_prefill_ms[0] = 1.0, 2.0
     matches = matched(trial.requests, trial.timings)
     joined = join(trial.requests, engine_spans([]), matches)
-    assert ({"response"}, {""}) == (set(joined.source), set(joined.reason))
+    assert ({"response", RECORD_BY_TIME}, {""}) == (set(joined.source), set(joined.reason))
+    assert [False, *[True] * 39] == joined.by_time.tolist()
     for part in ("queue", "prefill", "decode", "ttft", "e2e"):
         expected = getattr(trial.timings, f"{part}_s")[matches.row]
         assert (expected[1:] == getattr(joined, f"{part}_s")[1:]).all()
@@ -184,7 +186,8 @@ def test_without_a_record_the_request_says_so():
     """After what else is missing of it."""
     trial = played(SPACED, 0)
     joined = join(trial.requests, engine_spans([]), matched(trial.requests, perf_metrics.none()))
-    assert {f"no spans came; its reply tells neither queue nor prefill; {by_time.NONE_CAME}"} == set(joined.reason)
+    reason = "no spans came; its reply tells neither queue nor prefill; no record of /perf_metrics came"
+    assert {reason} == set(joined.reason)
 
 
 def test_ten_thousand_requests_take_seconds():

@@ -103,7 +103,7 @@ def test_what_was_not_waited_for_says_so():
 def test_parts_always_add_up(
     way: float, gate: float, frontend: float, queue: float, prefill: float, decode: float, out: float
 ):
-    """To the client's TTFT, and to the whole; and each is the truth."""
+    """To the client's TTFT, and to the whole; and each is the truth, the gateway's to 0.01 ms, as Dynamo states it."""
     engine_ttft = frontend + queue + prefill
     first, whole = engine_ttft + way + gate, engine_ttft + decode + way + gate + out
     table = ended(
@@ -121,7 +121,7 @@ def test_parts_always_add_up(
     parts = parts_ms(table)
     assert sum(parts[part] for part in TTFT_PARTS) == pytest.approx(parts["ttft"], abs=1e-9)
     truth = {"network": way, "gateway": gate, "queue": queue, "prefill": prefill, "other": frontend}
-    assert truth == pytest.approx({part: parts[part] for part in TTFT_PARTS}, abs=1e-3)
+    assert truth == pytest.approx({part: parts[part] for part in TTFT_PARTS}, abs=6e-3)
     all_of_it = [table.whole.network_s, table.whole.gateway_s, table.whole.queue_s, table.whole.prefill_s]
     all_of_it += [table.whole.decode_s, table.whole.e2e_other_s]
     assert sum(float(column[0]) for column in all_of_it) == pytest.approx(float(table.whole.e2e_s[0]), abs=1e-9)

@@ -102,6 +102,8 @@ CONTRACT = {
     "sidelight_receiver_forward_queue": {"what"},
     "sidelight_receiver_restarts_total": set(),
     "sidelight_receiver_refused_total": {"kind"},
+    "sidelight_receiver_other_exports_total": {"signal"},
+    "sidelight_receiver_other_dropped_total": {"signal"},
     "sidelight_watch_errors_total": set(),
     "sidelight_watch_cpu_seconds_total": set(),
     "sidelight_window_repeated_spans_total": set(),

@@ -172,7 +172,7 @@ def test_sources_are_put_together_request_by_request():
     shown = summaries.correlated(summaries.findings(of))
     breakdown = shown.breakdown
     assert Coverage(trace=0.5, response=0.25, histogram=0.2, none=0.05) == shown.coverage
-    assert Quality(exact=75, tight=0, shared=20, mixed_traffic=0, prior=0, none=5) == shown.quality
+    assert Quality(exact=75, by_time=0, tight=0, shared=20, mixed_traffic=0, prior=0, none=5) == shown.quality
     assert {"it was cancelled": 5} == shown.none_reasons
     assert {MERGED: 25} == breakdown.merged
     network = breakdown.network_ms

@@ -29,6 +29,7 @@ async def test_handshakes_with_a_server_are_timed(serve: Serve):
     assert (5, []) == (len(got.connect_ms), server.peers)
     block = round_trip("http://h", got)
     assert 0 < block.min <= block.median <= block.max
+    assert block.own_address is True
     if sys.platform == "linux":
         assert isinstance(got.kernel_ms, tuple)
     json.dumps(to_builtins(block), allow_nan=False)

@@ -13,7 +13,7 @@ from served import collector
 from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
-from scraper.spans.forward import Forwarder, http_url
+from scraper.spans.forward import Forwarder, Rejected, Unavailable, Wire, http_url
 from scraper.spans.log import ForwardQueue
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
@@ -53,7 +53,7 @@ async def test_what_came_is_passed_on(wire: str):
             for body in EXPORTS:
                 forwarder.offer(body)
         assert EXPORTS == await take(given, 3)
-    assert (3, 0, []) == (forwarder.sent, forwarder.dropped, said)
+    assert (3, 0, []) == (forwarder.sent.total(), forwarder.dropped.total(), said)
 
 
 async def test_a_receiver_passes_on_what_it_takes():
@@ -83,7 +83,7 @@ async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
             assert EXPORTS == await take(given, 3)
             async with asyncio.timeout(BOUND_S):
                 assert f"spans are forwarded to {wire}://127.0.0.1:{port} again" == await said.get()
-    assert (3, 0) == (forwarder.sent, forwarder.dropped)
+    assert (3, 0) == (forwarder.sent.total(), forwarder.dropped.total())
 
 
 async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch):
@@ -96,11 +96,11 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
         async with Forwarder(url, Access(), say=said.append, queue_bytes=1000) as forwarder:
             for _ in range(5):
                 forwarder.offer(bytes(400))
-            assert 3 == forwarder.dropped
+            assert 3 == forwarder.dropped.total()
             assert ForwardQueue(exports=2, size_bytes=800, limit_bytes=1000) == forwarder.queue
-    assert (0, 5) == (forwarder.sent, forwarder.dropped)
+    assert (0, 5) == (forwarder.sent.total(), forwarder.dropped.total())
     assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
-    assert [f"2 exports of spans did not reach {url}"] == said[1:]
+    assert [f"2 exports did not reach {url}"] == said[1:]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 307])
@@ -114,21 +114,47 @@ async def test_what_the_collector_refuses_is_not_sent_again(status: int):
                 forwarder.offer(body)
         sent = [(headers["X-Key"], headers["Authorization"]) for headers, _ in exports]
         assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
-    assert (0, 3) == (forwarder.sent, forwarder.dropped)
+    assert (0, 3) == (forwarder.sent.total(), forwarder.dropped.total())
     assert [f"{url.replace('//', '//***@')} refuses spans: HTTP {status}"] == said
 
 
 @pytest.mark.parametrize(
-    ("url", "posted"),
+    ("url", "spans", "logs"),
     [
-        ("http://h:4318", "http://h:4318/v1/traces"),
-        ("http://h:4318/", "http://h:4318/v1/traces"),
-        ("https://h/otlp/v1/traces", "https://h/otlp/v1/traces"),
+        ("http://h:4318", "http://h:4318/v1/traces", "http://h:4318/v1/logs"),
+        ("http://h:4318/", "http://h:4318/v1/traces", "http://h:4318/v1/logs"),
+        ("https://h/otlp/v1/traces", "https://h/otlp/v1/traces", "https://h/otlp/v1/logs"),
+        ("https://h/otlp/v1/traces/?a=b", "https://h/otlp/v1/traces/?a=b", "https://h/otlp/v1/logs?a=b"),
+        ("https://h/ingest", "https://h/ingest", ""),
     ],
 )
-def test_a_path_is_used_unchanged(url: str, posted: str):
-    """And a missing one is that of OTLP."""
-    assert posted == http_url(url)
+def test_a_path_is_used_unchanged(url: str, spans: str, logs: str):
+    """And a missing one is that of OTLP. Other signals go beside spans, where the path says where that is."""
+    assert (spans, logs) == (http_url(url), http_url(url, "logs"))
+
+
+async def test_a_grpc_port_asked_over_http_is_named_as_such():
+    """Any number but 4317 is taken for HTTP; what answers is a frame of HTTP/2, and the cure is another scheme."""
+    async with receiving() as (receiver, _), Wire(f"http://127.0.0.1:{receiver.grpc_port}", Access()) as wire:
+        with pytest.raises(Rejected) as rejected:
+            await wire.send(EXPORTS[0])
+    assert f"this is a gRPC port: write grpc://127.0.0.1:{receiver.grpc_port}" == str(rejected.value)
+
+
+async def test_what_is_no_http_and_no_grpc_is_shown_as_it_answers():
+    """As a server of mail does: nothing is claimed of it."""
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Wire(f"http://127.0.0.1:{port}", Access()) as wire:
+        with pytest.raises(Unavailable) as unavailable:
+            await wire.send(EXPORTS[0])
+    assert "gRPC" not in str(unavailable.value)
 
 
 @pytest.mark.parametrize(

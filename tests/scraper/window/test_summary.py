@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import lzma
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +23,7 @@ from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 
 S = 10**9
+DYNAMO = Path(__file__).parents[2] / "data" / "dynamo_pages.json.xz"
 
 
 def page(requests: float, waiting: float, *, bounds: tuple[str, ...] = ("0.3", "1.0"), engine: str = "0") -> str:
@@ -302,6 +306,29 @@ def test_a_frontend_listed_first_does_not_hide_its_workers():
     assert ["dynamo", "vllm", "vllm"] == [endpoint["engine"] for endpoint in summary["endpoints"]]
     alone = summarised(scrapes("a", front), 1.5, 3.5)
     assert ("dynamo", 9.0) == (alone["engine"]["name"], alone["requests_finished"]["stats"]["total"])
+
+
+@pytest.mark.parametrize("first", ["frontend", "worker"])
+def test_what_dynamo_s_worker_does_not_count_its_frontend_does(first: str):
+    """As recorded of 1.6.1, with its mocker for a worker, which shows neither requests nor tokens. Whichever page is
+    named first; each count bears the name of where it is from, and gauges stay the worker's.
+    """
+    pages: dict[str, str] = json.loads(lzma.decompress(DYNAMO.read_bytes()))
+    before = re.sub(
+        r"^(dynamo_frontend_(?:requests|output_tokens)_total\S*) \d+$", r"\1 7", pages["frontend"], flags=re.MULTILINE
+    )
+    frames = {"frontend": [before, before, pages["frontend"]], "worker": [pages["worker"]] * 3}
+    names = [first, *(name for name in frames if name != first)]
+    summary = summarised([scrape for name in names for scrape in scrapes(name, frames[name])], 1.5, 3.5)
+    assert "vllm" == summary["engine"]["name"]
+    assert (27 - 7, "dynamo_frontend_requests_total") == (
+        summary["requests_finished"]["stats"]["total"],
+        summary["requests_finished"]["metric"],
+    )
+    assert 2279 - 7 == summary["generation_tokens"]["stats"]["total"]
+    assert "vllm:num_requests_waiting" == summary["requests_waiting"]["metric"]
+    assert "vllm:time_to_first_token_seconds" == summary["ttft"]["metric"]
+    assert {"queue_time", "prefill_time"} <= set(summary["missing"])
 
 
 RETRACTED = "sglang:num_retracted_requests_total"

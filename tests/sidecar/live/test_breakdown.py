@@ -105,3 +105,25 @@ def test_without_pages_and_spans_requests_are_counted_without_a_breakdown(case: 
     passed(log, parts, [], {})
     parts.poll(int(log.end_ns.max()) + 200 * S)
     assert 161 == parts.counts.requests["none"]
+
+
+def test_spans_of_another_trace_are_joined_by_the_id_of_the_reply(case: Case):
+    """As behind a router that begins a trace of its own at the engine."""
+    log, parts = take(case.requests, np.arange(10)), LiveParts()
+    log = replace(log, response_id=np.array([f"chatcmpl-{row}" for row in range(10)], dtype=np.object_))
+    spans = {}
+    for row in range(10):
+        sent = engine(
+            trace=b"e%015d" % row,
+            queue_ms=float(row),
+            prefill_ms=1.0,
+            ttft_ms=float(row + 1),
+            e2e_ms=20.0,
+            clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
+        )
+        sent.attributes.add(key="gen_ai.request.id").value.string_value = f"chatcmpl-{row}"
+        spans[row] = export([sent], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
+    parts.spans(list(spans[0].spans()))
+    passed(log, parts, [], spans)
+    assert {"trace": 10, "response": 0, "histogram": 0, "none": 0} == parts.counts.requests
+    assert sum(range(10)) / 1e3 == pytest.approx(parts.counts.ttft["queue", "trace"].sum_s)

@@ -1,0 +1,144 @@
+"""Logs and metrics at the receiver of spans: taken, counted, and passed on or dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from grpc import aio
+from odd_exports import over_grpc, over_http
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from waiting import BOUND_S
+
+from scraper.spans.log import Counts, ExportRecord, SpanLog, read_log
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ReceiverSpec
+
+MB = 1 << 20
+
+
+@dataclass(slots=True)
+class Listening:
+    """A receiver, its log, and what it said."""
+
+    path: Path
+    said: list[str] = field(default_factory=list)
+    receiver: Receiver = field(init=False)
+
+    def bodies(self) -> list[bytes]:
+        return [record.body() for record in read_log(self.path) if isinstance(record, ExportRecord)]
+
+
+@asynccontextmanager
+async def listening(path: Path, **spec: object) -> AsyncIterator[Listening]:
+    log, taking = SpanLog(path / "spans.log"), Listening(path / "spans.log")
+    checked = ReceiverSpec(**{"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", **spec})  # type: ignore[arg-type]
+    try:
+        async with Receiver(checked, log=log, say=taking.said.append) as taking.receiver:
+            yield taking
+    finally:
+        log.close()
+
+
+# An export of logs, and one of metrics: their records are at the same places as an export's spans.
+OTHERS = {
+    "logs": ExportLogsServiceRequest(
+        resource_logs=[{"scope_logs": [{"log_records": [{"severity_text": "INFO"}] * 2}]}]  # type: ignore[list-item]
+    ).SerializeToString(),
+    "metrics": ExportMetricsServiceRequest(
+        resource_metrics=[{"scope_metrics": [{"metrics": [{"name": "tokens"}]}]}]  # type: ignore[list-item]
+    ).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("signal", OTHERS)
+async def test_logs_and_metrics_are_taken_and_dropped_with_a_count(tmp_path: Path, signal: str):
+    """Over either wire and never `Unimplemented`, which senders log as an error for each batch; nothing is kept."""
+    async with listening(tmp_path) as taking:
+        assert b"" == await over_grpc(taking.receiver.grpc_port, OTHERS[signal], signal=signal)
+        assert (200, b"") == await over_http(taking.receiver.http_port, OTHERS[signal], signal=signal)
+        packed_ = gzip.compress(OTHERS[signal])
+        assert (200, b"") == await over_http(taking.receiver.http_port, packed_, signal=signal, Content_Encoding="gzip")
+    assert taking.receiver.counts() == Counts(**{signal: 3, f"{signal}_dropped": 3})
+    assert ([], []) == (taking.bodies(), taking.said)
+
+
+@pytest.mark.parametrize("signal", OTHERS)
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"\xff" * 100, 400, "it is not an Export{}ServiceRequest"),
+        (b'{"resource": []}', 400, "it is not an Export{}ServiceRequest"),
+        (b"\x0a\xa4\x96\x03\x12\xa0\x96\x03" + b"\x12\x00" * 26_000, 413, "more than 20000 {} at once"),
+        (b"\x0a\x00" * 600_000, 413, "more than 1000000 bytes"),
+        (gzip.compress(bytes(64 * MB), mtime=0), 413, "more than 1000000 bytes"),
+    ],
+    ids=["garbage", "json", "empty records", "large", "bomb"],
+)
+async def test_what_is_no_export_of_logs_or_metrics_is_refused(
+    tmp_path: Path, signal: str, body: bytes, status: int, reason: str
+):
+    """As one of spans is, with a reason; it is counted, and said once."""
+    packing = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f\x8b") else {}
+    text = reason.format(signal.capitalize() if "Request" in reason else signal)
+    async with listening(tmp_path, limit_bytes=1_000_000) as taking:
+        for _ in range(2):
+            refused = await over_http(taking.receiver.http_port, body, signal=signal, **packing)
+            assert (status, b"\x12" + bytes([len(text)]) + text.encode()) == refused
+    counts = taking.receiver.counts()
+    assert (2, 0) == (counts.malformed + counts.too_large, getattr(counts, signal))
+    assert [f"an export of {signal} over http is refused: {text} (said once; the counts show how often)"] == taking.said
+
+
+async def test_a_cut_off_export_of_logs_is_refused_over_grpc(tmp_path: Path):
+    async with listening(tmp_path) as taking:
+        with pytest.raises(aio.AioRpcError) as refused:
+            await over_grpc(taking.receiver.grpc_port, OTHERS["logs"][:-3], signal="logs")
+    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code()
+    assert taking.receiver.counts() == Counts(malformed=1)
+
+
+async def test_logs_and_metrics_are_forwarded_byte_for_byte(tmp_path: Path):
+    """Over gRPC to one receiver, from there over HTTP to the next collector, each where spans of its kind go."""
+    posted: dict[str, bytes] = {}
+    complete = asyncio.Event()
+
+    async def take(request: web.Request) -> web.Response:
+        posted[request.path] = await request.read()
+        if len(posted) == len(OTHERS):
+            complete.set()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", take)
+    (tmp_path / "behind").mkdir()
+    async with (
+        TestServer(app) as server,
+        listening(tmp_path / "behind", forward=f"http://127.0.0.1:{server.port}") as behind,
+        listening(tmp_path, forward=f"grpc://127.0.0.1:{behind.receiver.grpc_port}") as taking,
+    ):
+        for signal, sent in OTHERS.items():
+            assert b"" == await over_grpc(taking.receiver.grpc_port, sent, signal=signal)
+        await asyncio.wait_for(complete.wait(), BOUND_S)
+    assert {f"/v1/{signal}": sent for signal, sent in OTHERS.items()} == posted
+    assert taking.receiver.counts() == behind.receiver.counts() == Counts(logs=1, metrics=1)
+
+
+async def test_a_collector_of_spans_alone_costs_the_others_a_count(tmp_path: Path):
+    """Its path says where spans go and nothing of logs: these are dropped, counted, and it is said once."""
+    async with listening(tmp_path, forward="http://127.0.0.1:9/ingest") as taking:
+        for _ in range(2):
+            assert b"" == await over_grpc(taking.receiver.grpc_port, OTHERS["logs"], signal="logs")
+    assert taking.receiver.counts() == Counts(logs=2, logs_dropped=2)
+    assert [
+        "http://127.0.0.1:9/ingest refuses logs: the path of its URL is for spans alone; end it in /v1/traces"
+    ] == taking.said
