@@ -18,9 +18,6 @@ from live.runs import measure
 from live.servers import free_port
 from live.tables import markdown
 
-LOAD = ("--input-tokens", "uniform:32-256", "--output-tokens", "uniform:8-48", "--warmup", "0")
-CLOSED = ("--concurrency", "4")
-
 
 def main() -> int:
     """Run and print a table; return 1 where something is not as it should be."""
@@ -46,13 +43,13 @@ def _loaded(name: str, engine: Engine, out: Path, requests: int, *, with_spans: 
     spans = f"127.0.0.1:{free_port()}" if with_spans else ""
     results = []
     with engine.serve(spans) as url:
-        for seed, (load, options) in enumerate({"open": ("--rate", str(engine.open_rate)), "closed": CLOSED}.items()):
+        loads = {"open": ("--rate", engine.open_rate), "closed": ("--concurrency", engine.concurrency)}
+        for seed, (load, (option, value)) in enumerate(loads.items()):
             directory = out / f"{name}-{load}{'-spans' if with_spans else ''}"
-            more = ("--otlp-listen", spans) if with_spans else engine.options
+            more = ("--otlp-listen", spans) if with_spans else engine.without_spans
             # Prompts of their own: those of an earlier run are in the prefix cache.
-            run = measure(
-                directory, "--url", url, *LOAD, *options, *more, "--requests", str(requests), "--seed", str(seed)
-            )
+            size = ("--warmup", "0", "--requests", str(requests), "--seed", str(seed))
+            run = measure(directory, "--url", url, option, str(value), *engine.options, *more, *size)
             names = {"engine": name, "load": load, "spans": "yes" if with_spans else "no"}
             results.append(check(run, names, requests=requests, has_spans=with_spans))
             print(markdown([results[-1].row]), *results[-1].wrong, sep="\n", flush=True)

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from loadgen import records
 from loadgen.requests.table import unpack
+from rundir.stats import Missing
 from scraper.engines import canonical, detect
 from scraper.spans.log import ExportRecord, read_log
 from sidelight import open_run
@@ -65,6 +66,7 @@ def check(run: Measured, names: Mapping[str, str], *, requests: int, has_spans: 
         "with times": max(map(len, differences.values())),
         **{f"{part.removesuffix('_ms')} off by, ms": worst.get(part, "not stated") for part in STATED},
         "exact": sum(row["breakdown_quality"] == "exact" for row in rows),
+        "preempted": _page_increase(run, "preemptions"),
         "load average": run.load_average,
         "as it should": "no" if wrong else "yes",
     }
@@ -76,9 +78,11 @@ def _total(rows: Iterable[Mapping[str, Any]], column: str) -> int:
 
 
 def _page_increase(run: Measured, quantity: str) -> float:
-    """Return by how much a counter rose between the first scrape and the last."""
+    """Return by how much a counter rose between the first scrape and the last; NaN where the page does not show it."""
     (endpoint,) = open_run(run.directory).scrapes
     source = canonical(endpoint.series, detect(endpoint.series).name)[quantity]
+    if isinstance(source, Missing):
+        return math.nan
     first, last = (endpoint.values[row][list(source.columns)] for row in (0, -1))
     return float(sum(last) - sum(value for value in first if not math.isnan(value)))
 

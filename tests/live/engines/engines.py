@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from live.engines.models import CONTEXT_TOKENS, NAME, checkpoint
@@ -24,13 +25,16 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "
 class Engine:
     """One engine: `serve` runs it and gives its URL, with its spans to the HOST:PORT that it is given, '' for none.
 
-    `options` are those of a run without spans; `open_rate` is what it can bear of the load here.
+    `options` are those of each run, `without_spans` more of one without spans; `open_rate` is what it can bear of the
+    load here, `concurrency` that of the closed loop.
     """
 
     serve: Callable[[str], AbstractContextManager[str]]
     has_spans: bool = True
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--input-tokens", "uniform:32-256", "--output-tokens", "uniform:8-48")
+    without_spans: tuple[str, ...] = ()
     open_rate: float = 3.0
+    concurrency: int = 4
 
 
 def _model() -> Path:
@@ -65,7 +69,7 @@ def _vllm(spans: str) -> Iterator[str]:
 
 
 @contextmanager
-def _sglang(spans: str) -> Iterator[str]:
+def _sglang(spans: str, *, limits: tuple[str, ...]) -> Iterator[str]:
     # Nothing is resolved: what its list asks for are CUDA kernels.
     programs = environment("sglang", _requirements("sglang"), with_dependencies=False)
     url = f"http://127.0.0.1:{free_port()}"
@@ -78,7 +82,7 @@ def _sglang(spans: str) -> Iterator[str]:
             "--port", url.rpartition(":")[2], "--device", "cpu", "--attention-backend", "torch_native",
             "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph",
             "--disable-overlap-schedule", "--dtype", "bfloat16", "--context-length", str(CONTEXT_TOKENS),
-            "--max-running-requests", str(AT_ONCE), "--max-total-tokens", "16384", "--enable-metrics", *tracing,
+            "--enable-metrics", *limits, *tracing,
         ],
         log=log,
         # It is ready behind its own first request; /health would cost another.
@@ -106,9 +110,28 @@ def _llamacpp(_spans: str) -> Iterator[str]:
         yield url
 
 
+#: Without spans only this tells the times of a request.
+_OWN_ROUTE = ("--endpoint", "sglang")
 ENGINES = {
     "llamacpp": Engine(serve=_llamacpp, has_spans=False, open_rate=5.0),
     "vllm": Engine(serve=_vllm),
-    # Without spans only its own route tells the times of a request.
-    "sglang": Engine(serve=_sglang, options=("--endpoint", "sglang"), open_rate=1.5),
-}
+    "sglang": Engine(
+        serve=partial(_sglang, limits=("--max-running-requests", str(AT_ONCE), "--max-total-tokens", "16384")),
+        without_spans=_OWN_ROUTE,
+        open_rate=1.5,
+    ),
+    # A cache that is soon full: running requests are sent back to the queue.
+    "sglang-retracting": Engine(
+        serve=partial(
+            _sglang,
+            limits=(
+                "--max-running-requests", "8", "--max-total-tokens", "2600", "--chunked-prefill-size", "128",
+                "--schedule-conservativeness", "0.05",
+            ),
+        ),
+        options=("--input-tokens", "uniform:100-250", "--output-tokens", "uniform:200-350", "--no-ignore-eos"),
+        without_spans=_OWN_ROUTE,
+        open_rate=0.5,
+        concurrency=8,
+    ),
+}  # fmt: skip
