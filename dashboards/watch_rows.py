@@ -35,6 +35,16 @@ RECEIVER = Row(
             unit="ops",
         ),
         lines(
+            "Requests / s whose client and engine are in two traces",
+            {
+                "{{service}} {{how}}": total("sidelight_broken_traces_total", SIDECAR, by="service, how"),
+                "in one trace": total("sidelight_whole_traces_total", SIDECAR),
+            },
+            "By the service at which traces break: it begins a new trace (new_trace), or is the last in the client's "
+            "(not_passed_on; without a name, no gateway's span says where).",
+            unit="reqps",
+        ),
+        lines(
             "Waiting for the next collector",
             {
                 "bytes": f'max (sidelight_receiver_forward_queue{{what="bytes",{SIDECAR}}})',

@@ -88,5 +88,7 @@ def snapshot(step: int) -> Snapshot:
             sizes={"requests": 20},
             repeated=0,
             evicted=0,
+            whole_traces=step,
+            broken_traces={("gateway", "new_trace"): step},
         ),
     )

@@ -214,5 +214,12 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
 
 def _moved_ns(span: ClientSpan) -> int:
     """Return what to add to a client's stamps for our clock."""
-    late_ns = span.received_ns - span.end_ns
+    return ahead_ns(span.end_ns, span.received_ns)
+
+
+def ahead_ns(end_ns: int, received_ns: int) -> int:
+    """Return how far ahead of its sender's our clock is, as far as a span's end and when it came show: 0 if it may
+    agree, else as if the span had come at once.
+    """
+    late_ns = received_ns - end_ns
     return 0 if -EARLY_S <= late_ns / 1e9 <= LATE_S else late_ns

@@ -1,4 +1,8 @@
-"""Why the TTFT of a request of production traffic is not broken down: as labels of metrics, and in words."""
+"""Why the TTFT of a request of production traffic is not broken down, and where its trace breaks: as labels of metrics,
+and in words.
+"""
+
+from collections.abc import Mapping
 
 NO_ENGINE = "no_engine_span"
 NO_CLIENT = "no_client_span"
@@ -21,4 +25,31 @@ EXPLANATIONS = {
     DEFECT: "it was lost to a defect of Sidelight's",
 }
 REASONS = tuple(EXPLANATIONS)
+# How the trace of a request breaks: a service begins another; or one that is in it, or none, is the last before that.
+NEW_TRACE, NOT_PASSED_ON = "new_trace", "not_passed_on"
+Break = tuple[str, str]  # the service, "" for none, and how
+BREAKING_RATIO = 0.95
 NOT_COMPARED = "a watch compares no clocks"
+
+
+def explain_breaks(broken: Mapping[Break, int], whole: int) -> dict[Break, str]:
+    """Say where the traces of nearly all requests break, and why, the most frequent first; nothing where they do not.
+
+    `broken` counts requests by where their trace breaks, `whole` are those with one trace.
+    """
+    count = sum(broken.values())
+    if count <= BREAKING_RATIO * (count + whole):
+        return {}
+    usual = [where for where, here in broken.items() if here > (1 - BREAKING_RATIO) * count]
+    return {
+        where: f"{broken[where]:,} of {count + whole:,} requests have their client's spans in one trace and their "
+        f"engine's in another, so that the two are not joined by trace: {_why(*where)}"
+        for where in sorted(usual, key=lambda where: -broken[where])
+    }
+
+
+def _why(service: str, how: str) -> str:
+    if how == NEW_TRACE:
+        return f"{service} begins a new trace instead of going on with that of the header traceparent"
+    place = f"behind {service}, which is in the client's trace," if service else "between client and engine"
+    return f"something {place} does not pass the header traceparent on"

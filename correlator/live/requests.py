@@ -5,7 +5,7 @@ which these came. For a watch while it goes, and for the report of its logs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,6 +17,7 @@ from correlator.exact.spans import bearing_id, same_id
 from correlator.gateways import nested
 from correlator.live.breakdown import Ended, break_down_ended, estimated
 from correlator.live.client_spans import ClientSpan, request_log
+from correlator.live.counting import RequestCount
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
@@ -33,16 +34,17 @@ Step = Callable[[Sequence[TracedRequest]], None]
 
 
 class SpanRequests:
-    """Owns the windows that requests are made in: `spans`, the `halves` that are in several traces, and `estimates` for
-    those that no engine's span speaks of.
+    """Owns the windows that requests are made in: `spans`, the `halves` that are in several traces, the `count` that
+    takes each request once, and `estimates` for those that no engine's span speaks of.
 
     `guard` decides what becomes of an exception that is a defect of ours: `defective` counts the requests that it
     cost, and it costs no others.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, *, patience_s: float = 0.0) -> None:
         self.spans = TraceWindow(guard=guard)
         self.halves = Halves(self.spans, guard)
+        self.count = RequestCount(patience_s=patience_s)
         self.estimates = EstimateWindow[RequestLog]()
         self._guard = guard
         self._defective = 0
@@ -51,6 +53,17 @@ class SpanRequests:
     def defective(self) -> int:
         """Return how many requests were lost to defects of ours, at least."""
         return self._defective + self.spans.defective
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Return how much is in the windows; of it, `pending`, `halves` and `waiting` are requests to be counted."""
+        halves = self.halves.sizes["halves"] + len(self.count)
+        return {**self.spans.sizes, "halves": halves, **self.estimates.sizes}
+
+    @property
+    def pending(self) -> int:
+        """Return how many requests may get more spans."""
+        return self.sizes["pending"] + self.sizes["halves"]
 
     def missed(self, back_ns: int) -> None:
         """Note that no receiver ran until then: spans that could not be sent are awaited from that moment on."""
@@ -61,6 +74,7 @@ class SpanRequests:
         """Go on by a clock that was set by so much, once all that came by the old time has been taken in."""
         self.spans.clock_moved(moved_ns)
         self.halves.clock_moved(moved_ns)
+        self.count.clock_moved(moved_ns)
         self.estimates.clock_moved(moved_ns)
 
     def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[Ended]]:
@@ -68,8 +82,11 @@ class SpanRequests:
 
         A request is in the second list at once, or up to a minute later where it waited for an estimate.
         """
-        finished = [request for request in self.spans.finished(now_ns, all_of_it=all_of_it) if not request.is_late]
-        finished = self.halves.joined(finished, now_ns, all_of_it=all_of_it)
+        finished = self.spans.finished(now_ns, all_of_it=all_of_it)
+        with self._guard():
+            came = list(self.count.came(finished, now_ns))
+            joined = self.halves.joined(came, now_ns, all_of_it=all_of_it)
+            finished = list(self.count.once(joined, now_ns, all_of_it=all_of_it))
         ended: list[Ended] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)
@@ -212,7 +229,14 @@ class Halves:
             self._spans.gateways_of(client.request, is_behind=False),
             self._spans.gateways_of(engine.request, is_behind=True),
         )
-        return replace(client.request, engine=engine.request.engine, gateways=passed, joined=joined)
+        return replace(
+            client.request,
+            engine=engine.request.engine,
+            gateways=passed,
+            joined=joined,
+            begins_at=engine.request.begins_at,
+            is_root=engine.request.is_root,
+        )
 
     def _alone(self, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
         """Give out the halves that have no counterpart, and forget those of more than a minute ago."""

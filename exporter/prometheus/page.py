@@ -2,8 +2,8 @@
 
 Nothing is counted or estimated here: the conductor replaces the snapshot about once a second, and a scrape renders
 whichever is the latest. Serving it over HTTP is left to `server`. What a snapshot does not know is not on the page: no
-family and no zero stands in for it. Labels are from small fixed sets: what is behind a request (a model, a user, a
-trace) never becomes one.
+family and no zero stands in for it. Labels are from small sets: what is behind a request (a model, a user, a trace)
+never becomes one, and of services no more than twenty.
 """
 
 from __future__ import annotations
@@ -251,8 +251,14 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
         ("window_repeated_spans", "Spans that came again, and count once.", counts.repeated),
         ("window_evicted_spans", "Spans that had to make room for newer ones.", counts.evicted),
         ("health_probes", "Health probes that engines served like requests: their spans are left out.", counts.probes),
+        ("whole_traces", "Requests with the spans of their client and their engine in one trace.", counts.whole_traces),
     ):
         yield CounterMetricFamily(f"sidelight_{name}", what, value=count)
+    what = (
+        "Requests with the spans of their client in one trace and those of their engine in another, by the service at "
+    )
+    what += "which it breaks: new_trace, it begins another; not_passed_on, it is the last of the client's, or none is."
+    yield _series(CounterMetricFamily, "sidelight_broken_traces", what, ("service", "how"), counts.broken_traces)
     refused = {kind: received[kind] for kind in REFUSED if kind in received}
     what = "Exports (bad_spans, off_clock: spans) not used, by why."
     yield _series(CounterMetricFamily, "sidelight_receiver_refused", what, ("kind",), refused)

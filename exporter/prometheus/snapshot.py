@@ -138,8 +138,9 @@ class WatchCounts:
     `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
     ended on their own. `forward_queue` is what waits for the next collector by `exports`, `bytes` and `limit_bytes`,
     empty where nothing is forwarded. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too
-    many, `probes` are of health probes. `errors` are defects of ours that cost what had just come; `cpu_s` is of the
-    process that serves the page.
+    many, `probes` are of health probes. `whole_traces` are requests whose client and engine are in one trace,
+    `broken_traces` others by the service at which it breaks and how. `errors` are defects of ours that cost what had
+    just come; `cpu_s` is of the process that serves the page.
     """
 
     receiver: Mapping[str, int]
@@ -151,6 +152,8 @@ class WatchCounts:
     repeated: int
     evicted: int
     probes: int = 0
+    whole_traces: int = 0
+    broken_traces: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

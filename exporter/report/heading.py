@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from correlator.live.reasons import NO_CLIENT
 from exporter.report.format import duration, ms
 from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
@@ -73,7 +74,10 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
             f"; watched since {watch.begun[:10]} {watch.begun[11:19]}, but older logs were deleted "
             f"(--keep {config.get('keep')}, --keep-bytes {config.get('keep_bytes')}) or left out"
         )
-    lines = [f"traffic at {where}{server}", covered, f"{_counts(summary.client.requests)}, by their outermost spans"]
+    counts = f"{_counts(summary.client.requests)}, by their outermost spans"
+    if unseen := watch.missing.get(NO_CLIENT):
+        counts += f"; {unseen:,} more by their engine's spans alone"
+    lines = [f"traffic at {where}{server}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(
             f"since the start: {since.by_trace:,} requests broken down by spans, {since.estimated:,} by estimates, "

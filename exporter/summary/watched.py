@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from rundir.fields import Count, StampNs, doc
+
+
+class BrokenTraces(Struct, frozen=True, kw_only=True):
+    """Requests with the spans of their client in one trace and those of their engine in another."""
+
+    service: Annotated[str, doc("The service at which traces break; empty where no span says it.")]
+    how: Annotated[
+        Literal["new_trace", "not_passed_on"],
+        doc("Its span begins another trace; or it is the last one in the client's trace, or none is."),
+    ]
+    requests: Annotated[Count, doc("Requests whose trace breaks there.", "requests")]
 
 
 class SinceStart(Struct, frozen=True, kw_only=True):
@@ -35,6 +46,12 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     engine_spans: Annotated[Count, doc("Spans of engines' requests in it.", "spans")]
     repeated_spans: Annotated[Count, doc("Spans that came again, and count once.", "spans")]
     evicted_spans: Annotated[Count, doc("Spans that had to make room before their request was whole.", "spans")]
+    whole_traces: Annotated[
+        Count, doc("Requests with the spans of their client and their engine in one trace.", "requests")
+    ]
+    broken_traces: Annotated[
+        list[BrokenTraces], doc("Those with them in two, by where their traces break, the most frequent first.")
+    ]
     left_out_requests: Annotated[Count, doc("Oldest requests that were too many to keep in memory.", "requests")]
     since_start: Annotated[
         SinceStart | None, doc("All from start to end; null while the watch goes on, or after a crash.")

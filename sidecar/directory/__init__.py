@@ -30,7 +30,7 @@ from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
     from correlator.gateways import GatewaySpan
-    from correlator.live.replay import Replayed
+    from correlator.replay import Replayed
     from scraper.spans.log import Counts, StateRecord
     from scraper.spans.received import ReceivedSpan
     from scraper.spans.requests import EngineSpans

@@ -73,7 +73,7 @@ class _WatchLogs(RunLogs):
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         """Make requests of the spans, with the pages that were read before; none are returned."""
-        from correlator.live.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
+        from correlator.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
         from scraper.spans.log import StateRecord, last_counts  # noqa: PLC0415
 
         pages = [table.view() for table in self._series.values()]

@@ -26,7 +26,7 @@ from correlator.exact.matching import Matched, matched
 from correlator.exact.table import Joined
 from correlator.gateways import GatewaySpan, nested
 from correlator.live.reasons import NOT_COMPARED
-from correlator.live.replay import Replayed
+from correlator.replay import Replayed
 from correlator.requests import address
 from correlator.statistics.association import associations, rank_correlation
 from correlator.statistics.queueing import while_waiting

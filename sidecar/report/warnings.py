@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import UNSET
 
+from correlator.live.reasons import explain_breaks
 from exporter.report.alerts import damage_lines, gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
@@ -53,6 +54,8 @@ def warnings(
     yield from _arrivals(check)
     yield from _comparability(client, correlation, watched=run.watched is not None)
     yield from _probes(run, client, server, correlation)
+    if run.watched is not None:
+        yield from explain_breaks(run.watched.broken, run.watched.whole).values()
     yield from _estimates(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)

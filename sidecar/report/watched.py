@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from correlator.live.replay import Replayed
-from exporter.summary.watched import SinceStart, WatchedTraffic
+from correlator.replay import Replayed
+from exporter.summary.watched import BrokenTraces, SinceStart, WatchedTraffic
 from rundir.clock import iso_ms
 from scraper.window.window import Window
 from sidecar.directory import WATCHED, Phase, Run
@@ -24,6 +24,9 @@ def watched_window(run: Run, watched: Replayed, phase: Phase) -> Window:
 def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraffic:
     """Return what a watch saw beside its requests."""
     begun_ns = next((phase.start_ns for phase in run.phases), window.start_ns)
+    broken = [
+        {"service": service, "how": how, "requests": requests} for (service, how), requests in watched.broken.items()
+    ]
     counted = next((event.data for event in run.events if event.name == WATCHED), None)
     return WatchedTraffic(
         begun_ns=begun_ns,
@@ -33,6 +36,8 @@ def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraff
         engine_spans=watched.engine_spans,
         repeated_spans=watched.repeated,
         evicted_spans=watched.evicted,
+        whole_traces=watched.whole,
+        broken_traces=msgspec.convert(broken, list[BrokenTraces]),
         left_out_requests=watched.dropped,
         since_start=msgspec.convert(counted, SinceStart | None),
     )

@@ -48,7 +48,7 @@ class WatchState:
 
     `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for the next estimate. Spans and
     what became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
-    why there is no receiver, "" while there is one.
+    why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break.
     """
 
     elapsed_s: float
@@ -61,6 +61,7 @@ class WatchState:
     receiver_restarts: int
     receiver_down: str = ""
     errors: int = 0
+    breaks: Sequence[str] = ()
 
 
 def panel(state: WatchState) -> Panel:
@@ -78,6 +79,7 @@ def _lines(state: WatchState) -> Iterator[RenderableType]:
     if len(state.engines) > MOST_ENGINES:
         yield Text(f"and {len(state.engines) - MOST_ENGINES} more pages", style="dim")
     yield from _breakdown(state.recent)
+    yield from (Text(printable(f"! In the last minute {text}"), style="yellow") for text in state.breaks)
     yield from _without(state.recent)
     yield _receiver(state)
 

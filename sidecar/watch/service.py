@@ -295,12 +295,14 @@ async def _look_on(shared: Watch) -> None:
         async with shared.looking:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
-            half_known = shared.view.half_known_gateways()
+            half_known, breaks = shared.view.half_known_gateways(), shared.view.fresh_breaks()
         for service in half_known:
             shared.warn_and_record(
                 f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
                 f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
             )
+        for text in breaks:  # which the report finds in the logs
+            shared.progress.warn(f"in the last minute {text}")
         if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
             last_summary_s += SUMMARY_EVERY_S
             elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9

@@ -17,7 +17,7 @@ import numpy as np
 
 from correlator.breakdown import SOURCES
 from correlator.live.breakdown import Ended
-from correlator.live.reasons import DEFECT, REASONS
+from correlator.live.reasons import DEFECT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
 from exporter.prometheus.counts import counted, nothing_counted
@@ -72,6 +72,8 @@ class WatchView:
         )
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
+        self._breaks: Mapping[Break, str] = {}
+        self._said_breaks: set[Break] = set()
         self._received = {"exports": 0, "spans": 0}
         self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
@@ -134,8 +136,15 @@ class WatchView:
         for requests in ended:
             with self.failures.guard():
                 self._count_parts(requests, now_ns)
+        self._breaks = self._requests.count.breaking(now_ns)
         if self._lately is not None:
             self._lately.forget(now_ns)
+
+    def fresh_breaks(self) -> list[str]:
+        """Say where the traces of nearly all requests have been breaking for a minute, each place once."""
+        fresh = [text for where, text in self._breaks.items() if where not in self._said_breaks]
+        self._said_breaks.update(self._breaks)
+        return fresh
 
     def half_known_gateways(self) -> list[str]:
         """Return the services of gateways whose spans do not say their first output, each once."""
@@ -189,14 +198,12 @@ class WatchView:
                 restarts=restarts,
                 errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,
-                sizes={
-                    **self._requests.spans.sizes,
-                    **self._requests.halves.sizes,
-                    **self._requests.estimates.sizes,
-                },
+                sizes=self._requests.sizes,
                 repeated=self._requests.spans.repeated,
                 evicted=self._requests.spans.evicted,
                 probes=self._requests.spans.probes,
+                whole_traces=self._requests.count.whole,
+                broken_traces=self._requests.count.broken.copy(),
             ),
         )
 
@@ -210,7 +217,8 @@ class WatchView:
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
             engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()],
-            awaiting_spans=self._requests.spans.sizes["pending"] + self._requests.halves.sizes["halves"],
+            breaks=list(self._breaks.values()),
+            awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],
             spans=received["spans"],
             refused=_refused(received),

@@ -15,9 +15,9 @@ from sent_spans import SERVER, S, body, span
 
 from correlator.live.breakdown import Ended, estimated
 from correlator.live.estimate import EstimateWindow, hold_traced
-from correlator.live.replay import Replay
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
+from correlator.replay import Replay
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import Row

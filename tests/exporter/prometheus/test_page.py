@@ -109,6 +109,8 @@ CONTRACT = {
     "sidelight_window_repeated_spans_total": set(),
     "sidelight_window_evicted_spans_total": set(),
     "sidelight_health_probes_total": set(),
+    "sidelight_whole_traces_total": set(),
+    "sidelight_broken_traces_total": {"service", "how"},
     "sidelight_window_size": {"what"},
 }
 

@@ -15,8 +15,9 @@ import numpy as np
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
 from correlator.live.breakdown import Ended, break_down_ended
-from correlator.live.reasons import DEFECT, EXPLANATIONS
+from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
 from correlator.live.requests import Guard, SpanRequests
+from correlator.live.window import KEEP_S
 from loadgen.requests.table import RequestLog
 from rundir.columns import concat, take
 from scraper.series.log import Row
@@ -37,6 +38,7 @@ class Replayed:
     missing     requests without a breakdown of the TTFT by reason, those without a client's span too
     engine_spans, repeated, evicted  spans of engines' requests; spans that came again; spans that had to make room
     probes      spans of health probes that engines served like requests
+    whole, broken  requests with client and engine in one trace; and others, by where their trace breaks
     dropped     older requests that were too many to keep
     shortened   older records were deleted or left out
     """
@@ -50,6 +52,8 @@ class Replayed:
     repeated: int
     evicted: int
     probes: int
+    whole: int
+    broken: Mapping[Break, int]
     dropped: int
     shortened: bool
 
@@ -70,7 +74,8 @@ class Replay:
         shortened: bool = False,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
-        self._requests = SpanRequests(guard)
+        # A client's span that came when its request was counted is in time for the report.
+        self._requests = SpanRequests(guard, patience_s=KEEP_S)
         self._pages = heapq.merge(*map(_rows, pages), key=attrgetter("response_ns"))
         self._page = next(self._pages, None)
         self._deaths = deque(deaths_ns)
@@ -113,6 +118,8 @@ class Replay:
             repeated=self._requests.spans.repeated,
             evicted=self._requests.spans.evicted,
             probes=self._requests.spans.probes,
+            whole=self._requests.count.whole,
+            broken=dict(self._requests.count.broken.most_common()),
             dropped=self._dropped,
             shortened=self._shortened or self._dropped > 0,
         )
@@ -130,11 +137,7 @@ class Replay:
         """Let time pass in steps up to a moment, or up to the death of a receiver."""
         until_ns = min(at_ns, self._deaths[0]) if self._deaths else at_ns
         while self._now_ns + _STEP_NS <= until_ns:
-            is_idle = not (
-                self._requests.spans.sizes["pending"]
-                or self._requests.halves.sizes["halves"]
-                or self._requests.estimates.sizes["waiting"]
-            )
+            is_idle = not (self._requests.pending or self._requests.sizes["waiting"])
             self._now_ns = until_ns if is_idle else self._now_ns + _STEP_NS
             self._feed_pages(self._now_ns)
             self._count(self._requests.ended(self._now_ns)[1])

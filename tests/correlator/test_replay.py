@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.live.replay import Replay, Replayed
+from correlator.replay import Replay, Replayed
 from scraper.spans.log import Counts, ExportRecord, StateRecord
 
 

@@ -1,0 +1,271 @@
+"""Requests whose traces break: each is counted once, and the service that breaks them is named.
+
+By recordings of real gateways, and by spans made up.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sent_spans import SERVER, S, call, engine, export, span
+
+from correlator.live.requests import SpanRequests
+from correlator.replay import Replay, Replayed
+from scraper.spans.log import ExportRecord, packed
+
+DATA = Path(__file__).parents[2] / "data" / "broken_traces.jsonl.xz"
+USERS = 110
+PATH = {"url.path": "/v1/chat/completions"}
+Sent = Sequence[tuple[float, str, Span]]  # when it came, s; the service that sent it
+
+
+@dataclass
+class Counted:
+    """What a watch counted: requests by the source of their breakdown, and those without one by reason."""
+
+    sources: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    broken: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    whole: int = 0
+    breaking: Sequence[str] = ()
+
+    @property
+    def requests(self) -> int:
+        return self.sources.total()
+
+
+def exports(sent: Sent) -> list[ExportRecord]:
+    return [
+        export([sent_span], at_s=at_s, service=service) for at_s, service, sent_span in sorted(sent, key=itemgetter(0))
+    ]
+
+
+def counted(records: Sequence[ExportRecord], *, after_s: float = 60.0) -> Counted:
+    """Let records come at their times, looked at twice a second, and as long after the last."""
+    windows, counts = SpanRequests(nullcontext), Counted()
+    records = sorted(records, key=lambda record: record.received_ns)
+    now_ns, end_ns = records[0].received_ns, records[-1].received_ns + round(after_s * S)
+    while now_ns < end_ns:
+        while records and records[0].received_ns <= now_ns:
+            windows.spans.take(records.pop(0))
+        for ended in windows.ended(now_ns)[1]:
+            counts.sources.update(ended.parts.source.tolist())
+            counts.missing.update(reason for reason in ended.reason.tolist() if reason)
+        counts.breaking = list(windows.count.breaking(now_ns).values()) or counts.breaking
+        now_ns += S // 2
+    counts.broken, counts.whole = windows.count.broken, windows.count.whole
+    assert 0 == windows.pending
+    return counts
+
+
+def replayed(records: Sequence[ExportRecord]) -> Replayed:
+    replay = Replay([], [], nullcontext)
+    for record in records:
+        replay.take(record)
+    return replay.replayed()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Mapping[str, list[ExportRecord]]:
+    """The exports of one request through each gateway, in the order in which they came."""
+    records: dict[str, list[ExportRecord]] = {}
+    for line in lzma.decompress(DATA.read_bytes()).splitlines():
+        row = json.loads(line)
+        record = packed(row["received_ns"], row["via"], base64.b64decode(row["export"]))
+        records.setdefault(row["gateway"], []).append(record)
+    return records
+
+
+def again(records: Sequence[ExportRecord], number: int) -> Iterator[ExportRecord]:
+    """Give the exports of a recorded request as those of another, a second later each."""
+    for record in records:
+        export_ = ExportTraceServiceRequest.FromString(record.body())
+        for scopes in export_.resource_spans:
+            for sent in (sent for scope in scopes.scope_spans for sent in scope.spans):
+                sent.trace_id = number.to_bytes(8) + sent.trace_id[8:]
+                sent.start_time_unix_nano += number * S
+                sent.end_time_unix_nano += number * S
+        yield packed(record.received_ns + number * S, record.via, export_.SerializeToString())
+
+
+def user(records: Sequence[ExportRecord], number: int) -> ExportRecord:
+    """Give the span of the user of a recorded request, in a trace of its own: 5 ms before and after all of it."""
+    spans = [received.span for record in records for received in record.spans()]
+    sent = call(trace=b"user" + number.to_bytes(12), first_ms=100.0)
+    sent.start_time_unix_nano = min(step.start_time_unix_nano for step in spans) - 5_000_000
+    sent.end_time_unix_nano = max(step.end_time_unix_nano for step in spans) + 5_000_000
+    came = export([sent], service="users-app")
+    return packed(records[-1].received_ns, "grpc", came.body())
+
+
+@pytest.mark.parametrize(
+    ("gateway", "broken", "why"),
+    [
+        (
+            "sglang-router",
+            {("smg", "new_trace"): USERS},
+            "smg begins a new trace instead of going on with that of the header traceparent",
+        ),
+        (
+            "dynamo",
+            {("dynamo-frontend", "new_trace"): USERS},
+            "dynamo-frontend begins a new trace instead of going on with that of the header traceparent",
+        ),
+        ("vllm-router", {}, ""),
+    ],
+)
+def test_a_users_request_behind_a_real_gateway_is_one(
+    recorded: Mapping[str, list[ExportRecord]],
+    gateway: str,
+    broken: Mapping[tuple[str, str], int],
+    why: str,
+):
+    """One of sglang-router, which begins a trace of its own, and of Dynamo, which does so for an odd header; beside
+    one that only passes the header on. Live and in the report.
+    """
+    records = []
+    for number in range(USERS):
+        several = list(again(recorded[gateway], number))
+        records += several if not broken else [*several, user(several, number)]
+    counts = counted(records)
+    assert (USERS, broken) == (counts.requests, counts.broken)
+    assert USERS == counts.whole + sum(counts.broken.values())
+    assert all(why in text for text in counts.breaking)
+    assert bool(why) == bool(counts.breaking)
+    replay = replayed(sorted(records, key=lambda record: record.received_ns))
+    assert (USERS, broken, counts.whole) == (len(replay.requests), replay.broken, replay.whole)
+
+
+def split(
+    number: int, *, at_s: float = 0.0, client_s: float = 0.0, engine_s: float = 0.0, whole_ms: float = 1000.0
+) -> Sent:
+    """Spans of a request whose client is in one trace, and its engine in another: each sends its own a while later."""
+    times = {"start_ms": 1e3 * at_s, "end_ms": 1e3 * at_s + whole_ms}
+    client = call(trace=b"user" + number.to_bytes(12), **times)
+    served = engine(parent="", trace=b"engn" + number.to_bytes(12), e2e_ms=whole_ms - 10, **times)
+    ended_s = at_s + whole_ms / 1e3
+    return [(ended_s + client_s, "users-app", client), (ended_s + engine_s, "vllm", served)]
+
+
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    requests=st.lists(
+        st.tuples(st.floats(0, 60), st.floats(0, 4.9), st.floats(0, 4.9), st.floats(200, 20_000)),
+        min_size=1,
+        max_size=40,
+    ),
+    direct=st.lists(st.floats(0, 60), max_size=10),
+)
+def test_whichever_half_comes_first_it_is_one_request(
+    requests: list[tuple[float, float, float, float]], direct: list[float]
+):
+    """With exporters that are up to 5 s apart; what no client's request can have been is counted beside them."""
+    sent: list[tuple[float, str, Span]] = []
+    for number, (at_s, client_s, engine_s, whole_ms) in enumerate(requests):
+        sent += split(number, at_s=at_s, client_s=client_s, engine_s=engine_s, whole_ms=whole_ms)
+    for number, at_s in enumerate(direct):
+        served = engine(parent="", trace=b"none" + number.to_bytes(12), start_ms=1e3 * at_s, end_ms=1e3 * at_s + 60_000)
+        sent.append((at_s + 60, "vllm", served))
+    counts = counted(exports(sent))
+    assert (len(requests) + len(direct), len(direct)) == (counts.requests, counts.missing["no_client_span"])
+
+
+def test_clocks_that_differ_change_nothing():
+    """The engine's is five minutes behind: its spans are taken to have ended when they came."""
+    sent = []
+    for number in range(USERS):
+        client, served = (
+            sent_span for _, _, sent_span in split(number, at_s=number / 2, whole_ms=500 + 97 * number % 2000)
+        )
+        served.start_time_unix_nano -= 300 * S
+        served.end_time_unix_nano -= 300 * S
+        sent += [(number / 2 + 3, "users-app", client), (number / 2 + 4, "vllm", served)]
+    assert USERS == counted(exports(sent)).requests
+
+
+def test_a_gateway_in_the_clients_trace_is_named_where_the_engine_is_in_another():
+    """It, or what is behind it, does not pass the header on."""
+    sent: list[tuple[float, str, Span]] = []
+    for number in range(100):
+        trace = b"user" + number.to_bytes(12)
+        sent += split(number, at_s=float(number))
+        sent.append((number + 2.0, "gw", span("POST", "g", "client", trace=trace, kind=SERVER, attributes=PATH)))
+    counts = counted(exports(sent))
+    assert {("gw", "not_passed_on"): 100} == counts.broken
+    (why,) = counts.breaking
+    assert "something behind gw, which is in the client's trace, does not pass the header traceparent on" in why
+
+
+def test_a_few_traces_that_break_raise_no_alarm():
+    """Nine of ten are whole: spans are lost now and then."""
+    sent: list[tuple[float, str, Span]] = []
+    for number in range(200):
+        client, served = (sent_span for _, _, sent_span in split(number, at_s=float(number)))
+        if number % 10:
+            served.trace_id, served.parent_span_id = client.trace_id, client.span_id
+        sent += [(number + 1.0, "app", client), (number + 1.0, "vllm", served)]
+    counts = counted(exports(sent))
+    assert (200, 180, {("", "not_passed_on"): 20}, ()) == (
+        counts.requests,
+        counts.whole,
+        counts.broken,
+        counts.breaking,
+    )
+
+
+def through_gateway(number: int, *, at_s: float) -> Sent:
+    """Spans of a request whose gateway begins a new trace, in which it says its first output."""
+    (_, _, client), (_, _, served) = split(number, at_s=at_s)
+    gate = call("gate", kind=SERVER, trace=served.trace_id, start_ms=1e3 * at_s + 2, end_ms=1e3 * at_s + 998)
+    served.parent_span_id = gate.span_id
+    served.start_time_unix_nano += 5_000_000
+    served.end_time_unix_nano -= 5_000_000
+    return [(at_s + 4, "users-app", client), (at_s + 1, "gw", gate), (at_s + 1, "vllm", served)]
+
+
+def test_a_gateways_trace_that_is_broken_down_is_the_request():
+    """That of its client is not counted beside it; a gateway's without clients is, at once."""
+    sent = [sent_span for number in range(20) for sent_span in through_gateway(number, at_s=float(number))]
+    counts = counted(exports(sent))
+    assert ({"trace": 20}, {("gw", "new_trace"): 20}) == (dict(counts.sources), counts.broken)
+    alone = counted(exports([sent_span for sent_span in sent if sent_span[1] != "users-app"]), after_s=3.0)
+    assert ({"trace": 20}, {}) == (dict(alone.sources), dict(alone.broken))
+
+
+def test_what_a_gateway_answered_itself_is_a_request_of_its_own():
+    """From its cache, beside others that it passed on: it has no engine's span, and is none of theirs."""
+    sent = [
+        sent_span
+        for number in range(10)
+        for sent_span in through_gateway(number, at_s=float(number))
+        if sent_span[1] != "users-app"
+    ]
+    sent += [(3.0, "gw", call("gate", kind=SERVER, trace=bytes([number]) * 16)) for number in range(1, 6)]
+    counts = counted(exports(sent))
+    assert (15, {}) == (counts.requests, dict(counts.broken))
+
+
+@pytest.mark.parametrize(("late_s", "live", "report"), [(4, 1, 1), (20, 0, 1), (40, 0, 1)])
+@pytest.mark.parametrize("is_client_late", [True, False])
+def test_a_half_that_comes_late_in_the_same_trace(late_s: int, live: int, report: int, *, is_client_late: bool):
+    """Live it is waited for by six seconds, and then it is not counted again; in the report a client's by a minute."""
+    halves = [call(), engine()]
+    late, early = halves if is_client_late else halves[::-1]
+    records = exports([(1.0, "", early), (1.0 + late_s, "", late)])
+    counts = counted(records)
+    assert (1, live) == (counts.requests, counts.sources["trace"])
+    expected = report if is_client_late else live
+    assert [expected] == [replayed(records).parts.source.tolist().count("trace")]
