@@ -65,7 +65,10 @@ GATEWAY_HISTOGRAMS = {
     "queue_time": ("queue", "Wait in the gateway before its call of the next server."),
 }
 GATEWAY_GAUGES = {
-    "recent_queue_time": ("recent_queue_seconds", "Mean wait in the gateway over its last requests, as it states it."),
+    "recent_queue_time": (
+        "recent_queue_seconds",
+        "Mean wait in the gateway over its last requests, as its page has it: HAProxy's begins at zero.",
+    ),
     "requests_waiting": ("requests_waiting", "Requests that wait in the gateway."),
     "requests_in_flight": ("requests_in_flight", "Requests that the gateway has."),
 }

@@ -23,6 +23,7 @@ _TIME = {"kind": "histogram", "unit": "seconds", "observed": "finish"}
 _COUNT = {"kind": "counter", "unit": "requests", "observed": "finish"}
 _NUMBER = {"kind": "gauge", "unit": "requests", "observed": "scrape", "across": "sum"}
 QUANTITIES: Mapping[str, Mapping[str, Any]] = {
+    "requests": {**_COUNT, "meaning": "requests that the gateway answered"},
     "request_time": {**_TIME, "meaning": "how long the gateway had a request"},
     "upstream_time": {**_TIME, "meaning": "how long its call of the next server took"},
     "queue_time": {**_TIME, "meaning": "wait in the gateway before that call"},
@@ -99,6 +100,13 @@ class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
     settings: Seen
 
 
+class Recent(msgspec.Struct, frozen=True, kw_only=True):
+    """What `recent_queue_time` is: an exponential mean over so many requests, rounded up to a multiple of `step_s`."""
+
+    requests: int
+    step_s: float
+
+
 class Gateway(Names, frozen=True, kw_only=True):
     """What is known of one gateway.
 
@@ -115,6 +123,7 @@ class Gateway(Names, frozen=True, kw_only=True):
     generic: bool = False
     signs: tuple[str, ...] = ()
     rounded: float = 0.0
+    recent: Recent | None = None
     seen: SeenBy
     versions: str
     pages: tuple[str, ...] = ()

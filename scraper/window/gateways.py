@@ -10,10 +10,10 @@ import numpy as np
 
 from rundir.stats import Missing
 from scraper import engines
-from scraper.gateways import UNITS_S, Recognised, canonical, detect
+from scraper.gateways import UNITS_S, Recent, Recognised, canonical, detect
 from scraper.gateways import gateway as gateway_of
 from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import Part, gauge_values
+from scraper.window.aggregate import Part
 from scraper.window.quantities import GatewayPage, Histogram
 from scraper.window.statistics import Described, described_parts
 from scraper.window.window import Window, select_scrapes
@@ -35,7 +35,7 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
     selection = select_scrapes(endpoint, window, slice_ns)
     described, missing = described_parts(endpoint, selection, canonical(endpoint.series, gateway.name))
     own_s, error_s = _own_s(described, gateway_of(gateway.name).rounded)
-    queue_s = _queue_s(described)
+    queue_s, queue_error_s = _queue_s(described, gateway_of(gateway.name).recent)
     if isinstance(own_s, Missing):
         missing["own_ms"] = own_s.reason
     if isinstance(queue_s, Missing):
@@ -49,6 +49,7 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
         own_error_ms=None if isinstance(own_s, Missing) else 1e3 * error_s,
         own_until=None if isinstance(own_s, Missing) else until[described["request_time"][1].observed],
         queue_ms=None if isinstance(queue_s, Missing) else 1e3 * queue_s,
+        queue_error_ms=None if isinstance(queue_s, Missing) else 1e3 * queue_error_s,
         **{name: quantity for name, (_, quantity) in described.items()},
         missing=missing,
     )
@@ -72,21 +73,36 @@ def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | 
     return (max(own_s, 0.0) if own_s >= -2 * error_s else Missing(CONTRADICTION)), error_s
 
 
-def _queue_s(described: Mapping[str, Described]) -> float | Missing:
-    """Return the mean wait in the gateway's queue, by a histogram, else as the last page states it."""
+def _queue_s(described: Mapping[str, Described], recent: Recent | None) -> tuple[float | Missing, float]:
+    """Return the mean wait in the gateway's queue and the error of that."""
     if "queue_time" in described:
         histogram: Histogram = described["queue_time"][1]
         if isinstance(histogram.stats.mean, float):
-            return histogram.stats.mean * UNITS_S[histogram.unit]
-        return Missing("queue_time has no observation in the window")
-    if "recent_queue_time" in described:
-        return _last_s(described["recent_queue_time"][0])
-    return Missing("the page shows no queue_time")
+            return histogram.stats.mean * UNITS_S[histogram.unit], 0.0
+        return Missing("queue_time has no observation in the window"), 0.0
+    if recent is not None and "recent_queue_time" in described and "requests" in described:
+        return _recent_s(described["recent_queue_time"][0], described["requests"][0], recent)
+    return Missing("the page shows no queue_time"), 0.0
 
 
-def _last_s(part: Part) -> float | Missing:
-    """Return what the last scrape of the window states of a gauge, the largest of its label sets."""
-    values = np.fmax.reduce(gauge_values(part.endpoint.values[: part.selection.last + 1], part.source), axis=1)
-    known = values[np.isfinite(values)]
-    last = float(known[-1]) if len(known) else math.nan
-    return last * UNITS_S[part.source.quantity.unit] if last >= 0 else Missing("recent_queue_time has no value")
+def _recent_s(means: Part, requests: Part, recent: Recent) -> tuple[float | Missing, float]:
+    """Return what requests waited in the mean by an exponential mean before and after them, and the error that its
+    steps leave. Label sets count by their requests.
+    """
+    series, selection = means.endpoint.series, means.selection
+    first, last = (means.endpoint.values[row] for row in (selection.reference, selection.last))
+    weighted_s = weighted_error_s = total = 0.0
+    for column in means.source.columns:
+        labels = set(series[column].labels)
+        counted = [place for place in requests.source.columns if labels <= set(series[place].labels)]
+        count = float((last[counted] - first[counted]).sum())
+        if not (count > 0 and math.isfinite(count) and math.isfinite(first[column] + last[column])):
+            continue
+        left = (1 - 1 / recent.requests) ** count  # of what was there before
+        before_s, after_s = (max(float(page[column]) - recent.step_s / 2, 0.0) for page in (first, last))
+        weighted_s += count * (after_s - before_s * left) / (1 - left)
+        weighted_error_s += count * recent.step_s * math.sqrt((1 + left**2) / 12) / (1 - left)
+        total += count
+    if not total:
+        return Missing("no request was answered in the window"), 0.0
+    return max(weighted_s / total, 0.0), weighted_error_s / total

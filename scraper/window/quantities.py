@@ -196,8 +196,16 @@ class GatewayPage(Struct, frozen=True, kw_only=True):
     ]
     queue_ms: Annotated[
         float | None,
-        doc("Mean of `queue_time`; else of `recent_queue_time`, as the last scrape of the window showed it.", "ms"),
+        doc(
+            "Mean of `queue_time`; else what the requests of the window waited, by how `recent_queue_time`, a mean "
+            "over the gateway's last requests, changed.",
+            "ms",
+        ),
     ]
+    queue_error_ms: Annotated[
+        float | None, doc("Its standard error, since `recent_queue_time` is shown in steps; else 0.", "ms")
+    ]
+    requests: Annotated[Counter | UnsetType, doc("Requests that it answered.", "requests")] = UNSET
     request_time: Annotated[Histogram | UnsetType, doc("How long it had requests.", "s")] = UNSET
     upstream_time: Annotated[Histogram | UnsetType, doc("How long its calls of the next server took.", "s")] = UNSET
     queue_time: Annotated[Histogram | UnsetType, doc("Wait in it before its call.", "s")] = UNSET

@@ -87,6 +87,7 @@ def test_no_file_is_without_a_gateway():
         (
             "haproxy",
             {
+                "requests": "51",
                 "recent_queue_time": "0.038",
                 "requests_waiting": "0",
                 "requests_in_flight": "0",

@@ -27,8 +27,8 @@ def _facts(page: GatewayPage) -> Iterator[str]:
         error = f" (± {spoken(page.own_error_ms)})" if page.own_error_ms else ""
         yield f"{spoken(page.own_ms)}{error} of a request{until} are its own in the mean"
     if page.queue_ms is not None:
-        recent = " over its last requests" if page.recent_queue_time else ""
-        yield f"{spoken(page.queue_ms)} in its queue{recent}"
+        error = f" (± {spoken(page.queue_error_ms)})" if page.queue_error_ms else ""
+        yield f"{spoken(page.queue_ms)}{error} in its queue"
     for gauge, what in ((page.requests_waiting, "waiting"), (page.requests_in_flight, "in flight")):
         if gauge and gauge.stats.max:
             yield f"at most {cell(gauge.stats.max)} {what}"

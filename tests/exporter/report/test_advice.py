@@ -59,6 +59,7 @@ HAPROXY = GatewayPage(
     own_error_ms=None,
     own_until=None,
     queue_ms=4.0,
+    queue_error_ms=0.5,
 )
 BOUNDED = GatewaySummary(
     service="envoy",

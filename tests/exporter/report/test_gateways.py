@@ -27,6 +27,7 @@ def page(gateway: str = "litellm", **changes: object) -> GatewayPage:
         "own_error_ms": 0.0,
         "own_until": "end",
         "queue_ms": 20.0,
+        "queue_error_ms": 0.0,
         "request_time": summaries.histogram(0.5, 0.5),
         **changes,
     }
@@ -121,11 +122,10 @@ def test_another_gateway_s_spans_are_not_compared():
 
 def test_a_queue_without_spans_is_set_beside_the_time_outside_the_engine():
     """HAProxy sends no spans: the page is all that tells its part."""
-    recent = {"queue_ms": 4.0, "recent_queue_time": summaries.gauge(mean=0.004)}
+    recent = {"queue_ms": 4.0, "queue_error_ms": 0.5}
     (line,) = gateway_lines(summary(page("haproxy", own_ms=None, own_error_ms=None, own_until=None, **recent)))
     assert line == (
-        "HAProxy, by its page: 4 ms in its queue over its last requests. "
-        "Its queue is 80 % of the 5 ms outside the engine."
+        "HAProxy, by its page: 4 ms (± 0.5 ms) in its queue. Its queue is 80 % of the 5 ms outside the engine."
     )
 
 

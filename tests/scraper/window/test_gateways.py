@@ -11,6 +11,7 @@ from scraper.window.window import Window
 
 WHOLE, CALL = "litellm_request_total_latency_metric", "litellm_llm_api_latency_metric"
 QUEUE = "litellm_request_queue_time_seconds"
+AVERAGE = "haproxy_backend_queue_time_average_seconds"
 ROUND_TRIP = "dynamo_request_plane_roundtrip_ttft_seconds"
 
 
@@ -61,13 +62,33 @@ def test_times_in_milliseconds_and_of_several_parts():
     assert "milliseconds" == shown.request_time.unit
 
 
-def test_a_mean_over_its_last_requests_is_that_of_the_last_scrape():
-    """HAProxy's, of the backend that waits longest."""
-    name, labels = "haproxy_backend_queue_time_average_seconds", ('proxy="a"', 'proxy="b"')
-    page = page_of(*(gauge(name, 0.001, queue_s, labels=labels) + END for queue_s in (0.2, 1.6)))
-    assert (None, 1600) == (page.own_ms, pytest.approx(page.queue_ms))
+@pytest.mark.parametrize("before", [0, 40, 3000])
+def test_a_mean_over_its_last_requests_is_taken_apart(before: int):
+    """HAProxy's, which begins at zero: after a hundred that waited 0.4 s it is below 0.1 s. Another backend is idle."""
+    sum_ms, pages = 0, []
+    for number in range(before + 101):
+        if number in (before, before + 100):
+            backends = ('proxy="a"', 'proxy="idle"')
+            mean_s = -(-sum_ms // 512) / 1e3
+            replies = [f'{backend},code="{code}"' for backend in backends for code in ("2xx", "5xx")]
+            answered = counter("haproxy_backend_http_responses_total", number, 0, 0, 0, labels=replies)
+            pages.append(gauge(AVERAGE, mean_s, 0.5, labels=backends) + answered + END)
+        sum_ms += (100 if number < before else 400) - -(-sum_ms // 512)
+    page = page_of(*pages)
+    assert page.queue_error_ms
+    assert 3 > page.queue_error_ms
+    assert 400 == pytest.approx(page.queue_ms, abs=3 * page.queue_error_ms)
+    assert page.own_ms is None
     assert page.missing
     assert "the page shows no request_time" == page.missing["own_ms"]
+
+
+def test_a_mean_over_requests_before_the_window_is_not_its_queue():
+    """None was answered in the window."""
+    page = page_of(*[gauge(AVERAGE, 0.4) + counter("haproxy_backend_http_responses_total", 7) + END] * 2)
+    assert page.queue_ms is None
+    assert page.missing
+    assert "no request was answered in the window" == page.missing["queue_ms"]
 
 
 @pytest.mark.parametrize(
