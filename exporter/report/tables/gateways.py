@@ -17,8 +17,8 @@ def gateway_lines(summary: Summary) -> Iterator[str]:
     """Yield what each gateway's page says of its own time, its queue and its errors; nothing where there is no page."""
     for page in summary.server.gateways or ():
         title = gateway(page.gateway).title
-        facts = list(_facts(page))
-        yield f"{title}, by its page: {', '.join(facts) or 'no request was counted'}.{_beside(summary, page)}"
+        facts = ", ".join(_facts(page)) or "it tells neither its own time nor its queue"
+        yield f"{title}, by its page: {facts}.{_beside(summary, page)}"
 
 
 def _facts(page: GatewayPage) -> Iterator[str]:
