@@ -81,8 +81,11 @@ async def header_echo(collector: str = "") -> AsyncIterator[Echo]:
 
 
 @asynccontextmanager
-async def gateway(way: Way, upstream: str, collector: str) -> AsyncIterator[str]:
-    """Hold each request for HELD_S, and pass it on in one of the ways; yield the gateway's URL."""
+async def gateway(way: Way, upstream: str, collector: str, *, software: str = "") -> AsyncIterator[str]:
+    """Hold each request for HELD_S, and pass it on in one of the ways; yield the gateway's URL.
+
+    `software` is what its replies say that it is.
+    """
     async with aiohttp.ClientSession() as session:
 
         async def passed(request: web.Request) -> web.StreamResponse:
@@ -104,7 +107,7 @@ async def gateway(way: Way, upstream: str, collector: str) -> AsyncIterator[str]
                 return web.json_response(_whole()) if way == "json" else await _from_cache(request)
             first_ns = 0
             async with session.post(upstream + request.path, data=await request.read(), headers=headers) as answer:
-                reply, pieces = await _streaming(request), []
+                reply, pieces = await _streaming(request, software), []
                 async for piece in answer.content.iter_any():
                     first_ns = first_ns or time.time_ns()
                     pieces.append(piece.replace(b"chatcmpl", b"renamed") if way == "renames" else piece)
@@ -160,8 +163,10 @@ async def _models(_request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]})
 
 
-async def _streaming(request: web.Request) -> web.StreamResponse:
-    reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+async def _streaming(request: web.Request, software: str = "") -> web.StreamResponse:
+    reply = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", **({"Server": software} if software else {})}
+    )
     await reply.prepare(request)
     return reply
 

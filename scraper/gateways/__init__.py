@@ -92,6 +92,21 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
     page_options: str = ""
 
 
+class Switches(msgspec.Struct, frozen=True, kw_only=True):
+    """The setting that mends what is missing: "" where there is none, or where no gateway's is special.
+
+    trace         the trace header does not reach the engine
+    spans         no span of its own comes
+    first_output  its spans do not say when its first output left
+    delivery      it holds back the beginning of replies
+    """
+
+    trace: str = ""
+    spans: str = ""
+    first_output: str = ""
+    delivery: str = ""
+
+
 class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
     """How what a file says is known: seen live, in a recording, or in the source and documentation alone."""
 
@@ -115,6 +130,7 @@ class Gateway(Names, frozen=True, kw_only=True):
     - `rounded`: by how much of itself a time of its page may be rounded, up or down.
     - `generic`: its names are those of any service that is instrumented so: on an engine's page they are the engine's.
     - `traceparent` and `request_id` are what becomes of the headers.
+    - `reply_headers`: how a header of its replies begins, as `server: nginx`.
     """
 
     name: str = msgspec.field(name="gateway")
@@ -133,6 +149,8 @@ class Gateway(Names, frozen=True, kw_only=True):
     configuration: Configuration
     example: Example
     traps: tuple[str, ...]
+    reply_headers: tuple[str, ...] = ()
+    switches: Switches = Switches()
     not_ttft: tuple[NotTtft, ...] = ()
     absent: str = "its page does not tell"
     spans: Spans | None = None
@@ -141,7 +159,7 @@ class Gateway(Names, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recognised:
-    """The gateway that a page is of, and the metric that says so."""
+    """The gateway that a page or a reply is of, and the metric or header that says so."""
 
     name: str
     detected_by: str
@@ -170,6 +188,16 @@ def detect(series: Iterable[Series], *, beside_engine: bool = False) -> Recognis
             normalised = known.normalised(metric)
             if normalised.startswith(known.prefix) and normalised in _own_names(name):
                 return Recognised(name=name, detected_by=f"metric {metric}")
+    return None
+
+
+def detect_reply(headers: Mapping[str, str]) -> Recognised | None:
+    """Recognise a gateway by the headers of a reply, whose names are in lower case."""
+    for name in gateway_names():
+        for sign in gateway(name).reply_headers:
+            header, _, begin = sign.partition(":")
+            if header in headers and headers[header].lower().startswith(begin.strip()):
+                return Recognised(name=name, detected_by=f"header {sign}")
     return None
 
 

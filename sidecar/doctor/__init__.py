@@ -12,7 +12,7 @@ from loadgen.protocols import PROTOCOLS
 from scraper.targets.fetch import Limits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.lines import FAIL, OK, SKIP, WARN, print_line
-from sidecar.doctor.page import examine_metrics, examine_timings
+from sidecar.doctor.page import Servers, examine_metrics, examine_timings
 from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
@@ -28,10 +28,10 @@ TO_CHANGE, NOT_USABLE = 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engines:
-    """What answers at the URLs, and which engine it is, where the list of models or a page says so."""
+    """What answers at the URLs, and what lists of models and pages say that it is."""
 
     served: tuple[Served, ...]
-    name: str | None
+    names: Servers
     usable: bool
 
 
@@ -62,9 +62,11 @@ async def examine(options: DoctorOptions) -> int:
             except SidelightError as error:
                 print_line(console, FAIL, str(error).replace("--url", "--gateway"))
                 return NOT_USABLE
-        engine = engines.name or (OWNERS.get(gateway.owner) if gateway is not None else None)
+        names = engines.names
+        if names.engine is None and gateway is not None:
+            names = replace(names, engine=OWNERS.get(gateway.owner))
         verdict = await examine_passages(
-            console, engines.served, gateway, engine, contact, arrivals, wait_s=options.wait
+            console, engines.served, gateway, names, contact, arrivals, wait_s=options.wait
         )
     if not engines.usable or not verdict.usable:
         return NOT_USABLE
@@ -95,12 +97,15 @@ async def _examine_engines(
         elif reachable:
             why = f"none beside --endpoint {contact.endpoint}; give their address with --metrics URL"
         print_line(console, SKIP, f"server metrics: {why}")
+    gateway = None
     for page in pages:
         if clock_of(page):
             await examine_timings(console, page, access, limits)
         else:
-            engine = await examine_metrics(console, page, access, limits, engine)
-    return _Engines(served=tuple(served), name=engine, usable=len(served) == len(options.url))
+            shown = await examine_metrics(console, page, access, limits, engine)
+            engine, gateway = shown.engine or engine, shown.gateway or gateway
+    names = Servers(engine=engine, gateway=gateway)
+    return _Engines(served=tuple(served), names=names, usable=len(served) == len(options.url))
 
 
 async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> Served:

@@ -19,12 +19,13 @@ CURE = (
 )
 
 
-def delivery_lines(chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float) -> Iterator[Line]:
+def delivery_lines(chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float, cure: str = CURE) -> Iterator[Line]:
     """Say how the pieces of a reply came.
 
     chunk_ns     when each piece came; those of one packet have one stamp
     direct_ns    the same of a reply that the engine sent without the gateway, None without one
     generated_s  from the first to the last token by the engine's own span, NaN where that is unknown
+    cure         what to set where the first ones are held back
     """
     count, packets = len(chunk_ns), _packets(chunk_ns)
     if count < LEAST_PIECES:
@@ -47,7 +48,7 @@ def delivery_lines(chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float
     held_s = gap_s * (first - 1)
     if first >= LEAST_TOGETHER and held_s >= LEAST_HELD_S:
         yield WARN, f"{together}: the first token was held back for about {1e3 * held_s:.0f} ms, which counts in TTFT"
-        yield HINT, CURE
+        yield HINT, cure
     elif not later:
         yield SKIP, f"the engine generated all {count} pieces within {1e3 * generated_s:.0f} ms: too fast to tell"
     else:

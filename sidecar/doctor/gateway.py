@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from correlator.breakdown import NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Parts
 from correlator.gateways import FirstBy, GatewayPart, GatewaySpan
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
-from sidecar.doctor.lines import HINT, OK, WARN, Line
+from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
 from sidecar.doctor.reach import Surroundings, named
 from sidecar.doctor.trail import Trail
 from sidecar.run.target import MOST_NAMED
@@ -24,30 +24,54 @@ def gateway_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
     """Say which gateways' spans came, how much of its part each tells, and what it was of this request."""
     parts = {part.service: part for part in trail.parts.gateways[0]}
     for gateway in trail.gateways:
-        yield from _of_gateway(gateway, parts.get(gateway.service))
-    for gateway in trail.elsewhere:
-        text = f"the span of gateway {named(gateway.service)} came in that other trace: it joins no request of ours"
-        yield WARN, text
+        yield from _of_gateway(gateway, parts.get(gateway.service), around)
     if not trail.gateways and trail.services:
         came = ", ".join(map(named, trail.services[:MOST_NAMED]))
         wanted = "a SERVER span around the engine's, or around a call of a model"
         yield WARN, f"spans of {came} came in our trace, but none that says what a gateway took: {wanted}"
-    elif not trail.gateways and not trail.elsewhere and (trail.is_root or not trail.begun_by):
-        yield WARN, "no span of the gateway came: its part of each TTFT counts as outside the engine, with the network"
-        where = f"{around.listen} (gRPC) or {around.listen_http} (HTTP/protobuf)"
-        yield HINT, f"switch its OpenTelemetry tracing on, to {where}; docs/reference/gateways.md has the settings"
+    elif not trail.gateways:
+        yield from _without_span(trail, around)
     yield from _parts(trail.parts)
 
 
-def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None) -> Iterator[Line]:
+def _without_span(trail: Trail, around: Surroundings) -> Iterator[Line]:
+    known, counts = around.gateway, "its part of each TTFT counts as outside the engine, with the network"
+    if known is not None and known.seen.spans == "none":
+        why = "" if known.spans_note == "none" else f" ({known.spans_note})"
+        yield SKIP, f"no span of the gateway came, and {known.title} sends none{why}: {counts}"
+        yield HINT, f"its page has what it says of itself: {known.enable}"
+        return
+    yield WARN, f"no span of the gateway came: {counts}"
+    if trail.absent:
+        came = ", ".join(map(named, trail.absent[:MOST_NAMED]))
+        yield (
+            HINT,
+            f"spans of {came} came of other requests: an exporter may lose some after a pause, so run this again",
+        )
+        return
+    where = f"{around.listen} (gRPC) or {around.listen_http} (HTTP/protobuf)"
+    generic = f"switch its OpenTelemetry tracing on, to {where}; docs/reference/gateways.md has the settings"
+    yield HINT, around.setting("spans", generic)
+
+
+def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None, around: Surroundings) -> Iterator[Line]:
     came = f"the span of gateway {named(gateway.service)} came"
+    bound = "" if part is None or not math.isfinite(part.at_most_s) else f", here at most {_ms(part.at_most_s)}"
+    if gateway.first_by == "inner_call" and bound:
+        since = "its call of the next server says when the first output reached it, not when it was passed on"
+        yield OK, f"{came}, and {since}: its part is at least that{bound}"
+        return
     if gateway.first_by:
         yield OK, f"{came}, and {HOW[gateway.first_by]} when its first output left: its part is exact"
         return
-    bound = "" if part is None or not math.isfinite(part.at_most_s) else f", here at most {_ms(part.at_most_s)}"
     before = "" if math.isnan(gateway.request_s) else "; what it took before its call is exact"
-    yield OK, f"{came}, but does not say when its first output left: its part is known as a bound{bound}{before}"
-    yield HINT, f"{FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span, where it can be set, makes it exact"
+    setting = around.setting("first_output", "")
+    text = f"{came}, but does not say when its first output left: its part is known as a bound{bound}{before}"
+    yield WARN if setting else OK, text
+    if setting:
+        yield HINT, setting
+    elif around.gateway is None:
+        yield HINT, f"{FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span, where it can be set, makes it exact"
 
 
 def _parts(parts: Parts) -> Iterator[Line]:

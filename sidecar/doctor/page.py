@@ -17,7 +17,7 @@ from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
 from rundir.stats import Missing
 from scraper import engines, gateways
-from scraper.engines import CanonicalSource, Catalogue
+from scraper.engines import CanonicalSource, Catalogue, Engine
 from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.gateways import Recognised
 from scraper.perf_metrics import SteadyClock, record_of, timings
@@ -31,6 +31,14 @@ SCRAPES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """Whose a page is, by their names in the catalogues; None where nothing says so."""
+
+    engine: str | None = None
+    gateway: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """Several scrapes of one metrics page, and the pages they returned, equal in number."""
 
@@ -39,25 +47,23 @@ class Samples:
     pages: tuple[Page, ...]
 
 
-async def examine_metrics(
-    console: Console, target: str, access: Access, limits: Limits, engine: str | None
-) -> str | None:
-    """Print what the page at or beside a URL shows; return its engine, else the one that is known already."""
+async def examine_metrics(console: Console, target: str, access: Access, limits: Limits, engine: str | None) -> Servers:
+    """Print what the page at or beside a URL shows, and return whose it is; `engine` is known without it."""
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
         print_line(console, WARN, f"no server metrics: {page.reason}")
         for line in advice(page.reason, engine):
             print_line(console, HINT, line)
-        return engine
+        return Servers()
     clock = anchor()
     samples = await _sample(page, access, limits, clock)
     if isinstance(samples, str):
         print_line(console, WARN, samples)
-        return engine
+        return Servers()
     for mark, text in describe(samples, clock, engine):
         print_line(console, mark, text)
-    detected = engines.detect(samples.pages[-1].series)
-    return engine if detected is None else detected.name
+    detected, gateway = _detected(samples.pages[-1])
+    return Servers(engine=detected.name if detected else None, gateway=gateway.name if gateway else None)
 
 
 async def examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
@@ -123,8 +129,7 @@ def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None)
         OK,
         f"the time of a page is known to {cost_ms / 2:.1f} ms, our clock's anchor to {clock.error_ns / 1e3:.1f} us",
     )
-    detected = engines.detect(page.series)
-    gateway = gateways.detect(page.series, beside_engine=detected is not None)
+    detected, gateway = _detected(page)
     if gateway is not None:
         yield from _gateway(page, gateway)
     if detected is None:
@@ -142,6 +147,14 @@ def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None)
     yield from _quantities(page, engine)
     for timing in engine.timing:
         yield HINT, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
+    if engine.probe_path:
+        yield HINT, f"for health probes use {engine.probe_path}: those of its usual path are served like requests"
+
+
+def _detected(page: Page) -> tuple[Engine | None, Recognised | None]:
+    """Return the engine and the gateway that a page is of."""
+    engine = engines.detect(page.series)
+    return engine, gateways.detect(page.series, beside_engine=engine is not None)
 
 
 async def _sample(url: str, access: Access, limits: Limits, clock: Clock) -> Samples | str:

@@ -14,11 +14,14 @@ from rich.console import Console
 
 from loadgen.records import trace_id
 from rundir.clock import anchor
+from scraper.gateways import Gateway, detect_reply
+from scraper.gateways import gateway as gateway_of
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.doctor.delivery import delivery_lines
+from sidecar.doctor.delivery import CURE, delivery_lines
 from sidecar.doctor.gateway import gateway_lines
 from sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
+from sidecar.doctor.page import Servers
 from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
 from sidecar.doctor.trail import Arrivals, Trail, follow
 from sidecar.errors import SidelightError
@@ -56,7 +59,7 @@ async def examine_passages(
     console: Console,
     engines: Sequence[Served],
     gateway: Served | None,
-    engine: str | None,
+    names: Servers,
     contact: Contact,
     arrivals: Arrivals,
     *,
@@ -65,7 +68,7 @@ async def examine_passages(
     """Print what passes through a gateway to the engine; and whether the engine's spans come without it.
 
     engines  those that can be asked without it
-    engine   its name in `scraper.engines`, where that is known already
+    names    what is known of them and of the gateway without their spans
     """
     run_id = f"doctor-{secrets.token_hex(8)}"
     send = partial(ask, contact=contact, ignore_eos=True, tokens=TOKENS, clock=arrivals.clock)
@@ -86,15 +89,17 @@ async def examine_passages(
         return all(each.is_complete for each in trails) and (through is None or bool(trails[-1].gateways))
 
     await _await_spans(arrivals, is_complete, wait_s)
+    trail = None if through is None else follow(through, arrivals.traces, ours)
     around = Surroundings(
-        engine=engine,
+        engine=names.engine,
+        gateway=None if through is None or trail is None else _gateway(through, trail, names),
         direct=[follow(answer, arrivals.traces, ours) for answer in direct],
         listen=arrivals.listen,
         listen_http=arrivals.listen_http,
     )
     lines = [line for each in around.direct for line in direct_lines(each, around)]
-    if through is not None:
-        lines += _through_lines(through, follow(through, arrivals.traces, ours), around, direct)
+    if through is not None and trail is not None:
+        lines += _through_lines(through, trail, around, direct)
     for mark, text in lines:
         print_line(console, mark, text)
     return Verdict(usable=is_usable, to_change=any(mark == WARN for mark, _ in lines))
@@ -108,7 +113,7 @@ def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
         require_answer(answer, gateway, ignore_eos=True)
     except SidelightError as error:
         print_line(console, FAIL, str(error).replace("--url", "--gateway"))
-        if answer.exchange.status in (400, 404, 422):
+        if answer.exchange.status in (400, 404, 422) and "--model" not in str(error):
             hint = f"{gateway.model} may not be the model's name behind the gateway: give it with --model"
             print_line(console, HINT, hint)
         return False
@@ -118,8 +123,18 @@ def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
     return True
 
 
+def _gateway(answer: Answer, trail: Trail, names: Servers) -> Gateway | None:
+    """Return which gateway it is, by its span, its page or its reply; None where nothing says so."""
+    recognised = detect_reply(answer.headers)
+    name = next((span.name for span in trail.gateways if span.name), names.gateway)
+    name = name or (recognised.name if recognised else None)
+    return gateway_of(name) if name else None
+
+
 def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: Sequence[Answer]) -> Iterator[Line]:
     """Give what is known of the request through the gateway."""
+    if around.gateway is not None:
+        yield OK, f"the gateway is {around.gateway.title}; docs/reference/gateways.md has its settings"
     yield from trace_lines(trail, around)
     yield from request_id_lines(answer, trail)
     yield from gateway_lines(trail, around)
@@ -127,7 +142,10 @@ def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: S
         generated_s = float(trail.parts.decode_s[0])
         chunks_ns = [other.reply.chunk_ns for other in direct]
         yield from delivery_lines(
-            answer.reply.chunk_ns, direct_ns=max(chunks_ns, key=len, default=None), generated_s=generated_s
+            answer.reply.chunk_ns,
+            direct_ns=max(chunks_ns, key=len, default=None),
+            generated_s=generated_s,
+            cure=around.setting("delivery", CURE),
         )
 
 

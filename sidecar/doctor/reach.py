@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from scraper import engines
 from scraper.engines import Catalogue
+from scraper.gateways import Gateway
 from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
 from sidecar.run.preflight import Answer
+
+Missing = Literal["trace", "spans", "first_output", "delivery"]
 
 CONTINUE = "let the gateway pass on the headers traceparent and tracestate, and begin no trace of its own"
 SAMPLE = "let the gateway sample every trace, or decide as its caller did (a parent-based sampler)"
@@ -21,14 +25,23 @@ class Surroundings:
     """What is known beside the request itself.
 
     engine  its name in `scraper.engines`, where a page or the list of models says so
+    gateway what the catalogue has of it, where it is known which one it is
     direct  the trails of the same request, sent to the engines themselves
     listen  where spans are received by gRPC, HOST:PORT; listen_http by HTTP/protobuf
     """
 
     engine: str | None
+    gateway: Gateway | None
     direct: Sequence[Trail]
     listen: str
     listen_http: str
+
+    def setting(self, missing: Missing, otherwise: str) -> str:
+        """Return which setting of the gateway mends what is missing; what holds of any gateway where none is known."""
+        switch = getattr(self.gateway.switches, missing) if self.gateway else ""
+        if not self.gateway or not switch:
+            return otherwise
+        return f"{self.gateway.title}: {switch.replace('HOST:4317', self.listen)}"
 
 
 def direct_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
@@ -52,6 +65,7 @@ def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
             yield HINT, "the span above it did not come: what is between us and the engine sends its spans elsewhere"
     else:
         known = {"request id": "known by its id", "time": "the only one at the time of our request"}[trail.by]
+        by_id = trail.by == "request id"
         if trail.is_root:
             text = f"the trace header did not reach the engine: {title}'s span ({known}) is the first of its own trace"
         else:
@@ -59,9 +73,12 @@ def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
             if trail.begun_by is not None:
                 begun = f"{named(trail.begun_by)} began that trace"
             text = f"a new trace began behind the gateway: {title}'s span ({known}) has another trace id, and {begun}"
+        if by_id and not trail.is_root:
+            yield OK, f"{text}; a run joins its requests by their ids"
+            return
         yield WARN, text
-        joined = "joins requests by their ids" if trail.by == "request id" else "has only the time to join requests by"
-        yield HINT, f"a run then {joined}; {CONTINUE}"
+        joined = "joins requests by their ids" if by_id else "has only the time to join requests by"
+        yield HINT, f"a run then {joined}; {around.setting('trace', CONTINUE)}"
 
 
 def request_id_lines(answer: Answer, trail: Trail) -> Iterator[Line]:
@@ -99,7 +116,7 @@ def _without_span(trail: Trail, around: Surroundings) -> Iterator[Line]:
     text = f"no span of the engine came of the request through the gateway{others}"
     if trail.candidates > 1:
         yield WARN, f"{text}; {trail.candidates} of those are of its time, and nothing tells whether one is its own"
-        yield HINT, f"try again while nobody else sends requests; {CONTINUE}"
+        yield HINT, f"try again while nobody else sends requests; {around.setting('trace', CONTINUE)}"
     elif trail.unrelated or any(direct.engine for direct in around.direct):
         yield WARN, f"{text}: {UNSAMPLED}"
         yield HINT, SAMPLE

@@ -14,7 +14,7 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.spans import by_request_id
-from correlator.gateways import GatewaySpan
+from correlator.gateways import GatewaySpan, nested
 from correlator.live.gateways import GatewaySpans
 from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.clock import Clock
@@ -59,8 +59,9 @@ class Trail:
     begun_by     the service that began the trace of the engine's span, "" where it states no name, or that trace is
                  ours; None where a span above the engine's did not come
     is_root      the engine's span has none above it
-    gateways     those in our trace, outermost first, as a run has them; `elsewhere` those in that of the engine's span
+    gateways     those in our trace and in that of the engine's span, outermost first, as a run has them
     services     whose spans came in our trace, but the engine's
+    absent       whose spans came, but neither in our trace nor in that of the engine's span; no engine's
     bears_request_id  whether the engine's span bears our X-Request-Id
     parts        the parts of its time, as a run has them
     """
@@ -72,8 +73,8 @@ class Trail:
     begun_by: str | None
     is_root: bool
     gateways: tuple[GatewaySpan, ...]
-    elsewhere: tuple[GatewaySpan, ...]
     services: tuple[str, ...]
+    absent: tuple[str, ...]
     bears_request_id: bool
     parts: Parts
 
@@ -93,7 +94,10 @@ def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
     collected, spans = GatewaySpans(), (*in_trace, *around)
     for received in spans:
         collected.add(received)
-    gateways = collected.of(trace_id)
+    both = dict.fromkeys((trace_id, engine.span.trace_id if engine is not None else trace_id))
+    gateways = nested(*map(collected.of, both))
+    engines = {span.service for span in (*in_trace, *others) if span.kind.role in ("request", "stage")}
+    here = {span.service for span in spans}
     requests, table = request_of(answer), request_spans(spans)
     begun_by, is_root = (None, False) if engine is None else _beginning(answer, engine, spans)
     return Trail(
@@ -104,8 +108,8 @@ def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
         begun_by=begun_by,
         is_root=is_root,
         gateways=gateways,
-        elsewhere=() if engine is None or by == "trace" else collected.of(engine.span.trace_id),
-        services=tuple(sorted({span.service for span in in_trace} - ({engine.service} if engine else set()))),
+        services=tuple(sorted({span.service for span in in_trace} - engines)),
+        absent=tuple(sorted({span.service for span in others} - here - engines)),
         bears_request_id=bool(_bearing(answer, "", table)),
         parts=break_down(requests, join(requests, table), nothing(1, ""), gateways=[gateways]),
     )

@@ -55,6 +55,11 @@ class Answer:
         return span_id(self.run_id, self.exchange.index)
 
     @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of its reply, their names in lower case; none where they cannot be read."""
+        return _headers(self.exchange.head)
+
+    @property
     def request_id(self) -> str:
         """Return its X-Request-Id, "" where it had none."""
         return request_id(self.run_id, self.exchange.index) if self.contact.request_id else ""
@@ -176,7 +181,7 @@ def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
             cure = _cure_of_status(exchange.status, contact, ignore_eos=ignore_eos)
         raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
     excerpt = excerpt_of(bytes(exchange.body))
-    kind = _content_type(exchange.head)
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
         raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt}")
     if reply.error or not reply.complete:
@@ -223,8 +228,8 @@ async def _exchanged(url: str, planned: PlannedRequest, run_id: str, contact: Co
     return exchange
 
 
-def _content_type(head: bytes) -> str:
+def _headers(head: bytes) -> Mapping[str, str]:
     try:
-        return parse_head(head).headers.get("content-type", "").partition(";")[0].strip().lower()
+        return parse_head(head).headers
     except ProtocolError:
-        return ""
+        return {}

@@ -16,7 +16,15 @@ import yaml
 from rundir.stats import Missing
 from scraper import engines
 from scraper.exposition import Page, parse
-from scraper.gateways import QUANTITIES, FirstOutput, canonical, detect, gateway, gateway_names
+from scraper.gateways import (
+    QUANTITIES,
+    FirstOutput,
+    canonical,
+    detect,
+    detect_reply,
+    gateway,
+    gateway_names,
+)
 
 DIRECTORY = Path(str(resources.files("scraper.gateways")))
 DATA = Path(__file__).parents[1] / "data/gateway_pages.txt.xz"
@@ -161,3 +169,20 @@ def test_what_is_shown_of_a_gateway_fits_its_example(name: str):
             # FastAPI's is the user's own server.
             assert name == "fastapi" or port in text, url
     assert known.spans is None or "4317" in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"server": "nginx/1.22.1"}, "nginx"),
+        ({"server": "envoy", "x-envoy-upstream-service-time": "3"}, "envoy"),
+        ({"server": "istio-envoy"}, "istio"),
+        ({"server": "uvicorn", "x-litellm-version": "1.106.2"}, "litellm"),
+        ({"server": "Python/3.11 aiohttp/3.14.5"}, None),
+        ({}, None),
+    ],
+)
+def test_the_gateway_of_a_reply(headers: Mapping[str, str], name: str | None):
+    """By a header that it sets itself; an engine's own headers say nothing of what passed them on."""
+    recognised = detect_reply(headers)
+    assert name == (recognised.name if recognised else None)

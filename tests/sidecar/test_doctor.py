@@ -217,6 +217,7 @@ async def test_what_goes_with_every_request_of_a_run_goes_with_these(capsys: pyt
     for base in ("/a", "/b"):
         assert (f"{base}/v1/models", "blue", False) in asked
         assert (f"{base}/v1/chat/completions", "blue", True) in asked
+    assert not any("health" in path for path, *_ in asked)  # SGLang generates a token for it
     assert 2 == capsys.readouterr().out.count("ok    chat streams")
 
 
@@ -289,3 +290,4 @@ def test_a_counter_that_is_not_created_yet_is_zero_so_far():
     said = [" ".join(line.split()) for _, line in describe(samples, anchor())]
     none_yet = "preemptions 0 preemptions (not exposed before the first) at step sglang:num_retracted_requests_total"
     assert none_yet in said
+    assert "for health probes use /model_info: those of its usual path are served like requests" in said
