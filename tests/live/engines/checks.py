@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from loadgen import records
 from loadgen.requests.table import unpack
 from rundir.stats import Missing
-from scraper.engines import canonical, detect
+from scraper.engines import canonical
 from scraper.spans.log import ExportRecord, read_log
 from sidelight import open_run
 
@@ -80,7 +80,7 @@ def _total(rows: Iterable[Mapping[str, Any]], column: str) -> int:
 def _page_increase(run: Measured, quantity: str) -> float:
     """Return by how much a counter rose between the first scrape and the last; NaN where the page does not show it."""
     (endpoint,) = open_run(run.directory).scrapes
-    source = canonical(endpoint.series, detect(endpoint.series).name)[quantity]
+    source = canonical(endpoint.series, run.summary["server"]["engine"]["name"])[quantity]
     if isinstance(source, Missing):
         return math.nan
     first, last = (endpoint.values[row][list(source.columns)] for row in (0, -1))

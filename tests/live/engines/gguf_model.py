@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -33,7 +34,7 @@ def main(checkpoint: Path, out: Path) -> None:
     writer.close()
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: dict, template: str, config: dict) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: dict[str, Any], template: str, config: dict[str, Any]) -> None:
     ids = vocabulary["model"]["vocab"]
     special = {token["content"] for token in vocabulary["added_tokens"]}
     tokens = sorted(ids, key=ids.__getitem__)
@@ -51,7 +52,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: dict, template: str, con
     writer.add_chat_template(template)
 
 
-def _add_weights(writer: gguf.GGUFWriter, config: dict) -> None:
+def _add_weights(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     of_keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]

@@ -7,6 +7,7 @@ called. Of all kernels a Llama on a CPU without AMX, with torch's own attention,
 from __future__ import annotations
 
 import enum
+import importlib.abc
 import importlib.machinery
 import sys
 import types
@@ -56,7 +57,7 @@ class StandIn(types.ModuleType):
         return missing
 
 
-class Finder:
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the stand-ins, and loads them."""
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
