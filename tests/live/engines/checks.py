@@ -47,7 +47,7 @@ def check(run: Measured, names: Mapping[str, str], *, requests: int, has_spans: 
     tokens = {name: (_total(rows, name), _page_increase(run, quantity)) for name, quantity in TOKENS.items()}
     stated = (_span_times if has_spans else _reply_times)(run.directory)
     differences = {part: list(_differences(rows, stated, part)) for part in STATED}
-    worst = {part: max(values) for part, values in differences.items() if values}
+    worst = {part: round(max(values), 6) for part, values in differences.items() if values}
     impossible = [row["request_id"] for row in rows if row["breakdown_quality"] == "exact" and _is_impossible(row)]
     wrong = [
         *([f"{failed} of {len(rows)} requests failed"] if failed else []),
