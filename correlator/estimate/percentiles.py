@@ -176,7 +176,8 @@ def drained_means(
     each of the four counts is that of the requests `sent`, all of which succeeded. `means` are the client's, with why
     there are none of the server's; `wait_s` is the mean wait for a first output.
     """
-    increases = [_increases(endpoint, window) for endpoint in endpoints]
+    # A page of no engine, such as a gateway's, observes none of them.
+    increases = [_increases(endpoint, window) for endpoint in endpoints if detect(endpoint.series)]
     known = [increase for increase in increases if increase is not None]
     if not known or len(known) < len(increases):
         return means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from correlator.exact.table import SLACK_S, Joined
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.metrics import span_s
 from rundir.columns import take
+from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -142,13 +144,13 @@ def test_a_reply_tells_what_spans_tell():
         assert 0 <= timings.ttft_ms - inside_ms < 25  # the output on its way through the detokenizer
 
 
-def drained(recorded: Recording, sent: int = 151) -> ServerMeans:
-    """What the page alone says of the run as a whole."""
+def drained(recorded: Recording, *others: EndpointSeries, sent: int = 151) -> ServerMeans:
+    """What the page alone says of the run as a whole, beside the pages of others."""
     requests = recorded.requests
     window = Window(start_ns=int(requests.submit_ns.min()), end_ns=int(requests.end_ns.max()))
     waits_s = span_s(requests.submit_ns, requests.first_output_ns)
     means = server_means(requests.end_ns, waits_s, [observe(endpoint) for endpoint in recorded.endpoints], window)
-    return drained_means(means, recorded.endpoints, window, sent=sent, wait_s=float(waits_s.mean()))
+    return drained_means(means, [*recorded.endpoints, *others], window, sent=sent, wait_s=float(waits_s.mean()))
 
 
 def test_a_drained_run_has_means_from_the_page_alone(main: Recording):
@@ -160,6 +162,8 @@ def test_a_drained_run_has_means_from_the_page_alone(main: Recording):
     assert expected == pytest.approx([means.queue_s, means.prefill_s, means.outside_s], abs=1e-6)
     assert (None, 151, 1.0) == (means.missing, means.server_requests, means.ratio)
     assert "151 requests each" in means.proof
+    gateway = replace(main.endpoints[0], series=())
+    assert means == drained(main, gateway)
 
 
 def test_a_run_whose_counts_differ_has_no_means(main: Recording):
