@@ -13,7 +13,7 @@ from scraper import engines
 from scraper.gateways import UNITS_S, Recent, Recognised, canonical, detect
 from scraper.gateways import gateway as gateway_of
 from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import Part
+from scraper.window.aggregate import TOO_LARGE, Part
 from scraper.window.quantities import GatewayPage, Histogram
 from scraper.window.statistics import Described, described_parts
 from scraper.window.window import Window, select_scrapes
@@ -70,6 +70,8 @@ def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | 
     count = described["request_time"][1].stats.count
     own_s = (sums_s[0] - sums_s[1]) / count
     error_s = rounded * sums_s[0] / count * math.sqrt(2 / 3 / count)
+    if not math.isfinite(own_s):
+        return Missing(TOO_LARGE), 0.0
     return (max(own_s, 0.0) if own_s >= -2 * error_s else Missing(CONTRADICTION)), error_s
 
 
@@ -96,7 +98,7 @@ def _recent_s(means: Part, requests: Part, recent: Recent) -> tuple[float | Miss
         labels = set(series[column].labels)
         counted = [place for place in requests.source.columns if labels <= set(series[place].labels)]
         count = float((last[counted] - first[counted]).sum())
-        if not (count > 0 and math.isfinite(count) and math.isfinite(first[column] + last[column])):
+        if not (1 <= count < math.inf and math.isfinite(first[column] + last[column])):
             continue
         left = (1 - 1 / recent.requests) ** count  # of what was there before
         before_s, after_s = (max(float(page[column]) - recent.step_s / 2, 0.0) for page in (first, last))

@@ -60,6 +60,7 @@ def test_no_file_is_without_a_gateway():
         (
             "litellm",
             {
+                "requests": "30",
                 "request_time": "30 of 57.92",
                 "upstream_time": "30 of 33.98",
                 "queue_time": "30 of 10.47",
@@ -68,11 +69,12 @@ def test_no_file_is_without_a_gateway():
                 "upstream_errors": "0",
             },
         ),
-        ("sglang_router", {"requests_in_flight": "0", "retries": "0", "upstream_errors": "1"}),
-        ("vllm_router", {"retries": "0", "upstream_errors": "0"}),
+        ("sglang_router", {"requests": "17", "requests_in_flight": "0", "retries": "0", "upstream_errors": "1"}),
+        ("vllm_router", {"requests": "8", "retries": "0", "upstream_errors": "0"}),
         (
             "dynamo",
             {
+                "requests": "27",
                 "request_time": "27 of 1.102",
                 "upstream_time": "27 of 0.9994",
                 "queue_time": "27 of 0.001637",
@@ -84,6 +86,7 @@ def test_no_file_is_without_a_gateway():
         (
             "envoy",
             {
+                "requests": "136",
                 "request_time": "136 of 1.466e+04",
                 "upstream_time": "136 of 1.46e+04",
                 "requests_waiting": "0",

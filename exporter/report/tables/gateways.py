@@ -17,11 +17,15 @@ def gateway_lines(summary: Summary) -> Iterator[str]:
     """Yield what each gateway's page says of its own time, its queue and its errors; nothing where there is no page."""
     for page in summary.server.gateways or ():
         title = gateway(page.gateway).title
-        facts = ", ".join(_facts(page)) or "it tells neither its own time nor its queue"
+        facts = ", ".join(_facts(page)) or "no request was counted"
+        if page.own_ms is None and page.queue_ms is None:
+            facts += "; it tells neither its own time nor its queue"
         yield f"{title}, by its page: {facts}.{_beside(summary, page)}"
 
 
 def _facts(page: GatewayPage) -> Iterator[str]:
+    if page.requests and page.requests.stats.total:
+        yield f"{cell(page.requests.stats.total)} requests"
     if page.own_ms is not None:
         until = " up to its first output" if page.own_until == "first_output" else ""
         error = f" (± {spoken(page.own_error_ms)})" if page.own_error_ms else ""

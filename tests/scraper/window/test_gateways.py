@@ -85,7 +85,8 @@ def test_a_mean_over_its_last_requests_is_taken_apart(before: int):
 
 def test_a_mean_over_requests_before_the_window_is_not_its_queue():
     """None was answered in the window."""
-    page = page_of(*[gauge(AVERAGE, 0.4) + counter("haproxy_backend_http_responses_total", 7) + END] * 2)
+    answered = (counter("haproxy_backend_http_responses_total", number) for number in (7, 7 + 1e-9))
+    page = page_of(*(gauge(AVERAGE, 0.4) + responses + END for responses in answered))
     assert page.queue_ms is None
     assert page.missing
     assert "no request was answered in the window" == page.missing["queue_ms"]
@@ -95,12 +96,10 @@ def test_a_mean_over_requests_before_the_window_is_not_its_queue():
     ("later", "reason"),
     [
         (litellm(10, 20, 10, 5), "request_time has no observation in the window"),
-        (
-            litellm(12, 22, 19, 5),
-            "upstream_time is more than request_time: they are not of the same requests",
-        ),
+        (litellm(12, 22, 19, 5), "upstream_time is more than request_time: they are not of the same requests"),
+        (litellm(10.000001, 1e308, 10, 5), "the values are too large to add up"),
     ],
-    ids=["idle", "impossible"],
+    ids=["idle", "impossible", "too large"],
 )
 def test_an_own_time_that_is_not_known_has_its_reason(later: str, reason: str):
     """And is never zero or less."""
