@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sent_spans import NOON, S, call, engine, export
+from sent_spans import INTERNAL, NOON, S, call, engine, export, span
 from series import scraped
 
+from exporter.summary.watched import BrokenTraces
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, SpanLog, StateRecord
@@ -106,6 +107,30 @@ def test_where_the_last_bytes_begin_a_record_that_cannot_be_read_costs_no_other(
         log.append(*[b"no record"] * 1000)
     fill(watched, 1)
     assert 10 == derive(watched, span_bytes=20_000).summary.client.requests.ok
+
+
+def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
+    """And requests that only an engine knows are counted beside those of clients."""
+    spans = SpanLog(watched / "raw/spans-000000.log")
+    for number in range(20):
+        clock_ms, trace = 1e3 * number, b"engine" + number.to_bytes(10)
+        root = span("http_request", "root", kind=INTERNAL, trace=trace, clock_ms=clock_ms)
+        user = call(trace=b"client" + number.to_bytes(10), clock_ms=clock_ms)
+        spans.append(export([user], at_s=number + 1.0, service="users"))
+        spans.append(export([root], at_s=number + 1.0, service="router"))
+        spans.append(export([engine(parent="root", trace=trace, clock_ms=clock_ms)], at_s=number + 1.0, service="llm"))
+    direct = [engine(parent="", trace=bytes([number]) * 16, end_ms=9e3) for number in (1, 2, 3)]
+    spans.append(export(direct, at_s=9.0, service="llm"))
+    spans.close()
+    summary = derive(watched).summary
+    assert summary.watch
+    assert [BrokenTraces(service="router", how="new_trace", requests=20)] == summary.watch.broken_traces
+    report = " ".join((watched / "report.txt").read_text().split())
+    assert "20 requests, all ok, by their outermost spans; 3 more by their engine's spans alone" in report
+    assert (
+        "! 20 of 20 requests have their client's spans in one trace and their engine's in another, so that the two are "
+        "not joined by trace: router begins a new trace instead of going on with that of the header traceparent."
+    ) in report
 
 
 def test_a_watch_that_saw_nothing_has_a_report(watched: Path):

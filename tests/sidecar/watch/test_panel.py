@@ -106,6 +106,24 @@ def test_requests_go_after_five_minutes(tmp_path: Path):
     assert "No request with a known TTFT in the last 5 min" in words(shown(last))
 
 
+def test_it_says_where_traces_break(tmp_path: Path):
+    """Once that has been so for a minute; the log has it once."""
+    spans = SpanLog(tmp_path / "spans-000000.log")
+    for second in range(0, 120, 3):
+        trace, clock_ms = second.to_bytes(15), 1e3 * second
+        halves = [call(trace=b"c" + trace, clock_ms=clock_ms), engine(parent="", trace=b"e" + trace, clock_ms=clock_ms)]
+        spans.append(export(halves, at_s=second + 1.0))
+    spans.close()
+    logged_texts: list[str] = []
+    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+        for second in range(0, 120, 2):
+            state = looked(view, NOON + second * S)
+            logged_texts += view.fresh_breaks()
+    (text,) = logged_texts
+    assert "so that the two are not joined by trace: something between client and engine does not pass the" in text
+    assert f"! In the last minute {state.breaks[0]}" in words(shown(state))
+
+
 def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
     """Their gauges, that one restarted, and that it answers no more."""
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
