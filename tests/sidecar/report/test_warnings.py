@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -91,7 +92,8 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
 
 def test_a_watch_says_whose_times_it_has():
     """Requests without a client's span are no other traffic: all that a watch sees is of others."""
-    (warning,) = said({"correlation.comparable": False, "correlation.server_requests": 80}, watched=object())
+    watched = SimpleNamespace(broken={}, whole=50)
+    (warning,) = said({"correlation.comparable": False, "correlation.server_requests": 80}, watched=watched)
     assert warning == (
         "the engine finished 80 requests here, and clients' spans came for 50: the clients' times are of those, the "
         "engine's numbers of all"
