@@ -87,10 +87,11 @@ function sorted(rows, columns, key) {
 }
 
 function drawBars(context, width, state, columns, top) {
-  const { rows, clock, range, tall } = state;
-  const box = { left: LEFT_PX, right: width - 16, top: AXIS_PX, bottom: LIST_PX };
-  const place = scale({ low: range.low, high: range.high }, box.left, box.right);
+  const { rows, clock, tall } = state;
   const first = Math.floor(top / tall), last = Math.min(rows.length, Math.ceil((top + LIST_PX) / tall));
+  // By the clock the axis goes along with what is in sight: a request is short beside a run.
+  const range = clock ? rangeOf(rows.slice(first, last), columns, clock) : state.range;
+  const place = scale(range, LEFT_PX, width - 16);
   for (let at = first; at < last; at++) {
     const y = AXIS_PX + at * tall - top;
     if (at === state.at) {
