@@ -8,9 +8,12 @@ never becomes one, and of services no more than twenty.
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from time import monotonic
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -86,23 +89,33 @@ NETWORK_HELP = (
 )
 
 
+SCRAPES_KEPT = 4
+
+
 class LivePage(Collector):
     """The page of one run: owns a registry of its own and the latest snapshot.
 
-    Before the first `update` the page is empty. A scrape sees one snapshot as a whole, never parts of two.
+    Before the first `update` the page is empty. A scrape sees one snapshot as a whole, never parts of two. `scraped_s`
+    are when the last scrapes came, by the monotonic clock, `scraped` is set by each, and `latest` is what they see.
     """
 
     def __init__(self) -> None:
-        self._snapshot: Snapshot | None = None
+        self.latest: Snapshot | None = None
+        self.scraped_s: deque[float] = deque(maxlen=SCRAPES_KEPT)
+        self.scraped = asyncio.Event()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def update(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self.latest = snapshot
 
     def collect(self) -> Iterable[Metric]:
         """Yield the families of the latest snapshot; called by the registry at each scrape."""
-        return () if self._snapshot is None else families(self._snapshot)
+        if self.latest is None:
+            return ()
+        self.scraped_s.append(monotonic())
+        self.scraped.set()
+        return families(self.latest)
 
     def render(self) -> bytes:
         """Return the page as Prometheus text 0.0.4."""
@@ -121,7 +134,10 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _parts(snapshot.parts),
         _watch(snapshot.watch),
     )
-    return (family for part in parts for family in part if family.samples)
+    for family in (family for part in parts for family in part if family.samples):
+        if snapshot.labels:
+            family.samples = [sample._replace(labels={**snapshot.labels, **sample.labels}) for sample in family.samples]
+        yield family
 
 
 def _about(snapshot: Snapshot) -> Iterator[Metric]:
@@ -129,7 +145,7 @@ def _about(snapshot: Snapshot) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "sidelight_run",
         "The run this page is about, and its phase.",
-        {"run_id": snapshot.run_id, "phase": snapshot.phase},
+        {**snapshot.about, "run_id": snapshot.run_id, "phase": snapshot.phase},
     )
 
 
@@ -138,6 +154,12 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
         return
     what = "Requests that ended, by status."
     yield _series(CounterMetricFamily, "sidelight_client_requests", what, ("status",), client.requests)
+    for name, what, count in (
+        ("scheduled", "Requests whose time to be sent has come, of an open loop.", client.scheduled),
+        ("submitted", "Requests that were sent.", client.submitted),
+    ):
+        if count is not None:
+            yield CounterMetricFamily(f"sidelight_client_requests_{name}", what, value=count)
     in_flight = "Requests submitted and not yet ended."
     yield GaugeMetricFamily("sidelight_client_requests_in_flight", in_flight, value=client.in_flight)
     yield CounterMetricFamily(
@@ -151,6 +173,12 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
         ("e2e_latency", "Last byte of the request to last token.", client.e2e),
     ):
         yield _histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
+
+    what = "Exact quantiles of the requests that ended so far, which buckets cannot tell."
+    quantiles = Metric("sidelight_client_quantile_seconds", what, "summary")
+    for (of, quantile), value_s in client.quantiles.items():
+        quantiles.add_sample(quantiles.name, {"of": of, "quantile": quantile}, value_s)
+    yield quantiles
 
 
 def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
@@ -227,6 +255,9 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
+    if counts.pending is not None:
+        what = "Requests that ended and wait for their spans, or for an estimate."
+        yield GaugeMetricFamily("sidelight_breakdown_pending", what, value=counts.pending)
     what = "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
     what += "other, gateway_request of gateway, before it called the next server."
     yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())

@@ -49,10 +49,14 @@ class ClientCounts:
     """What the client saw since the start of the run; None where nothing is known yet.
 
     `requests` counts finished requests by status. Give every status from the first snapshot on, with 0 where none
-    ended that way: Prometheus cannot see the first increase of a series that begins above zero.
+    ended that way: Prometheus cannot see the first increase of a series that begins above zero. `scheduled` are those
+    whose time has come (of an open loop), `submitted` those that were sent. `quantiles` are exact, in s, by what they
+    are of and which.
     """
 
     requests: Mapping[str, int]
+    scheduled: int | None = None
+    submitted: int | None = None
     in_flight: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -60,6 +64,7 @@ class ClientCounts:
     inter_token: Cumulative | None = None
     time_per_output_token: Cumulative | None = None
     e2e: Cumulative | None = None
+    quantiles: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,8 @@ class EngineCounts(PageCounts):
 class PartCounts:
     """Requests broken down since the start, one by one: `counts` counts them.
 
+    `pending` requests have ended and wait for their spans, or for an estimate.
+
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
     what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
     a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
@@ -129,6 +136,7 @@ class PartCounts:
     quality: Mapping[str, int]
     gateways: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
+    pending: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +166,7 @@ class WatchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything the page shows, at one moment."""
+    """Everything the page shows, at one moment. `about` says what is measured; `labels` are those of every series."""
 
     version: str
     run_id: str
@@ -168,6 +176,8 @@ class Snapshot:
     engines: tuple[EngineCounts, ...] = ()
     parts: PartCounts | None = None
     watch: WatchCounts | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def bucketize(values_s: NDArray[np.float64] | Sequence[float], bounds_s: Sequence[float]) -> Cumulative:

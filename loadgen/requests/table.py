@@ -5,6 +5,7 @@ Here replies are parsed, once, after they were stamped: while a run goes, or lon
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -153,6 +154,7 @@ class RequestFold:
         self._tables: list[RequestLog] = []
         self._returned = 0  # of the tables
         self.sent: Counter[str] = Counter()  # by phase
+        self.offsets_ns: dict[str, array[int]] = {}  # of what a phase schedules, from its start, in the plan's order
 
     @property
     def in_flight(self) -> int:
@@ -164,6 +166,8 @@ class RequestFold:
 
         Raises ValueError for one that no conductor has written.
         """
+        if first.offset_ns >= 0:
+            self.offsets_ns.setdefault(first.phase, array("q")).append(first.offset_ns)
         for request in (first, *first.turns):
             _require_bounds(_plan_numbers(request), f"the plan of request {request.index}")
             self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())

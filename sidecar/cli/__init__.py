@@ -59,8 +59,12 @@ from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
+    from correlator.breakdown import Parts
     from sidecar.directory import Run
     from sidecar.report.derive import Derived
+
+    # What is made of a run that has ended, and the parts of its requests.
+    Finish = Callable[[Run], tuple[Derived, Parts]]
 
 HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
 
@@ -124,10 +128,10 @@ def demo(  # noqa: PLR0913  an argument is an option
         quiet=quiet,
         json=json,
     )
-    return _measured(load, lambda progress: _demonstrate(load, engine, progress))
+    return _measured(load, lambda progress, finish: _demonstrate(load, engine, progress, finish))
 
 
-async def _demonstrate(options: RunOptions, engine: str, progress: Progress) -> Run:
+async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Derived:
     """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidecar.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
@@ -142,7 +146,7 @@ async def _demonstrate(options: RunOptions, engine: str, progress: Progress) -> 
             ready = await simulated.expect("ready", timeout_s=START_TIMEOUT_S)
             progress.stage(f"simulated {engine} engine at {ready['url']}")
             checked = check_run(replace(options, url=(str(ready["url"]),)))
-            return await session.run(checked, command=_command(), progress=progress)
+            return await session.run(checked, command=_command(), progress=progress, finish=finish)
 
 
 def free_pair() -> str:
@@ -177,7 +181,10 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     from sidecar.run import session  # noqa: PLC0415  as above
 
     checked = check_run(options)
-    return _measured(checked, lambda progress: session.run(checked, command=_command(), progress=progress))
+    return _measured(
+        checked,
+        lambda progress, finish: session.run(checked, command=_command(), progress=progress, finish=finish),
+    )
 
 
 @app.command(group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
@@ -189,7 +196,10 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
     from sidecar.run import session  # noqa: PLC0415  as above
 
     checked = check_scrape(options)
-    return _measured(checked, lambda progress: session.scrape(checked, command=_command(), progress=progress))
+    return _measured(
+        checked,
+        lambda progress, finish: session.scrape(checked, command=_command(), progress=progress, finish=finish),
+    )
 
 
 @app.command(group=MEASURE, usage="Usage: sidelight watch [OPTIONS] [URL of a metrics page...]")
@@ -300,25 +310,33 @@ def schema(
     return 0
 
 
-def _measured(options: RunOptions | ScrapeOptions, measure: Callable[[Progress], Coroutine[Any, Any, Run]]) -> int:
+def _measured(
+    options: RunOptions | ScrapeOptions,
+    measure: Callable[[Progress, Finish], Coroutine[Any, Any, Derived]],
+) -> int:
     """Measure, derive, print and export. Results of an interrupted run are printed as well; the exit code is 130."""
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
+
+        def finish(measured: Run) -> tuple[Derived, Parts]:
+            from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+
+            derived = derive.derive_run(measured)
+            progress.done(str(measured.path), derived.summary.status)
+            derive.print_report(derived.summary, measured.path, said=progress.warned)
+            return derived, derived.times.parts
+
         try:
-            measured = asyncio.run(measure(progress))
+            derived = asyncio.run(measure(progress, finish))
         except SidelightError as error:
             if error.run_directory is not None:
-                from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+                from sidecar.report import derive  # noqa: PLC0415  as above
 
                 derive.print_report(derive.derive(error.run_directory).summary, error.run_directory)
             raise
-        from sidecar.report import derive  # noqa: PLC0415  as above
+    from sidecar.report import derive  # noqa: PLC0415  as above
 
-        derived = derive.derive_run(measured)
-        path = measured.path
-        summary = derived.summary
-        progress.done(str(path), summary.status)
-    derive.print_report(summary, path, said=progress.warned)
+    summary, path = derived.summary, derived.run.path
     if isinstance(options, RunOptions):
         _export(derived, options, options, progress)
     derive.require_sound(derived)

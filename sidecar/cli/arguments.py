@@ -33,7 +33,7 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
-_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--formats", EXTRA_INPUTS)
+_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
 _PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 

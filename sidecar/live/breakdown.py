@@ -44,6 +44,11 @@ class LiveParts:
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
 
+    @property
+    def pending(self) -> int:
+        """Return how many requests have ended and are not counted yet."""
+        return sum(len(log) for _, log in self._fresh) + self._window.sizes["waiting"]
+
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,28 @@ from exporter.prometheus.snapshot import (
 )
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
 from loadgen.requests.table import RequestLog
+from rundir.columns import Floats
 
 STATUSES = ("ok", "failed", "refused", "cancelled")
-KEPT_TTFTS = 20_000
+QUANTILES = ("0.5", "0.9", "0.95", "0.99")
+STALE_RATIO = 1.01  # quantiles are found anew once there are so many times more values
+
+
+@dataclass(slots=True)
+class Sample:
+    """All values of one metric so far, s, and their quantiles as of when there were `counted` of them."""
+
+    values: array[float] = field(default_factory=lambda: array("d"))
+    counted: int = 0
+    quantiles: tuple[float, ...] = ()
+
+    def add(self, values_s: Floats) -> None:
+        """Add the values that are known."""
+        self.values.frombytes(values_s[np.isfinite(values_s)].tobytes())
+        if len(self.values) > STALE_RATIO * self.counted:
+            self.counted = len(self.values)
+            levels = [float(level) for level in QUANTILES]
+            self.quantiles = tuple(np.quantile(np.frombuffer(self.values.tobytes()), levels).tolist())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +60,9 @@ class Tally:
     tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
     e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
-    ttfts_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TTFTS))
+    samples: dict[str, Sample] = field(
+        default_factory=lambda: {name: Sample() for name in ("ttft", "time_per_output_token", "e2e_latency")}
+    )
     lately: deque[tuple[int, int]] = field(default_factory=deque)
 
     def count(self, log: RequestLog) -> None:
@@ -55,13 +77,29 @@ class Tally:
         self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
         self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
-        self.ttfts_ms.extend(metrics.ttft_ms[np.isfinite(metrics.ttft_ms)].tolist())
+        times_ms = {
+            "ttft": metrics.ttft_ms,
+            "time_per_output_token": metrics.tpot_ms,
+            "e2e_latency": metrics.e2e_ms,
+        }
+        for name, values_ms in times_ms.items():
+            self.samples[name].add(values_ms[log.status == "ok"] / 1e3)
         counted = log.output_tokens > 0
         self.lately.extend(zip(log.end_ns[counted].tolist(), log.output_tokens[counted].tolist(), strict=True))
 
-    def client_counts(self, *, in_flight: int) -> ClientCounts:
+    def client_counts(
+        self, *, in_flight: int, scheduled: int | None = None, submitted: int | None = None
+    ) -> ClientCounts:
+        """Return what is shown of the client, with what its workers and its plan say."""
         return ClientCounts(
             requests=dict(self.statuses),
+            scheduled=scheduled,
+            submitted=submitted,
+            quantiles={
+                (name, level): value
+                for name, sample in self.samples.items()
+                for level, value in zip(QUANTILES, sample.quantiles, strict=False)
+            },
             in_flight=in_flight,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,

@@ -7,10 +7,11 @@ most.
 from __future__ import annotations
 
 import resource
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-
-import numpy as np
 
 from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
@@ -22,7 +23,7 @@ from sidecar import VERSION
 from sidecar.directory import News, RunLogs
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
-from sidecar.live.tally import Tally
+from sidecar.live.tally import QUANTILES, Tally
 from sidecar.progress import View
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ RATE_S = 5.0  # the output rate is that of requests that ended this recently
 class LiveRun:
     """Shows a run while it goes; owns the reader of its logs. A context manager.
 
-    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown.
+    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown. `about` says
+    what is measured; `tags` are labels of every series.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class LiveRun:
         stale_s: float,
         loaded: bool = True,
         protocol: str = "chat",
+        about: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         self._run_id = run_id
         self._clock = clock
@@ -54,7 +58,9 @@ class LiveRun:
         self._planned_s = planned_s
         self._stale_s = stale_s
         self._loaded = loaded
+        self._about, self._tags = about or {}, tags or {}
         self._phase, self._phase_ns = "start", clock.now_ns()
+        self._starts_ns: dict[str, int] = {}
         self._tallies: dict[str, Tally] = {"measure": Tally()}
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
@@ -69,9 +75,10 @@ class LiveRun:
     def __exit__(self, *_: object) -> None:
         self.logs.__exit__()
 
-    def enter(self, phase: str) -> None:
-        """Begin a phase: the view counts from here."""
-        self._phase, self._phase_ns = phase, self._clock.now_ns()
+    def enter(self, phase: str, *, start_ns: int | None = None) -> None:
+        """Begin a phase, now or at a moment: the view counts from there."""
+        self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
+        self._starts_ns[phase] = self._phase_ns
         self._tallies.setdefault(phase, Tally())
 
     def poll(self) -> None:
@@ -100,7 +107,7 @@ class LiveRun:
     def view(self) -> View:
         tally = self._tallies.get(self._phase, Tally())
         now_ns = self._clock.now_ns()
-        ttft_ms = np.array(tally.ttfts_ms)
+        ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
         tokens = sum(count for end_ns, count in tally.lately if end_ns > now_ns - RATE_S * 1e9)
         elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
         return View(
@@ -108,13 +115,13 @@ class LiveRun:
             loaded=self._loaded,
             elapsed_s=elapsed_s,
             planned_s=self._planned_s if self._phase == "measure" else None,
-            sent=self.logs.requests.sent[self._phase],
+            sent=self._submitted(self._phase),
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],
-            in_flight=self.logs.requests.in_flight,
+            in_flight=self._in_flight,
             output_tokens_per_s=tokens / min(RATE_S, elapsed_s) if tokens and elapsed_s > 0 else None,
-            ttft_p50_ms=float(np.quantile(ttft_ms, 0.5)) if len(ttft_ms) else None,
-            ttft_p99_ms=float(np.quantile(ttft_ms, 0.99)) if len(ttft_ms) else None,
+            ttft_p50_ms=1e3 * ttft_s["0.5"] if ttft_s else None,
+            ttft_p99_ms=1e3 * ttft_s["0.99"] if ttft_s else None,
             running=self._gauge("requests_running"),
             waiting=self._gauge("requests_waiting"),
             kv_cache_usage_ratio=self._gauge("kv_cache_usage"),
@@ -131,7 +138,11 @@ class LiveRun:
             version=VERSION,
             run_id=self._run_id,
             phase=self._phase,
-            client=tally.client_counts(in_flight=self.logs.requests.in_flight),
+            client=tally.client_counts(
+                in_flight=self._in_flight,
+                scheduled=self._scheduled("measure"),
+                submitted=self._submitted("measure"),
+            ),
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness,
                 cpu_seconds={**cpu, "conductor": usage.ru_utime + usage.ru_stime},
@@ -139,8 +150,38 @@ class LiveRun:
                 live_errors=self.errors,
             ),
             engines=tuple(engine.counts for engine in self._engines.values()),
-            parts=None if self._parts is None else self._parts.counts,
+            parts=None if self._parts is None else replace(self._parts.counts, pending=self._parts.pending),
+            about={**self._about, **self._engine_about()},
+            labels={"run_id": self._run_id, **self._tags},
         )
+
+    @property
+    def _in_flight(self) -> int:
+        """Return how many requests are in flight by the workers' own counts, before those by what they wrote."""
+        if not self._stats:
+            return self.logs.requests.in_flight
+        return sum(stat.in_flight for stat in self._stats.values())
+
+    def _submitted(self, phase: str) -> int:
+        """Return how many requests of a phase were sent: phases come one after another, each drained to its end."""
+        sent = self.logs.requests.sent
+        if phase != self._phase:
+            return sent[phase]
+        others = sum(count for name, count in sent.items() if name != phase)
+        return max(sent[phase], sum(stat.started for stat in self._stats.values()) - others)
+
+    def _scheduled(self, phase: str) -> int | None:
+        """Return how many requests of a phase were to be sent by now; None where nothing is scheduled."""
+        offsets_ns = self.logs.requests.offsets_ns.get(phase)
+        if offsets_ns is None:
+            return None
+        start_ns = self._starts_ns.get(phase)
+        return 0 if start_ns is None else bisect_right(offsets_ns, self._clock.now_ns() - start_ns)
+
+    def _engine_about(self) -> dict[str, str]:
+        """Return the engine that the pages show, the first of several."""
+        known = (engine.counts for engine in self._engines.values() if engine.counts.engine)
+        return next(({"engine": counts.engine, "version": counts.version} for counts in known), {})
 
     def _count(self, phase: str, ended: RequestLog) -> None:
         tally = self._tallies.setdefault(phase, Tally())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +39,14 @@ _SHAPES: dict[str, tuple[str, ...]] = {
     "burst_off": ("burst",),
     "replay_speed": ("replay",),
 }
+# What series of the live page bear: no tag may have such a name.
+# fmt: off
+LABELS = frozenset((
+    "of", "quantile", "status", "process", "endpoint", "outcome", "part", "source", "quality", "first_output", "reason",
+    "kind", "what", "le", "run_id", "phase", "model", "workload", "url", "engine", "version", "gateway",
+    "instance", "job",
+))
+# fmt: on
 # Paths of endpoints without the /v1 that ours have.
 _UNVERSIONED = ("/chat/completions", "/completions")
 _OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
@@ -56,6 +64,7 @@ def check_run(options: RunOptions) -> RunOptions:
     _check_load(options)
     check_formats(options.formats)
     check_trace_url(options.trace_url)
+    _check_tags(options.tag)
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
@@ -129,6 +138,15 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
             f"{flag} {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1"
         )
     return base
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    for tag in tags:
+        name, equals, _ = tag.partition("=")
+        if not equals or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
+            raise ConfigurationError(f"--tag {tag}: must be NAME=VALUE, NAME of letters, digits and underscores")
+        if name in LABELS:
+            raise ConfigurationError(f"--tag {tag}: {name} is a label of the page itself; choose another name")
 
 
 def _check_load(options: RunOptions) -> None:

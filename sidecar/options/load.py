@@ -18,6 +18,7 @@ from sidecar.options.fields import (
     HEADERS,
     LONGEST_S,
     MAPPING,
+    OUTPUT,
     SECRET,
     TARGET,
     ConfigFile,
@@ -316,10 +317,27 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     formats: Formats = DEFAULT_FORMATS
     trace_url: TraceUrl = None
     listen: Listen = None
+    linger: Annotated[
+        Pause | None,
+        time_option(
+            OUTPUT,
+            "After the run, serve its final numbers on the live page until they have been scraped once, at most this "
+            "long. Default: three times as long as lay between two scrapes; 0 where nobody scraped.",
+        ),
+    ] = None
+    tag: Annotated[
+        tuple[str, ...],
+        repeatable(OUTPUT, "Label of every series on the live page, NAME=VALUE (repeatable), e.g. build=1234."),
+    ] = ()
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False
     config: ConfigFile = None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return the labels of --tag, by name."""
+        return dict(tag.split("=", 1) for tag in self.tag)
 
     @property
     def closed_loop(self) -> bool:

@@ -87,7 +87,7 @@ async def run_phase(
         until_ns=None if until_s is None else start_ns + int(until_s * 1e9),
         drain_s=session.drain_s,
     )
-    session.live.enter(name)
+    session.live.enter(name, start_ns=start_ns)
     ticks = read_ticks()
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
     for worker in session.workers:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from loadgen.protocols import PROTOCOLS
-from rundir.access import Access
+from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
 from sidecar.directory import Run
@@ -34,6 +34,7 @@ from sidecar.run.phases import Session, record, settle, unless_stopped, unless_s
 from sidecar.run.stopping import stop_on_signals, until_deadline
 
 if TYPE_CHECKING:
+    from correlator.breakdown import Parts
     from exporter.prometheus.page import LivePage
     from loadgen.transports.transport import WorkerSpec
     from scraper.commands import Spec
@@ -41,21 +42,39 @@ if TYPE_CHECKING:
     from sidecar.live.view import LiveRun
     from sidecar.run.prepare import Prepared
 
+T = TypeVar("T")
+
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
-async def run(options: RunOptions, *, command: Sequence[str], progress: Progress) -> Run:
-    """Load and scrape a target. Returns the run, read as it went; its manifest says how it ended.
+async def run(
+    options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Callable[[Run], tuple[T, Parts]]
+) -> T:
+    """Load and scrape a target. Returns what `finish` makes of the run, which was read as it went and whose manifest
+    says how it ended; beside it `finish` returns the parts of its requests, which the live page shows until it has been
+    scraped.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
     """
-    with ExitStack() as reading:
-        return (await _run(options, reading, command=command, progress=progress)).logs.run()
+    async with AsyncExitStack() as serving:
+        with ExitStack() as reading:
+            live, page = await _run(options, reading, serving, command=command, progress=progress)
+            run = live.logs.run()
+            result, parts = finish(run)
+        if page is not None and page.latest is not None:
+            from sidecar.live.final import final, linger  # noqa: PLC0415  what a run need not wait for
+
+            await linger(page, final(page.latest, run, parts), options.linger)
+        return result
 
 
-async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str], progress: Progress) -> LiveRun:
-    """Load and scrape a target to the end of all processes; return the reader of its logs, which `reading` closes."""
+async def _run(
+    options: RunOptions, reading: ExitStack, serving: AsyncExitStack, *, command: Sequence[str], progress: Progress
+) -> tuple[LiveRun, LivePage | None]:
+    """Load and scrape a target to the end of all processes; return the reader of its logs, which `reading` closes, and
+    the live page, which `serving` ends.
+    """
     async with AsyncExitStack() as stack:
         begun_s = asyncio.get_running_loop().time()
         stop = await stack.enter_async_context(stop_on_signals())
@@ -69,25 +88,18 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
         ]
         scraper = await children.enter_async_context(Child("scraper", ["scraper.worker"]))
         # Ours are imported while theirs are.
-        from scraper.targets.target import STALE_TICKS  # noqa: PLC0415
-        from sidecar.live.view import LiveRun  # noqa: PLC0415
         from sidecar.run.load import load  # noqa: PLC0415
         from sidecar.run.prepare import pages_access, prepare  # noqa: PLC0415
 
         async with until_deadline(begun_s, options.deadline):
             prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))
-        page = await _serve(stack, options.listen, progress)
+        page = await _serve(serving, options.listen, progress)
         model = prepared.target.model
         recorded = manifests.recorded(options, options.out, command, clock, stop, about=prepared.about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
         # They end before the manifest is closed, which states the ends of their logs.
         await stack.enter_async_context(children.pop_all())
-        stale_s = STALE_TICKS * options.scrape_interval
-        live = reading.enter_context(
-            LiveRun(
-                path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, protocol=options.endpoint
-            )
-        )
+        live = reading.enter_context(_live(options, path, run_id, clock, model))
         session = Session(
             run_id=run_id,
             path=path,
@@ -108,13 +120,33 @@ async def _run(options: RunOptions, reading: ExitStack, *, command: Sequence[str
             spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
             session = await _scraping(session, stack, scraper, spec)
         await load(session, options, prepared, begun_s=begun_s)
-    return live
+    return live, page
 
 
-async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress) -> Run:
-    """Scrape targets without any load, for a duration or until a signal. Returns the run, read as it went."""
+def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str) -> LiveRun:
+    """Return the reader of a run's logs."""
+    from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
+    from sidecar.live.view import LiveRun  # noqa: PLC0415  as in run
+
+    return LiveRun(
+        path,
+        run_id=run_id,
+        clock=clock,
+        planned_s=options.duration,
+        stale_s=STALE_TICKS * options.scrape_interval,
+        protocol=options.endpoint,
+        about={"model": model, "workload": str(options.workload or ""), "url": masked(options.url[0])},
+        tags=options.tags,
+    )
+
+
+async def scrape(
+    options: ScrapeOptions, *, command: Sequence[str], progress: Progress, finish: Callable[[Run], tuple[T, Parts]]
+) -> T:
+    """Scrape targets without any load, for a duration or until a signal; return what `finish` makes of it."""
     with ExitStack() as reading:
-        return (await _scrape(options, reading, command=command, progress=progress)).logs.run()
+        result, _ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
+        return result
 
 
 async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequence[str], progress: Progress) -> LiveRun:

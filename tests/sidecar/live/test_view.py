@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sent_requests import parts, planned
 from series import scraped
 
 from exporter.prometheus.page import LivePage
-from loadgen.records import append_record
+from loadgen.records import WorkerStat, append_record
 from rundir.clock import anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
@@ -56,4 +57,27 @@ def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_s
         live.poll()
         page.update(live.snapshot())
         assert (1, 1, 2) == (live.view().sent, live.view().ok, live.errors)
-    assert b"sidelight_live_errors_total 2.0" in page.render().splitlines()
+    assert b'sidelight_live_errors_total{run_id="r"} 2.0' in page.render().splitlines()
+
+
+def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_workers_say(tmp_path: Path):
+    """A request that was sent and has written nothing is in flight; one whose time has come is scheduled, if not sent."""
+    raw = tmp_path / RAW
+    raw.mkdir()
+    with FrameLog(raw / "plan-warmup.log") as plan, FrameLog(raw / "requests-0.log") as log:
+        append_record(plan, structs.replace(planned(0, 2), phase="warmup"))
+        for part in parts(0, 2):
+            append_record(log, part)
+        append_record(log, WorkerStat(worker=0, at_ns=1, cpu_ns=1, started=4, in_flight=3))
+        append_record(log, WorkerStat(worker=1, at_ns=1, cpu_ns=1, started=2, in_flight=2))
+    with FrameLog(raw / "plan-measure.log") as plan:
+        for index, offset_s in enumerate((0, 1, 2, 3600), start=1):
+            append_record(plan, structs.replace(planned(index, 2), offset_ns=offset_s * 10**9))
+    clock = anchor()
+    with LiveRun(tmp_path, run_id="r", clock=clock, planned_s=None, stale_s=2.5) as live:
+        live.enter("measure", start_ns=clock.now_ns() - 60 * 10**9)
+        live.poll()
+        client = live.snapshot().client
+        assert client is not None
+        assert (3, 5, 5) == (client.scheduled, client.submitted, client.in_flight)
+        assert (5, 5) == (live.view().sent, live.view().in_flight)

@@ -1,0 +1,57 @@
+"""The live page after the load: it shows the report's own numbers until they have been scraped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+from correlator.breakdown import Parts
+from exporter.prometheus.counts import counted, nothing_counted
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.snapshot import Snapshot
+from rundir.columns import take
+from sidecar.directory import Run
+from sidecar.live.tally import Tally
+
+INTERVALS = 3  # of the scraper, within which its next scrape should come
+UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
+LONGEST_S = 60.0
+
+
+def final(latest: Snapshot, run: Run, parts: Parts) -> Snapshot:
+    """Return the last snapshot of a run with the report's numbers of its requests."""
+    rows = run.requests.phase == "measure"
+    log, measured = take(run.requests, rows), take(parts, rows)
+    tally = Tally()
+    tally.count(log)
+    submitted, scheduled = int((log.submit_ns >= 0).sum()), latest.client.scheduled if latest.client else None
+    client = tally.client_counts(in_flight=0, submitted=submitted, scheduled=scheduled)
+    sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
+    counts = replace(counted(nothing_counted(sources=sources), measured), pending=0)
+    return replace(latest, phase="done", client=client, parts=counts)
+
+
+def patience_s(scraped_s: Sequence[float]) -> float:
+    """Return how long to wait for the next scrape after those at some moments: three of their intervals, a minute at
+    most; 0 where there was none.
+    """
+    if not scraped_s:
+        return 0.0
+    intervals_s = [after - before for before, after in pairwise(scraped_s)]
+    return min(LONGEST_S, INTERVALS * max(intervals_s, default=UNKNOWN_INTERVAL_S))
+
+
+async def linger(page: LivePage, final_numbers: Snapshot, most_s: float | None) -> bool:
+    """Show the final numbers until they have been scraped once; at most `most_s`, None: as `patience_s` says.
+
+    Returns whether they were scraped. Ctrl-C ends the wait: the report is written by then.
+    """
+    wait_s = patience_s(page.scraped_s) if most_s is None else most_s
+    page.update(final_numbers)
+    page.scraped.clear()
+    with suppress(TimeoutError, asyncio.CancelledError):
+        await asyncio.wait_for(page.scraped.wait(), wait_s)
+    return page.scraped.is_set()

@@ -1,0 +1,75 @@
+"""The live page after the load: the report's own numbers, until somebody has read them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+from golden_files import GOLDEN, names
+
+from exporter.prometheus.page import LivePage
+from exporter.prometheus.server import serving
+from exporter.prometheus.snapshot import Snapshot
+from sidecar.directory.opening import open_run
+from sidecar.live.final import final, linger, patience_s
+from sidecar.report.derive import derive_run
+
+LATEST = Snapshot(version="1", run_id="r", phase="measure")
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
+    """Requests, quantiles to the bit, and the sums of every part."""
+    shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / name), ["json"])
+    last, summary = final(LATEST, derived.run, derived.times.parts), derived.summary
+    assert last.client is not None
+    assert last.parts is not None
+    assert (last.client.requests["ok"], last.client.in_flight) == (summary.client.requests.ok, 0)
+    shown = {level: last.client.quantiles.get(("ttft", level)) for level in ("0.5", "0.99")}
+    ttft_ms = summary.client.ttft_ms
+    assert shown == {
+        level: None if value is None else pytest.approx(value / 1e3, rel=1e-12)
+        for level, value in (("0.5", ttft_ms.p50), ("0.99", ttft_ms.p99))
+    }
+    queue = summary.correlation.breakdown.queue_ms
+    sum_s = sum(histogram.sum_s for (part, _), histogram in last.parts.ttft.items() if part == "queue")
+    if queue.mean is not None and not summary.correlation.breakdown.means_only:
+        assert sum_s == pytest.approx(queue.mean * queue.count / 1e3, rel=1e-9)
+    assert last.parts.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("scraped_s", "patience"), [((), 0.0), ((7.0,), 15.0), ((7.0, 8.0, 10.0), 6.0), ((0.0, 3600.0), 60.0)]
+)
+def test_the_next_scrape_is_waited_for_by_how_often_they_came(scraped_s: tuple[float, ...], patience: float):
+    """Three of the longest interval, a minute at most; not at all where nobody scraped."""
+    assert patience == patience_s(scraped_s)
+
+
+async def test_the_page_is_served_until_it_was_scraped_once():
+    """Whoever scrapes within the time sees the final numbers, and nobody waits longer."""
+    page = LivePage()
+    page.update(LATEST)
+    async with serving(page, "127.0.0.1", 0) as url:
+        waiting = asyncio.ensure_future(linger(page, Snapshot(version="1", run_id="r", phase="done"), 600.0))
+        await asyncio.sleep(0)
+        async with aiohttp.ClientSession() as session, session.get(url) as reply:
+            text = await reply.text()
+        assert 'phase="done"' in text
+        assert await waiting
+
+
+async def test_nobody_is_waited_for_where_nobody_scraped():
+    """And no longer than was asked for; a cancelled wait, as by Ctrl-C, ends it without an error."""
+    page = LivePage()
+    page.update(LATEST)
+    assert not await linger(page, LATEST, None)
+    assert not await linger(page, LATEST, 0.01)
+    waiting = asyncio.ensure_future(linger(page, LATEST, 600.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert not await waiting
