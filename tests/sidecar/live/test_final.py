@@ -1,4 +1,4 @@
-"""The live page after the load: the report's own numbers, until somebody has read them."""
+"""The live page after the load: the report's own numbers, until they were scraped."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
     ("scraped_s", "patience"), [((), 0.0), ((7.0,), 15.0), ((7.0, 8.0, 10.0), 6.0), ((0.0, 3600.0), 60.0)]
 )
 def test_the_next_scrape_is_waited_for_by_how_often_they_came(scraped_s: tuple[float, ...], patience: float):
-    """Three of the longest interval, a minute at most; not at all where nobody scraped."""
+    """Three of the longest interval, a minute at most; not at all without a scrape."""
     assert patience == patience_s(scraped_s)
 
 
 async def test_the_page_is_served_until_it_was_scraped_once():
-    """Whoever scrapes within the time sees the final numbers, and nobody waits longer."""
+    """A scrape within the time has the final numbers, and ends the wait."""
     page = LivePage()
     page.update(LATEST)
     async with serving(page, "127.0.0.1", 0) as url:
@@ -63,7 +63,7 @@ async def test_the_page_is_served_until_it_was_scraped_once():
         assert await waiting
 
 
-async def test_nobody_is_waited_for_where_nobody_scraped():
+async def test_a_page_that_was_never_scraped_is_not_kept():
     """And no longer than was asked for; a cancelled wait, as by Ctrl-C, ends it without an error."""
     page = LivePage()
     page.update(LATEST)

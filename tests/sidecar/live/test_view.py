@@ -61,7 +61,7 @@ def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_s
 
 
 def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_workers_say(tmp_path: Path):
-    """A request that was sent and has written nothing is in flight; one whose time has come is scheduled, if not sent."""
+    """What was sent and has written nothing is in flight; what should have been sent by now is scheduled."""
     raw = tmp_path / RAW
     raw.mkdir()
     with FrameLog(raw / "plan-warmup.log") as plan, FrameLog(raw / "requests-0.log") as log:
