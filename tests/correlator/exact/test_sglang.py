@@ -50,9 +50,11 @@ def phase(recorded: Recording, name: str) -> tuple[Joined, Parts]:
 
 
 def test_every_request_is_joined_by_its_trace_and_the_sums_are_the_pages(main: Recording):
-    """151 of 151: TTFT, whole, queue and prefill add up to what the page counted."""
+    """151 of 151, each with the id of its reply: TTFT, whole, queue and prefill add up to what the page counted."""
     joined = join(main.requests, main.spans)
     assert (["trace"] * 151, {""}) == (joined.source.tolist(), set(joined.reason))
+    own_id = dict(zip(main.spans.trace_id, main.spans.request_id, strict=True))
+    assert main.requests.response_id.tolist() == [own_id[trace] for trace in main.requests.trace_id]
     sums = [float(column.sum()) for column in (joined.ttft_s, joined.e2e_s, joined.queue_s, joined.prefill_s)]
     assert [TTFT_S, E2E_S, QUEUE_S, PREFILL_S] == pytest.approx(sums, abs=1e-5)
 
