@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct, UnsetType
 
 from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.estimate.table import BY_TIME
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
 from rundir.fields import NO_UNIT, UNSET, Count, doc
@@ -216,7 +217,7 @@ def _tail(parts: Parts, rows: Indices, columns: Mapping[str, Floats], from_s: fl
         from_ms=1e3 * from_s,
         requests=int((parts.ttft_s >= from_s).sum()),
         explained=explained,
-        estimated=int((quality != "exact").sum()),
+        estimated=int((~np.isin(quality, ("exact", BY_TIME))).sum()),
         expected=int((quality == "prior").sum()),
         mean_ms=None if mean_s is None else 1e3 * mean_s,
         error_ms=1e3 * float(np.mean(errors)) if explained and np.isfinite(errors).all() else None,

@@ -211,6 +211,14 @@ def test_a_tail_without_breakdowns_has_no_shares():
     assert {None} == set(tail.share.values())
 
 
+def test_what_was_joined_by_time_is_no_estimate():
+    """They are the engine's own numbers."""
+    quality = np.full(1000, "by_time", dtype=np.object_)
+    tail = shares_of(columns(queue_ms=np.arange(1000.0), quality=quality)).tails["p95"]
+
+    assert (50, 0) == (tail.explained, tail.estimated)
+
+
 def test_estimates_are_counted_with_their_error():
     quality = np.where(np.arange(1000) % 2 == 0, "shared", "exact").astype(np.object_)
     error = np.where(np.arange(1000) % 2 == 0, 4.0, 0.0)
