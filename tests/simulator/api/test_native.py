@@ -8,8 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from simulated_load import client_of
+from simulated_load import ask, client_of, play
 
+from simulator.api.dialects.sglang import DIALECT
+from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.telemetry.truth import TruthLog
@@ -62,6 +64,19 @@ async def test_sglang_repeats_the_text_so_far(client: aiohttp.ClientSession):
         metas[2]["num_retractions"],
         metas[2]["api_server_dispatch_finish_ts"],
     )
+
+
+def test_sglangs_queue_time_has_the_waits_after_a_retraction_too():
+    """As a real one's: 494 ms of queue were 2,277. So what reads it has to look at num_retractions."""
+    (_, retracted) = play(
+        EngineSettings(kv_blocks=10, block_size=4, max_model_len=40, max_num_seqs=2, speed=PROFILES["fast"]),
+        [(0, ask(name, 16, 20, token=token)) for name, token in (("a", 256), ("b", 300))],
+    ).records
+    info = ReplyInfo(response_id="b", model="m", created_s=0, prompt_tokens=16)
+    meta = json.loads(DIALECT.whole(info, [], retracted))["meta_info"]
+    assert 1 == meta["num_retractions"] == retracted.preemptions
+    assert meta["queue_time"] == pytest.approx(retracted.queue_s + retracted.later_wait_ns / 1e9)
+    assert retracted.later_wait_ns > 0
 
 
 async def test_tgi_says_a_token_an_event(client: aiohttp.ClientSession):

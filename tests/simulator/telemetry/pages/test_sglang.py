@@ -161,7 +161,8 @@ def test_a_request_shows_stage_by_stage():
 
 def test_gauges_are_as_old_as_the_last_report():
     """After a prefill they change with every 40th decode, and once more when the engine falls idle; the real-time count
-    of decoded tokens changes with each.
+    of decoded tokens changes with each. A prefill's report counts who ran before it: a lone request runs, by the page,
+    only from its 40th decode on.
     """
     limits = EngineSettings(speed=PROFILES["fast"])
     page, seen = SglangPage("m", limits, lambda: 0), []
@@ -169,12 +170,14 @@ def test_gauges_are_as_old_as_the_last_report():
         page.observe(outcome)
         samples = samples_of(page.page()[0])
         decoded = samples["sglang:realtime_tokens_total", frozenset({("mode", "decode")})]
-        seen.append((samples["sglang:num_used_tokens", NONE], decoded))
+        seen.append((samples["sglang:num_used_tokens", NONE], decoded, samples["sglang:num_running_reqs", NONE]))
     assert 100 == len(seen)
     changes = [index for index in range(1, 100) if seen[index][0] != seen[index - 1][0]]
     assert [DECODE_LOG_INTERVAL, 2 * DECODE_LOG_INTERVAL, 99] == changes
     assert [16, 64, 96, 0] == [seen[index][0] for index in (0, *changes)]
-    assert list(range(100)) == [decoded for _, decoded in seen]
+    assert list(range(100)) == [decoded for _, decoded, _ in seen]
+    assert [0] * 40 + [1] * 59 + [0] == [running for *_, running in seen]
+    assert math.isnan(samples["sglang:fwd_occupancy", NONE])
 
 
 def test_what_stays_when_the_engine_falls_idle():
@@ -187,18 +190,6 @@ def test_what_stays_when_the_engine_falls_idle():
     samples = samples_of(page.page()[0])
     names = ("cache_hit_rate", "decode_sum_seq_lens", "gen_throughput", "num_running_reqs", "num_used_tokens")
     assert (32 / 48, 48 + 160 - 99, 0, 0, 0) == tuple(samples[f"sglang:{name}", NONE] for name in names)
-
-
-def test_a_prefills_report_counts_who_ran_before_it():
-    """So a lone request runs by the page only from its 40th decode on; a gauge that is never set is NaN."""
-    limits = EngineSettings(speed=PROFILES["fast"])
-    page, running = SglangPage("m", limits, lambda: 0), []
-    for outcome in play(limits, [(0, ask("a", 16, 60))]).outcomes:
-        page.observe(outcome)
-        samples = samples_of(page.page()[0])
-        running.append(samples["sglang:num_running_reqs", NONE])
-    assert [0] * 40 + [1] * 19 + [0] == running
-    assert math.isnan(samples["sglang:fwd_occupancy", NONE])
 
 
 def test_an_idle_scheduler_reports_after_30_seconds():
