@@ -57,9 +57,9 @@ def _without_span(trail: Trail, around: Surroundings) -> Iterator[Line]:
 def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None, around: Surroundings) -> Iterator[Line]:
     came = f"the span of gateway {named(gateway.service)} came"
     bound = "" if part is None or not math.isfinite(part.at_most_s) else f", here at most {_ms(part.at_most_s)}"
-    if gateway.first_by == "inner_call" and bound:
-        since = "its call of the next server says when the first output reached it, not when it was passed on"
-        yield OK, f"{came}, and {since}: its part is at least that{bound}"
+    if part is not None and gateway.first_by == "inner_call" and bound:
+        known = "its call of the next server says when the first output reached it, not when it passed that on"
+        yield OK, f"{came}, and {known}: its part is between {_ms(part.part_s)} and {_ms(part.at_most_s)} here"
         return
     if gateway.first_by:
         yield OK, f"{came}, and {HOW[gateway.first_by]} when its first output left: its part is exact"

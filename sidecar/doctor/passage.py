@@ -30,6 +30,7 @@ from sidecar.progress import Progress
 from sidecar.run.preflight import OPTIONAL_FIELDS, PREFLIGHT, Answer, ask, refusal, require_answer
 from sidecar.run.target import Contact, Served, unlisted_note
 
+FEW_TRACES = 100  # that are looked through at each export
 TOKENS = 64  # enough pieces to see whether some are held back
 
 
@@ -83,8 +84,9 @@ async def examine_passages(
     ours |= {answer.trace_id for answer in (*direct, through) if answer is not None}
 
     def is_complete() -> bool:
-        """Look at our own traces alone: there may be many others."""
-        traces = {key: arrivals.traces.get(key, ()) for key in map(bytes.fromhex, ours)}
+        """Look at our own traces alone where there are many others."""
+        alone = {key: arrivals.traces.get(key, ()) for key in map(bytes.fromhex, ours)}
+        traces = arrivals.traces if len(arrivals.traces) <= FEW_TRACES else alone
         trails = [follow(answer, traces, ours) for answer in (*direct, through) if answer is not None]
         return all(each.is_complete for each in trails) and (through is None or bool(trails[-1].gateways))
 

@@ -80,8 +80,8 @@ class Trail:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the engine's span came in our trace, and all above it."""
-        return self.by == "trace" and self.begun_by is not None
+        """Tell whether the engine's span came, and all above it."""
+        return self.by in ("trace", "request id") and self.begun_by is not None
 
 
 def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
