@@ -33,6 +33,7 @@ def rows(names: Sequence[str], folder: Path, held_ms: float) -> Iterator[dict[st
                     "by": result.command,
                     "requests": result.requests,
                     "joined": result.joined,
+                    "gateway's spans": result.passed,
                     "counted": result.counted,
                     "part p50 ms": part(result),
                     "share %": 100 * result.share,

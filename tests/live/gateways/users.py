@@ -33,14 +33,16 @@ async def _ask(session: aiohttp.ClientSession, gateway: str, key: str, collector
     headers = {"Authorization": f"Bearer {key}", "traceparent": f"00-{trace_id.hex()}-{span_id.hex()}-01"}
     chat = {"role": "user", "content": f"{span_id.hex()} {'word ' * 60}"}
     asked = {"model": "sim-llama", "stream": True, "max_tokens": 16, "messages": [chat]}
-    begin_ns, first_ns = time.time_ns(), 0
+    begin_ns, first_ns, response_id = time.time_ns(), 0, b""
     async with session.post(f"{gateway}/v1/chat/completions", json=asked, headers=headers) as reply:
         async for line in reply.content:
+            response_id = response_id or line.replace(b" ", b"").partition(b'"id":"')[2].partition(b'"')[0]
             if not first_ns and b'"content":"' in line.replace(b'": "', b'":"').replace(b'"content":""', b""):
                 first_ns = time.time_ns()
     span = Span(trace_id=trace_id, span_id=span_id, name="chat sim-llama", kind=Span.SPAN_KIND_CLIENT)
     span.start_time_unix_nano, span.end_time_unix_nano = begin_ns, time.time_ns()
     span.attributes.add(key="gen_ai.operation.name").value.string_value = "chat"
+    span.attributes.add(key="gen_ai.response.id").value.string_value = response_id.decode()
     ttft_s = (first_ns - begin_ns) / 1e9
     span.attributes.add(key="gen_ai.response.time_to_first_chunk").value.double_value = ttft_s
     await session.post(f"{collector}/v1/traces", data=body([span], service="users"), headers=PROTOBUF)
