@@ -62,7 +62,8 @@ For each one: start it with the settings, check it, run.
 2. The check sends one request through, and says whether the trace reached the engine, whether the gateway's span came,
    and which setting to change.
 3. In the report of the run the row `gateway` is its part. Where its page is scraped too (the second `--metrics`), a
-   line under the server's table has its own time and its queue, and whether page and spans agree.
+   line under the server's table has its own time (`request_time` less `upstream_time`) and its queue, and whether page
+   and spans agree.
 
 *live*: ran with these settings; *recorded*: tests read what it sent; *source only*: read in its documentation or
 source, never seen; *none*: it has none.

@@ -6,7 +6,7 @@ conventions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -61,6 +61,7 @@ class SpanKind:
 _STAGE, _LAST_STAGE = SpanKind(role="stage"), SpanKind(role="stage", ends_prefill=True)
 _CALL, _PROBE = SpanKind(role="call", is_call=True), SpanKind(role="probe")
 OTHER = SpanKind(role="other")
+_Matched = tuple[SpanMatch, tuple[SpanKind, SpanKind]]
 _KINDS = {
     "internal": Span.SPAN_KIND_INTERNAL,
     "server": Span.SPAN_KIND_SERVER,
@@ -141,11 +142,11 @@ def classify(span: Span, scope: str) -> SpanKind:
     if span.name in _stages():
         return _stages()[span.name]
     is_call = _is_call(span)
-    for match, kind in _gateways():
+    by_name, by_scope = _gateways()
+    for match, kinds in (*by_name.get(span.name, ()), *by_scope):
         if _matches(span, scope, match):
             # One of its own of which no path is stated is taken for a call.
-            is_call = is_call or (kind.role == "gateway" and _calls_model(span, _GATEWAY_PATHS) is not False)
-            return replace(kind, is_call=is_call)
+            return kinds[is_call or (kinds[0].role == "gateway" and _calls_model(span, _GATEWAY_PATHS) is not False)]
     return _CALL if is_call else OTHER
 
 
@@ -193,16 +194,23 @@ def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
 
 
 @cache
-def _gateways() -> tuple[tuple[SpanMatch, SpanKind], ...]:
-    """Return what the gateways' catalogues say: of each one, its own spans first."""
-    kinds = []
+def _gateways() -> tuple[Mapping[str, Sequence[_Matched]], Sequence[_Matched]]:
+    """Return what the gateways' catalogues say, own spans before calls: by a span's name, and of any name. With each
+    are the kinds of a span that does not call a model and of one that does.
+    """
+    by_name: dict[str, list[_Matched]] = {}
+    by_scope: list[_Matched] = []
     for name in gateway_names():
         spans = gateway(name).spans
-        if spans is not None:
-            kind = SpanKind(role="gateway", engine=name, first_output=spans.first_output, any_service=spans.any_service)
-            kinds += [(match, kind) for match in spans.serving]
-            kinds += [(match, replace(kind, role="gateway_call", first_output=None)) for match in spans.call]
-    return tuple(kinds)
+        if spans is None:
+            continue
+        serving = SpanKind(role="gateway", engine=name, first_output=spans.first_output, any_service=spans.any_service)
+        call = replace(serving, role="gateway_call", first_output=None)
+        for matches, kind in ((spans.serving, serving), (spans.call, call)):
+            for match in matches:
+                group = by_name.setdefault(match.name, []) if match.name else by_scope
+                group.append((match, (kind, replace(kind, is_call=True))))
+    return by_name, by_scope
 
 
 @cache
