@@ -204,6 +204,8 @@ def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
 def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     info = InfoMetricFamily("sidelight_engine", "The engine found at an endpoint.", labels=["endpoint"])
     for engine in engines:
+        if engine.gateway is not None and not engine.engine:
+            continue
         info.add_metric([engine.endpoint], {"engine": engine.engine, "version": engine.version})
     yield info
     for quantity, what in ENGINE_HISTOGRAMS.items():

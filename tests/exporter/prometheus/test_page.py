@@ -208,6 +208,7 @@ def test_a_gateway_s_page_has_series_of_its_own() -> None:
     )
     samples = samples_of(page_of(bare(engines=(EngineCounts(endpoint="a", gateway=gateway),))))
     where = ("endpoint", "a")
+    assert not any(name.startswith("sidelight_engine") for name, _ in samples)
     shown = {name: value for (name, labels), value in samples.items() if "gateway" in name and where in labels}
     assert {
         "sidelight_gateway_info": 1.0,
