@@ -28,7 +28,7 @@ from sidecar.errors import SidelightError
 from sidecar.options.spans import listen_addresses
 from sidecar.progress import Progress
 from sidecar.run.preflight import OPTIONAL_FIELDS, PREFLIGHT, Answer, ask, refusal, require_answer
-from sidecar.run.target import Contact, Served, unlisted_note
+from sidecar.run.target import MOST_NAMED, Contact, Served, unlisted_note
 
 FEW_TRACES = 100  # that are looked through at each export
 TOKENS = 64  # enough pieces to see whether some are held back
@@ -161,6 +161,6 @@ async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool], wait
             while not is_complete():
                 arrivals.news.clear()
                 await arrivals.news.wait()
-                for service in sorted(arrivals.services - services):
+                for service in sorted(arrivals.services - services)[: max(0, MOST_NAMED - len(services))]:
                     progress.stage(f"spans of {named(service)} came after {time.monotonic() - begun_s:.1f} s")
                 services |= arrivals.services
