@@ -160,7 +160,7 @@ def split(
     return [(ended_s + client_s, "users-app", client), (ended_s + engine_s, "vllm", served)]
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     requests=st.lists(
         st.tuples(st.floats(0, 60), st.floats(0, 4.9), st.floats(0, 4.9), st.floats(200, 20_000)),
