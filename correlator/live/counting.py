@@ -218,7 +218,9 @@ class RequestCount:
     def _forget(self, number: int) -> None:
         self._settled(number)
         self._patient.pop(number, None)
-        del self._by_span[self._parts.pop(number).key]
+        part = self._parts.pop(number)
+        if self._by_span.get(part.key) == number:  # a span that was sent again after a minute counts as another
+            del self._by_span[part.key]
 
 
 def _is_whole(request: TracedRequest) -> bool:

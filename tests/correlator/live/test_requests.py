@@ -258,6 +258,12 @@ def test_what_a_gateway_answered_itself_is_a_request_of_its_own():
     assert (15, {}) == (counts.requests, dict(counts.broken))
 
 
+def test_a_half_that_is_sent_again_after_a_minute_is_another():
+    """Its first one may be known still; the others are counted as before."""
+    records = exports([(1.0, "", call()), (75.0, "", call()), (150.0, "", call(trace=b"other" + bytes(11)))])
+    assert 3 == counted(records, after_s=120.0).requests
+
+
 @pytest.mark.parametrize(("late_s", "live", "report"), [(4, 1, 1), (20, 0, 1), (40, 0, 1)])
 @pytest.mark.parametrize("is_client_late", [True, False])
 def test_a_half_that_comes_late_in_the_same_trace(late_s: int, live: int, report: int, *, is_client_late: bool):
