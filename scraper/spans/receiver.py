@@ -272,7 +272,7 @@ class Receiver:
         return b""
 
     def _look(self, via: str, received: ReceivedSpan) -> None:
-        """Count a span, and note whose request it tells."""
+        """Count a span, and note what is to be known of it."""
         self._totals["spans"] += 1
         if received.fault == OFF_CLOCK:
             self._totals["off_clock"] += 1
@@ -286,7 +286,12 @@ class Receiver:
         elif received.fault:
             self._totals["bad_spans"] += 1
             self._say_once(received.fault, f"spans that came over {via} are not used: {received.fault}")
-        elif received.kind.tells_all or self._completes(received):
+        elif self._spec.is_awaited:
+            self._note(received)
+
+    def _note(self, received: ReceivedSpan) -> None:
+        """Note whose request a span tells, or whose way to the engine."""
+        if received.kind.tells_all or self._completes(received):
             self._traces[received.span.trace_id] = None
         elif received.kind.role == "gateway" or (
             received.kind.role in ("gateway_call", "call", "other") and received.span.kind == Span.SPAN_KIND_SERVER

@@ -30,6 +30,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
+    is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
     """
 
     grpc: str = "127.0.0.1:4317"
@@ -39,6 +40,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     access: Access = Access()
     limit_bytes: int = LIMIT_BYTES
     restarts_at_clock_step: bool = False
+    is_awaited: bool = True
 
 
 class CannotListen(Exception):

@@ -195,7 +195,7 @@ async def _begin(shared: Watch, child: Child) -> None:
     host = options.otlp_listen.rpartition(":")[0]
     spans = receiver_spec(options, shared.clock)
     if spans is not None:
-        spans = msgspec.structs.replace(spans, restarts_at_clock_step=True)
+        spans = msgspec.structs.replace(spans, restarts_at_clock_step=True, is_awaited=False)
     if spans is not None and shared.ports is not None:  # senders know these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
     spec = Spec(

@@ -330,6 +330,20 @@ async def test_exports_are_turned_away_until_a_receiver_with_the_new_time_is_the
     assert 1 == len(listener.bodies())
 
 
+async def test_a_receiver_that_no_run_waits_for_notes_no_traces(tmp_path: Path):
+    """That of a watch: what 100,000 of them take, 40 MB, is for a run's end alone."""
+    root, waiting, forward = (
+        export(name=" Req rid-1", module="sglang::request"),
+        export(name="prefill_waiting", span_id=b"waiting "),
+        export(name="prefill_forward", span_id=b"forward "),
+    )
+    for is_awaited in (True, False):
+        async with listening(tmp_path, is_awaited=is_awaited) as listener:
+            for body_ in (root, waiting, forward):
+                await listener.send("grpc", body_)
+            assert int(not is_awaited) == await listener.receiver.settle(0, [(b"t" * 16).hex()])
+
+
 async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):
     """Where stamps are compared its offset is estimated; nor is what an exporter keeps back for minutes a fault."""
     stamp_ns = 10**18 - 500 * 10**9
