@@ -31,8 +31,9 @@ def breakdown_table(
 ) -> Table:
     """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
 
-    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error. `tail` is the
-    percentile beside the median; without `inner`, only what adds up is shown.
+    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error, and a part that
+    adds up with the others how many requests know it, where not all do. `tail` is the percentile beside the median;
+    without `inner`, only what adds up is shown.
     """
     shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18)
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
@@ -41,7 +42,9 @@ def breakdown_table(
         if described.mean is None:
             continue
         known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
-        shown.add_row(*_row(label_of(part, breakdown), described, known_from, tail))
+        *cells, source = _row(label_of(part, breakdown), described, known_from, tail)
+        some = 0 < described.count < breakdown.ttft_ms.count and not breakdown.means_only
+        shown.add_row(*cells, f"{source}, {described.count:,} requests" if some else source)
         for division in INNER_PARTS if inner and (described.share_of_ttft or 0.0) > LEAST_SHARE else ():
             divided: TtftPart = getattr(breakdown, json_name(division))
             if division.within == part.name and divided.share_of_ttft:

@@ -17,6 +17,8 @@ WATCH = WatchedTraffic(
     engine_spans=0,
     repeated_spans=0,
     evicted_spans=0,
+    whole_traces=0,
+    broken_traces=[],
     left_out_requests=0,
     since_start=None,
 )

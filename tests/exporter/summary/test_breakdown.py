@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 import summaries
 from jsonschema import Draft202012Validator
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
+from correlator.gateways import FirstBy, GatewayPart
 from exporter.report import as_text
 from exporter.report.conclusion import where_it_went
 from exporter.report.method import basis
@@ -52,6 +54,14 @@ def mixed(*pieces: tuple[int, Parts]) -> Parts:
         cut = [getattr(table, name)[end - size : end] for (size, table), end in zip(pieces, ends, strict=True)]
         columns[name] = np.concatenate(cut)
     return Parts(**columns)
+
+
+def passed(*, first_by: FirstBy) -> npt.NDArray[np.object_]:
+    """100 requests that passed one gateway, whose first output is known by that."""
+    gateway = GatewayPart(service="gate", part_s=0.001, request_s=0.001, at_most_s=np.nan, first_by=first_by)
+    column = np.empty(100, dtype=np.object_)
+    column.fill((gateway,))
+    return column
 
 
 def answer(shown: Correlation) -> str:
@@ -113,7 +123,8 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
 def test_the_network_is_called_so_only_where_no_gateway_can_be_in_it(with_gateway: int, label: str):
     """In the table and the summary; else it is all that is outside the engine."""
     of = summaries.parts()
-    findings = summaries.findings(replace(of, gateway_s=np.where(np.arange(100) < with_gateway, 0.001, np.nan)))
+    gateway_s = np.where(np.arange(100) < with_gateway, 0.001, np.nan)
+    findings = summaries.findings(replace(of, gateway_s=gateway_s, gateways=passed(first_by="attribute")))
     shown = summaries.correlated(findings)
     assert label == shown.breakdown.network_label
     assert [*label.split(), "5.00"] in [row[: len(label.split()) + 1] for row in table_of(shown)]
@@ -128,6 +139,7 @@ def test_what_a_gateway_took_before_its_call_is_known_beside_estimates_too(
     """By its own spans, exactly; what it took of a TTFT that is estimated is as sure as that."""
     columns = {"gateway_s": 0.006, "gateway_request_s": 0.006, "gateway_at_most_s": at_most_ms / 1e3}
     of = replace(summaries.parts("histogram"), **{name: np.full(100, value) for name, value in columns.items()})
+    of = replace(of, gateways=passed(first_by="" if known_from else "attribute"))
     shown = summaries.correlated(summaries.findings(of))
     gateway, before = shown.breakdown.gateway_ms, shown.breakdown.gateway_request_ms
     assert (("trace", 0.0) if known_from else ("histogram", 1.0)) == (gateway.source, gateway.error_ms)
@@ -247,6 +259,15 @@ def test_means_of_a_drained_run_are_the_engines_and_say_why():
         shown.breakdown.means_only,
         shown.missing,
     )
+
+
+def test_a_part_that_only_some_requests_know_says_how_many():
+    """Its mean is theirs alone, and may be larger than that of the TTFT."""
+    parts = summaries.parts()
+    queue_s = np.where(np.arange(len(parts)) < 98, 0.15, np.nan)
+    rows = {row[0]: row for row in table_of(correlation(summaries.findings(replace(parts, queue_s=queue_s))))}
+    assert ["engine", "spans,", "98", "requests"] == rows["queue"][-4:]
+    assert ["engine", "spans"] == rows["prefill"][-2:]
 
 
 def test_the_wait_for_a_scheduler_is_a_row_of_its_own():
