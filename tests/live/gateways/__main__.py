@@ -54,10 +54,12 @@ def part(result: Result) -> str:
 def main() -> int:
     """Measure, print."""
     parser = argparse.ArgumentParser(prog="make gateways", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*SETUPS, []], default=[*SETUPS], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*SETUPS], metavar="NAME", help=", ".join(SETUPS))
     parser.add_argument("--held-ms", type=float, default=300.0)
     parser.add_argument("--out", type=Path, default=None, help="keep run directories and logs there; it must be new")
     options = parser.parse_args()
+    if unknown := set(options.names) - set(SETUPS):
+        parser.error(f"there is no setup of {', '.join(sorted(unknown))}, only of {', '.join(SETUPS)}")
     measured = []
     with tempfile.TemporaryDirectory(prefix="sidelight-") as scratch:
         for row in rows(options.names, options.out or Path(scratch) / "gateways", options.held_ms):
