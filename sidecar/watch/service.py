@@ -296,8 +296,8 @@ async def _look_on(shared: Watch) -> None:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
             half_known, breaks = shared.view.half_known_gateways(), shared.view.fresh_breaks()
-        for service in half_known:
-            shared.warn_and_record(
+        for service in half_known:  # which the report says of its own
+            shared.progress.warn(
                 f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
                 f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
             )
