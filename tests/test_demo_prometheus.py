@@ -22,13 +22,15 @@ DEADLINE_S = 60.0
 
 
 DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
-# What only a resident sidecar has to tell; a run has no gateway before its engine either.
-WATCH_ONLY = re.compile(r'sidelight_(receiver|window|watch|breakdown_missing)_|part="gateway"')
+# What a run of vLLM without a gateway has not: a resident sidecar's counts, a gateway's part, and SGLang's own.
+ABSENT = re.compile(
+    r'sidelight_(receiver|window|watch|breakdown_missing|health_probes)_|part="(gateway|scheduler_intake)"'
+)
 
 
 def of_a_run(panel: dict[str, Any]) -> dict[str, Any]:
     """Return a panel with the queries alone that a run has data for."""
-    queries = [query for query in panel.get("targets", ()) if not WATCH_ONLY.search(query["expr"])]
+    queries = [query for query in panel.get("targets", ()) if not ABSENT.search(query["expr"])]
     return {**panel, "targets": queries}
 
 
