@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
 # What a run of vLLM without a gateway has not: a resident sidecar's counts, a gateway's part, and SGLang's own.
 ABSENT = re.compile(
-    r'sidelight_(receiver|window|watch|breakdown_missing|health_probes)_|part="(gateway|scheduler_intake)"'
+    r'sidelight_(receiver|window|watch|breakdown_missing|health_probes|broken_traces|whole_traces)_|part="(gateway|scheduler_intake)"'
 )
 
 
