@@ -33,6 +33,7 @@ DERIVED = (
     "server_metrics_export.csv",
     "requests.parquet",
     "timeslices.parquet",
+    "report.html",
     "report.txt",
 )
 SECRET = "hush-7f3a"
