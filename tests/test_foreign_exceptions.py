@@ -23,6 +23,7 @@ from loadgen.transports.transport import Exchange
 from loadgen.transports.websocket import WebSocketTransport
 from rundir.access import Access, connection_problem
 from scraper.spans.forward import Rejected, Unavailable, Wire
+from scraper.spans.spec import TRACES
 from scraper.targets import fetch
 from sidecar.errors import SidelightError
 from sidecar.run import target
@@ -97,7 +98,7 @@ async def test_a_collector_that_cannot_be_reached_is_unavailable(kind: type[Base
 async def test_every_status_of_a_collector_is_for_later_or_final(code: grpc.StatusCode):
     """Over gRPC."""
     async with Wire("grpc://127.0.0.1:9", Access()) as wire:
-        wire._call = raising(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), "why"))
+        wire._calls = {TRACES: raising(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), "why"))}
         with pytest.raises((Unavailable, Rejected), match=f"{code.name}: why"):
             await wire.send(b"")
 

@@ -145,7 +145,7 @@ class Wire:
         except aiohttp.ClientResponseError as error:
             if error.message.startswith(_NO_STATUS_LINE) and _HTTP2_SETTINGS in error.message:
                 raise Rejected(f"this is a gRPC port: write grpc://{urlsplit(bare(self._url)).netloc}") from error
-            raise Unavailable(" ".join(error.message.split())) from error
+            raise Unavailable(" ".join(error.message.split()) or type(error).__name__) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
         if status in _HTTP_AGAIN:
