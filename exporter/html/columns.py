@@ -20,6 +20,7 @@ from rundir.columns import Floats, Ints, Texts
 
 TIME_UNIT_MS = 0.01
 _MOST_BYTES = 6  # whole numbers are exact in a script up to 2**53
+_MOST_STEPS = 2.0 ** (8 * _MOST_BYTES - 2)  # on either side of zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,11 @@ class Column:
 
 
 def number_column(values: Floats, unit: float = 1.0) -> Column:
-    """Return a column of numbers, NaN where missing, rounded to `unit`."""
-    known = np.isfinite(values)
+    """Return a column of numbers, NaN where missing, rounded to `unit`.
+
+    One of more than _MOST_STEPS is missing too: servers state what they like, and no chart could show it.
+    """
+    known = np.abs(values) < _MOST_STEPS * unit
     steps = np.rint(np.where(known, values, 0.0) / unit).astype(np.int64)
     return Column(steps=steps, known=known, unit=unit)
 
@@ -53,9 +57,11 @@ def ascending_column(values: Floats, unit: float = 1.0) -> Column:
 
 def text_column(values: Texts | Sequence[str]) -> Column:
     """Return a column of texts, "" where missing; each different text is written once."""
-    texts, steps = np.unique(np.asarray(values, dtype=np.str_), return_inverse=True)
-    known = np.asarray(texts[steps] != "", dtype=np.bool_) if len(texts) else np.zeros(0, dtype=np.bool_)
-    return Column(steps=steps.reshape(-1).astype(np.int64), known=known, texts=tuple(texts.tolist()))
+    texts = sorted(set(values))  # not by numpy, whose texts each take the bytes of the longest
+    places = {text: place for place, text in enumerate(texts)}
+    steps = np.fromiter((places[text] for text in values), np.int64, len(values))
+    known = np.fromiter((text != "" for text in values), np.bool_, len(values))
+    return Column(steps=steps, known=known, texts=tuple(texts))
 
 
 def pack(columns: Mapping[str, Column]) -> dict[str, Any]:

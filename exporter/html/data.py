@@ -25,6 +25,7 @@ GAUGES = {"requests_waiting": "waiting", "requests_running": "running", "kv_cach
 QUANTILES = 1000  # of the gaps between chunks, of which there may be millions
 MOST_MARKS = 1000
 RATIO_UNIT = 1e-4
+_MOST_S = 1e9  # a histogram's bounds are what a page says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +157,11 @@ def _engine_percentiles(summary: Summary) -> dict[str, dict[str, list[float | No
             continue
         for label in ("p50", "p90", "p99"):
             value, interval = getattr(histogram.stats, label), histogram.intervals.get(label)
-            if isinstance(value, float) and interval and label not in (histogram.unresolved or ()):
+            is_shown = isinstance(value, float) and abs(value) < _MOST_S
+            if is_shown and interval and label not in (histogram.unresolved or ()):
                 numbers = (value, interval.low, interval.high)
                 percentiles.setdefault(metric, {})[label] = [
-                    1e3 * number if isinstance(number, float) else None for number in numbers
+                    1e3 * number if isinstance(number, float) and abs(number) < _MOST_S else None for number in numbers
                 ]
     return percentiles
 

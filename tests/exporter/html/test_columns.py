@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,7 +46,24 @@ def test_columns_of_different_lengths_stand_behind_each_other():
     assert pack(columns) == pack(columns)
 
 
+@pytest.mark.parametrize("value", [2.0**52, -(2.0**47), 1.8446744073709552e19, -1e300, float("inf")])
+@pytest.mark.parametrize("unit", [0.01, 1.0])
+def test_a_number_that_no_chart_could_show_is_missing(value: float, unit: float):
+    """A server states the tokens of a reply and its gauges: what is beyond 2**46 units does not cost the page."""
+    back = read(pack({"output": number_column(np.array([value, 5.0]), unit)}))["output"]
+    np.testing.assert_allclose(back, [np.nan, 5.0])
+
+
+def test_a_long_text_costs_its_own_length():
+    """Of a hundred thousand requests, one has a text of 10,000 characters: numpy's texts would take 4 GB."""
+    tracemalloc.start()
+    column = text_column(np.array(["x" * 10_000] + ["ok"] * 100_000, dtype=object))
+    assert tracemalloc.get_traced_memory()[1] < 2**25
+    tracemalloc.stop()
+    assert ("ok", "x" * 10_000) == column.texts
+
+
 def test_a_span_that_a_script_cannot_count_exactly_is_refused():
     """2**48 units: nine years in hundredths of a millisecond."""
     with pytest.raises(ValueError, match="span more than 6 bytes"):
-        pack({"a": number_column(np.array([0.0, 2.0**48]))})
+        pack({"a": ascending_column(np.array([0.0, 2.0**48]))})

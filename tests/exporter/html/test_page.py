@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from golden_files import GOLDEN, names
 from packed_columns import read
@@ -131,6 +132,22 @@ def test_what_servers_said_stays_text(tmp_path: Path):
     assert columns["class"]["texts"] == [ATTACK]
     assert any(ATTACK in paragraph for paragraph in page.contents["p"])
     assert text.count("</script") == 2
+
+
+def test_what_servers_state_beyond_any_chart_costs_no_page(tmp_path: Path):
+    """Tokens of a reply, a gauge and a percentile as a broken server may have them; they are not drawn."""
+    run = derived("vllm_plain", tmp_path)
+    stated = msgspec.to_builtins(run.summary)
+    stated["server"]["ttft"]["stats"]["p99"] = 1e307
+    stated["server"]["ttft"]["intervals"]["p99"] = {"low": 1e306, "high": 2e307}
+    stated["server"]["ttft"].pop("unresolved", None)
+    run.run.requests.output_tokens[0] = 2**53
+    run.run.endpoints[0].values[:] = 1.8446744073709552e19
+    endpoints = run.run.endpoints
+    recorded = Recorded(requests=run.run.requests, parts=run.times.parts, endpoints=endpoints, phases=())
+    data = json.loads(Page(as_html(msgspec.convert(stated, Summary), recorded)).contents["script"][0])
+    assert "p99" not in data["engine"].get("ttft", {})
+    assert sum(np.isnan(read(data["requests"])["output"])) == 1 + sum(run.run.requests.output_tokens < 0)
 
 
 def test_prompts_and_replies_are_not_in_the_page(tmp_path: Path):
