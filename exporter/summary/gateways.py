@@ -104,7 +104,8 @@ def _beside(gateway: GatewaySummary, pages: Sequence[GatewayPage]) -> PageBeside
     if not telling:
         return UNSET
     counts = [float(page.request_time.stats.count or 0) if page.request_time else 0.0 for page in telling]
-    own_ms = float(np.average([page.own_ms or 0.0 for page in telling], weights=counts))
+    # Of counts that are near the largest number, the products would not be one.
+    own_ms = float(np.average([page.own_ms or 0.0 for page in telling], weights=np.array(counts) / max(counts)))
     low_ms, high_ms = gateway.request_ms or 0.0, gateway.of_whole_ms
     if telling[0].own_until == "first_output":
         low_ms, high_ms = 0.0, gateway.part_ms if gateway.at_most_ms is None else gateway.at_most_ms

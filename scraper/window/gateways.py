@@ -34,8 +34,8 @@ def gateway_pages(endpoints: Sequence[EndpointSeries], window: Window, slice_ns:
 def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_ns: int) -> GatewayPage:
     selection = select_scrapes(endpoint, window, slice_ns)
     described, missing = described_parts(endpoint, selection, canonical(endpoint.series, gateway.name))
-    own_s, error_s = _own_s(described, gateway_of(gateway.name).rounded)
-    queue_s, queue_error_s = _queue_s(described, gateway_of(gateway.name).recent)
+    own_s, error_s = _in_range(*_own_s(described, gateway_of(gateway.name).rounded))
+    queue_s, queue_error_s = _in_range(*_queue_s(described, gateway_of(gateway.name).recent))
     if isinstance(own_s, Missing):
         missing["own_ms"] = own_s.reason
     if isinstance(queue_s, Missing):
@@ -55,6 +55,13 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
     )
 
 
+def _in_range(mean_s: float | Missing, error_s: float) -> tuple[float | Missing, float]:
+    """Return a mean and its error, or why there is none where one is more than a number holds in ms."""
+    if not isinstance(mean_s, Missing) and not math.isfinite(1e3 * (abs(mean_s) + error_s)):
+        return Missing(TOO_LARGE), 0.0
+    return mean_s, error_s
+
+
 def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | Missing, float]:
     """Return what a request took in the gateway in the mean, its calls of the next server apart, and the error of that
     where each time is rounded, evenly, by up to so much of itself.
@@ -70,8 +77,6 @@ def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | 
     count = described["request_time"][1].stats.count
     own_s = (sums_s[0] - sums_s[1]) / count
     error_s = rounded * sums_s[0] / count * math.sqrt(2 / 3 / count)
-    if not math.isfinite(own_s):
-        return Missing(TOO_LARGE), 0.0
     return (max(own_s, 0.0) if own_s >= -2 * error_s else Missing(CONTRADICTION)), error_s
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 from series import END, SECOND, counter, endpoint_of, gauge, histogram
 
+from scraper.window.aggregate import TOO_LARGE
 from scraper.window.gateways import gateway_pages
 from scraper.window.quantities import GatewayPage
 from scraper.window.window import Window
@@ -124,3 +128,27 @@ def test_dynamo_s_frontend_tells_its_own_time_up_to_the_first_token():
 def test_an_engine_s_page_is_no_gateway_s():
     endpoint = endpoint_of([gauge("vllm:num_requests_waiting", 1) + END] * 2)
     assert [] == gateway_pages([endpoint], Window(start_ns=SECOND, end_ns=2 * SECOND), SECOND)
+
+
+@pytest.mark.parametrize(("whole_s", "queue_s"), [(1.7e308, 1.0), (1e308, 1e308), (50.0, 1.7e308)])
+def test_times_that_no_number_of_milliseconds_holds_are_missing(whole_s: float, queue_s: float):
+    """Else summary.json, which is strict JSON, could not be written."""
+    page = page_of(litellm(10, 20, 10, 5), litellm(14, whole_s, 19, queue_s))
+    json.dumps(msgspec.to_builtins(page), allow_nan=False)
+    assert page.missing
+    assert (page.own_ms is None) == (whole_s > 1e305)
+    assert (page.queue_ms is None) == (queue_s > 1e305)
+
+
+@pytest.mark.parametrize(("requests", "mean_s"), [(100, 1e308), (100_000, 1e306)])
+def test_a_recent_mean_that_is_too_large_is_missing(requests: int, mean_s: float):
+    """As a histogram's."""
+
+    def page(count: int, mean_s: float) -> str:
+        replies = counter("haproxy_backend_http_responses_total", count, labels=['proxy="a",code="2xx"'])
+        return gauge(AVERAGE, mean_s, labels=['proxy="a"']) + replies + END
+
+    shown = page_of(page(0, mean_s / 2), page(requests, mean_s))
+    assert shown.queue_ms is None
+    assert shown.missing
+    assert TOO_LARGE == shown.missing["queue_ms"]
