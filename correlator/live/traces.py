@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Literal
 
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -116,8 +115,21 @@ def with_gateways(request: TracedRequest, gateways: tuple[GatewaySpan, ...]) -> 
     return replace(request, client=client, gateways=gateways)
 
 
-def with_ends(trace: Trace, request: TracedRequest) -> TracedRequest:
-    """Return a request with the services at the ends of its trace; one that is whole as it is."""
+def last_servers(trace: Trace) -> Mapping[bytes, str]:
+    """Return the service of the innermost server below each span that has one."""
+    innermost: dict[bytes, tuple[int, str]] = {}
+    for span in trace.spans.values():
+        for depth, step in enumerate(chain(trace.spans, span)[0] if span.serves else ()):
+            if depth > innermost.get(step.span_id, (-1, ""))[0]:
+                innermost[step.span_id] = depth, span.service
+    return {key: service for key, (_, service) in innermost.items()}
+
+
+def with_ends(trace: Trace, request: TracedRequest, servers: Callable[[], Mapping[bytes, str]]) -> TracedRequest:
+    """Return a request with the services at the ends of its trace; one that is whole as it is.
+
+    `servers` gives the trace's `last_servers`, once for all of its requests, of which there may be thousands.
+    """
     client = request.client
     begins_at, ends_at, is_root = "", "", False
     if client is None or client.serves:
@@ -128,9 +140,7 @@ def with_ends(trace: Trace, request: TracedRequest) -> TracedRequest:
     elif request.engine:
         return request
     if client is not None and not request.engine:
-        chains = ((span, chain(trace.spans, span)[0]) for span in trace.spans.values() if span.serves)
-        below = [(len(above), span.service) for span, above in chains if any(step is client for step in above)]
-        _, ends_at = max(below, default=(0, client.service if client.serves else ""), key=itemgetter(0))
+        ends_at = servers().get(client.span_id, client.service if client.serves else "")
     return replace(request, begins_at=begins_at, ends_at=ends_at, is_root=is_root)
 
 

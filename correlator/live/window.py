@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache, partial
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from correlator.gateways import GatewaySpan
 from correlator.live.client_spans import client_span
 from correlator.live.gateways import gateways_between, note_body
-from correlator.live.traces import Trace, TracedRequest, own_copy, requests_of, with_ends, with_gateways
+from correlator.live.traces import Trace, TracedRequest, last_servers, own_copy, requests_of, with_ends, with_gateways
 from scraper.spans.log import ExportRecord
 from scraper.spans.received import OTHER, ReceivedSpan
 from scraper.spans.spec import SETTLE_S
@@ -179,6 +180,7 @@ class TraceWindow:
         # Where gateways send beside the engine's spans, these may come before theirs.
         awaits_gateway = trace.newest_ns <= self._beside_ns + round(KEEP_S * 1e9)
         again_ns = []
+        servers = cache(partial(last_servers, trace))
         for request, since_ns, is_whole in requests_of(trace):
             due_ns = max(since_ns, self._back_ns) + self._settle_ns
             passed: tuple[GatewaySpan, ...] | None = None
@@ -190,7 +192,7 @@ class TraceWindow:
                 passed = _gateways(trace, request) if passed is None else passed
                 if any(gateway.is_beside for gateway in passed):
                     self._beside_ns = max(self._beside_ns, trace.newest_ns)
-                yield self._give_out(trace, with_ends(trace, with_gateways(request, passed)))
+                yield self._give_out(trace, with_ends(trace, with_gateways(request, passed), servers))
             else:
                 again_ns.append(due_ns)
         if again_ns:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import CLIENT, INTERNAL, NOON, SERVER, S, call, engine, export, gateway, span
 
-from correlator.live import gateways
+from correlator.live import gateways, traces
+from correlator.live.client_spans import chain
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
 
@@ -198,6 +199,21 @@ def test_a_trace_that_never_ends_loses_its_oldest_spans():
         assert window.sizes["spans"] <= 4
     assert [] == window.finished(NOON + 10_000 * S)
     assert {"spans": 0, "traces": 0, "pending": 0} == window.sizes
+
+
+def test_a_trace_of_a_thousand_calls_is_read_through_once(monkeypatch: pytest.MonkeyPatch):
+    """And not once a call, for who is behind it: ten thousand calls in one export took a minute."""
+    steps: list[object] = []
+    monkeypatch.setattr(traces, "chain", lambda *trace: [steps.append(trace), chain(*trace)][1])
+    calls = [call(f"c{number}") for number in range(1000)]
+    inner = [span("handle", f"i{number}", f"s{number}", kind=SERVER) for number in range(0, 1000, 2)]
+    window = TraceWindow()
+    window.take(export([*calls, *(span("POST", f"s{number}", f"c{number}", kind=SERVER) for number in range(1000))]))
+    window.take(export(inner, service="inner"))
+    requests = window.finished(NOON + 20 * S)
+    assert 500 == sum(request.ends_at == "inner" for request in requests)
+    assert 1000 == len(requests)
+    assert len(steps) <= 5 * 2500
 
 
 def test_a_trace_that_never_ends_forgets_when_replies_were_sent():
