@@ -2,6 +2,7 @@
 
 # No postponed annotations, as in sidecar.options.fields.
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,6 +141,11 @@ class DoctorOptions(ContactOptions):
         ),
     ] = 12.0
     verbose: Verbose = False
+
+
+def tags_of(tags: Sequence[str]) -> dict[str, str]:
+    """Return the labels of --tag, by name, of values that were checked."""
+    return dict(tag.split("=", 1) for tag in tags)
 
 
 @Parameter(name="*")
@@ -337,7 +343,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     @property
     def tags(self) -> dict[str, str]:
         """Return the labels of --tag, by name."""
-        return dict(tag.split("=", 1) for tag in self.tag)
+        return tags_of(self.tag)
 
     @property
     def closed_loop(self) -> bool:

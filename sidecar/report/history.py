@@ -18,6 +18,7 @@ from sidecar import VERSION
 from sidecar.directory import Run
 from sidecar.live.engine import EngineView, known_of
 from sidecar.live.tally import Tally
+from sidecar.options.load import tags_of
 from sidecar.progress import Progress
 
 STEP_NS = 5_000_000_000
@@ -69,9 +70,11 @@ def _snapshot(
     engines: Sequence[tuple[EndpointSeries, EngineView]],
 ) -> Snapshot:
     begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
+    run_id = str(run.manifest["run_id"])
     return Snapshot(
         version=VERSION,
-        run_id=str(run.manifest["run_id"]),
+        run_id=run_id,
+        labels={"run_id": run_id, **tags_of(run.manifest["config"].get("tag") or ())},
         phase=begun[-1] if begun else "start",
         client=tally.client_counts(in_flight=in_flight),
         generator=GeneratorCounts(schedule_lateness=tally.lateness),

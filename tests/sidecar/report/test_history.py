@@ -13,9 +13,11 @@ from golden_files import GOLDEN
 from prometheus_client.openmetrics.parser import _parse_sample
 from prometheus_client.samples import Sample
 
+from exporter.prometheus.page import families
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from sidecar.directory.opening import open_run
+from sidecar.report.correlation import correlated
 from sidecar.report.derive import OPENMETRICS, Derived, derive_run
 from sidecar.report.history import history
 
@@ -81,6 +83,17 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     events = [event.at_ns / 1e9 for event in run.run.events]
     assert min(times) >= min(events) - 60
     assert max(times) <= max(events) + 60
+
+
+def test_every_series_bears_the_run_and_its_tags(tmp_path: Path):
+    """As on the live page: else two runs that are sent to one Prometheus are one series there."""
+    run = derived("vllm_plain", tmp_path).run
+    run.manifest["config"]["tag"] = ["build=1234", "note=a=b"]
+    steps = history(run, correlated(run).parts)
+    labels = {"run_id": run.manifest["run_id"], "build": "1234", "note": "a=b"}
+    shown = [sample.labels for _, snapshot in steps for family in families(snapshot) for sample in family.samples]
+    assert shown
+    assert all(labels.items() <= each.items() for each in shown)
 
 
 def test_prometheus_takes_it_in(tmp_path: Path):
