@@ -72,7 +72,8 @@ def where_it_went(summary: Summary) -> str:
     breakdown = correlation.breakdown
     if not correlation.missing:
         shares = {part.name: getattr(breakdown, json_name(part)).share_of_ttft for part in TTFT_PARTS}
-        subject = "Of the mean" if breakdown.ttft_ms.count >= correlation.requests else _subject(breakdown.ttft_ms)
+        is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
+        subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
         return f"{subject}, {_shared_out(shares, correlation)}."
     if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
         shares = {part.name: getattr(breakdown.e2e, json_name(part)).share_of_e2e for part in E2E_PARTS}
