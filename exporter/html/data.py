@@ -11,7 +11,7 @@ import numpy as np
 from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts
 from correlator.statistics.server_load import engine_samples, met_at_submission
 from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack, text_column
-from exporter.summary.breakdown import Breakdown, label_of
+from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.records import request_id, trace_id
 from loadgen.requests.metrics import counts, input_tokens, request_metrics, schedule_lateness_ms
@@ -60,6 +60,7 @@ def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> d
                    for name, begin, end in recorded.phases],
         "marks": list(_marks(recorded.endpoints, start_ns)),
         "gauges": [{"name": name, "label": label, "address": url} for url, name, label, _, _ in engines],
+        "percentiles": dict(_percentiles(summary)),
         "engine": _engine_percentiles(summary),
         "threshold": _threshold(summary),
         "requests": pack(_request_columns(log, parts, sent_ns, start_ns, recorded, with_ids=not are_derived)),
@@ -145,6 +146,16 @@ def _measured(log: RequestLog) -> np.typing.NDArray[np.bool_]:
 
 def _quantiles(values_ms: Floats) -> Floats:
     return np.quantile(values_ms, np.linspace(0, 1, QUANTILES + 1)) if len(values_ms) else values_ms
+
+
+def _percentiles(summary: Summary) -> Iterator[tuple[str, tuple[float | None, ...]]]:
+    """Give of how many requests they are, and p50, p90 and p99, of what the distributions show."""
+    client, breakdown = summary.client, summary.correlation.breakdown
+    known = {"ttft": client.ttft_ms, "tpot": client.tpot_ms, "e2e": client.e2e_ms}
+    known |= {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
+    for name, times in known.items():
+        if times.count:
+            yield name, (times.count, times.p50, times.p90, times.p99)
 
 
 def _engine_percentiles(summary: Summary) -> dict[str, dict[str, list[float | None]]]:

@@ -9,6 +9,7 @@ from html import escape
 from rich.console import RenderableType
 from rich.text import Text
 
+from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks
 from exporter.html.slices import slices_table
 from exporter.report.alerts import alerts, damage_lines
@@ -22,6 +23,7 @@ from exporter.report.tables.association import association_line
 from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
+from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
@@ -41,11 +43,14 @@ def sections(summary: Summary) -> Iterator[str]:
         yield _section("requests", "Every request", behind=("The slowest", slowest))
         own_load = not summary.watch
         percentiles = [*client_section(summary.client, own_load=own_load), *server_section(summary)]
+        percentiles += _prose(gateway_lines(summary))
         yield _section("spread", "How times are spread", behind=("Percentiles", percentiles))
         yield _section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
-        yield _section("method", "How far these numbers can be trusted", _prose(method(summary)))
+        trust: list[RenderableType] = list(_prose(method(summary)))
+        trust += [generator_table(summary.self_check)] if own_load else []
+        yield _section("method", "How far these numbers can be trusted", trust)
     else:
-        yield _section("spread", "The engine", server_section(summary))
+        yield _section("spread", "The engine", [*server_section(summary), *_prose(gateway_lines(summary))])
     yield _section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
 
 
@@ -55,6 +60,7 @@ def _answer(summary: Summary) -> Iterator[RenderableType]:
     yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
     if summary.client.requests.sent:
         yield from (Prose(line, "bold") for line in conclusion(summary))
+        yield from _prose(how_sure(summary))
         yield from objectives(summary)
         yield from (Prose(line) for line in rate_lines(summary.client, own_load=not summary.watch))
 
@@ -93,4 +99,6 @@ def _configuration(summary: Summary) -> RenderableType:
 def _value(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return cell(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

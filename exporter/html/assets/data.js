@@ -58,6 +58,8 @@ function derive(columns) {
   return Object.assign(columns, { covered: { values: covered }, other: { values: other } });
 }
 
+const isFailed = (columns, row) => !["ok", "in_flight"].includes(textOf(columns, "status", row));
+
 const isCovered = (columns, row) => columns.covered.values[row] === 1;
 
 /* BLAKE2b of a text of at most 128 bytes (RFC 7693), as hex. */

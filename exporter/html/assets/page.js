@@ -29,11 +29,13 @@ function redraw() {
     pending = requestAnimationFrame(paintAll);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
-  window.addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details")) details.open = true;
+  const onPaper = (paper) => () => {
+    document.documentElement.classList.toggle("paper", paper);
+    if (paper) for (const details of document.querySelectorAll("details")) details.open = true;
     paintAll();
-  });
-  window.addEventListener("afterprint", paintAll);
+  };
+  window.addEventListener("beforeprint", onPaper(true));
+  window.addEventListener("afterprint", onPaper(false));
 }
 
 open().catch((error) => {

@@ -25,8 +25,9 @@ const cell = (value) =>
 function axisMs(value, step) {
   const seconds = step >= 100 || value >= 10000;
   const shown = seconds ? value / 1000 : value;
-  const digits = Math.max(0, Math.ceil(-Math.log10((seconds ? step / 1000 : step) * 1.001)));
-  return `${grouped(shown, Math.min(digits, 3))} ${seconds ? "s" : "ms"}`;
+  const apart = seconds ? step / 1000 : step;
+  const digits = [0, 1, 2].find((places) => Math.abs(apart * 10 ** places - Math.round(apart * 10 ** places)) < 1e-6) ?? 3;
+  return `${grouped(shown, digits)} ${seconds ? "s" : "ms"}`;
 }
 
 function ticks(low, high, count) {

@@ -35,10 +35,16 @@ function spreadCharts(place, columns, gaps) {
 }
 
 function distribution(place, caption, curves) {
-  const labels = curves.map(({ hue, label, values }) => [hue, `${label} (${MARKS.map((share) => `p${100 * share} ${ms(quantile(values, share))}`).join(", ")})`]);
-  const whole = figure(place, `${caption}: the share of requests that took no longer`);
+  const labels = curves.map(({ name, hue, label, values }) => {
+    // The summary's own, where they are of the same requests: columns are rounded.
+    const [count, ...exact] = DATA.percentiles[name] || [];
+    const marks = MARKS.map((share, at) => `p${100 * share} ${ms(count === values.length ? exact[at] : quantile(values, share))}`);
+    return [hue, `${label} (${marks.join(", ")})`];
+  });
+  const whole = figure(place, `${caption}: the share of measured requests that took no longer, of those that succeeded`);
   const low = Math.max(0.1, Math.min(...curves.map(({ values }) => values.find((value) => value > 0) ?? 1)));
-  const high = Math.max(...curves.map(({ values }) => values.at(-1))) * 1.1;
+  const bounds = curves.flatMap(({ name }) => Object.values(DATA.engine[name] || {}).flat());
+  const high = Math.max(...curves.map(({ values }) => values.at(-1)), ...bounds) * 1.1;
   canvas(whole, 300, `${caption}. ${labels.map(([, text]) => text).join("; ")}`, (context, width, height) => {
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
     const { across, up } = axes(context, box, { low: Math.min(low, high / 10), high, log: true, text: axisMs },
@@ -56,9 +62,8 @@ function distribution(place, caption, curves) {
     }
   });
   whole.append(legend(labels));
-  if (curves.some(({ name }) => DATA.engine[name])) {
-    whole.append(element("p", { class: "note" }, "Squares with whiskers: percentiles by the engine's own histograms, with their 90 % intervals."));
-  }
+  const squares = curves.some(({ name }) => DATA.engine[name]) ? " Squares with whiskers: percentiles by the engine's own histograms, with their 90 % intervals." : "";
+  whole.append(element("p", { class: "note" }, `Dots: p50, p90 and p99. What is shorter than the axis stands at its left end.${squares}`));
 }
 
 /* At most a step a pixel: with more requests than that, every step stands for several. */

@@ -8,25 +8,26 @@ function timeCharts(place, columns, gauges) {
   const view = { from: all[0], to: all[1] };
   const charts = [];
   const sent = columns.sent.values;
+  const marks = [...DATA.marks, ...Array.from(sent.filter((_, row) => isFailed(columns, row)), (at) => ({ at, kind: "request" }))];
   const visible = ({ from, to }) => placeOf(sent, to) - placeOf(sent, from);
   const show = (from, to) => {
     view.from = Math.max(all[0], Math.min(from, all[1]));
     view.to = Math.min(all[1], Math.max(to, view.from + 1));
     for (const chart of charts) chart.show();
   };
-  place.append(zoomControls(view, all, show));
+  place.append(zoomControls(view, show));
   const add = (caption, height, rows) => {
-    if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, view, visible, show, () => show(...all)));
+    if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, view, visible, marks, show, () => show(...all)));
   };
   add("TTFT by part: mean of the requests submitted in each step", 240, partRows(columns));
   add("Requests: in flight at the client, running and waiting in the engines", 190, loadRows(columns, gauges));
   add("KV cache in use, of the fullest engine", 120, cacheRows(gauges));
-  place.append(marksLegend());
+  place.append(marksLegend(marks));
   show(...all);
   DRAWN.push(() => { for (const chart of charts) chart.fit(); show(view.from, view.to); });
 }
 
-function zoomControls(view, all, show) {
+function zoomControls(view, show) {
   const by = (label, from, to) => {
     const button = element("button", { type: "button" }, label);
     button.addEventListener("click", () => {
@@ -35,10 +36,8 @@ function zoomControls(view, all, show) {
     });
     return button;
   };
-  const whole = element("button", { type: "button" }, "Whole run");
-  whole.addEventListener("click", () => show(...all));
   return element("div", { class: "controls", role: "group", "aria-label": "Zoom of the charts over time" },
-    by("Zoom in", 0.25, -0.25), by("Zoom out", -0.5, 0.5), by("Earlier", -0.5, -0.5), by("Later", 0.5, 0.5), whole,
+    by("Zoom in", 0.25, -0.25), by("Zoom out", -0.5, 0.5), by("Earlier", -0.5, -0.5), by("Later", 0.5, 0.5), by("Whole run", -Infinity, Infinity),
     element("span", { class: "note" }, "or drag over a chart; a double click shows the whole run"));
 }
 
@@ -106,12 +105,12 @@ function combined(held, at, fold) {
 }
 
 /* One chart of uPlot. Stacked rows are drawn as sums, the whole first, so that each covers what is not its own. */
-function timeChart(place, height, rows, view, visible, show, reset) {
+function timeChart(place, height, rows, view, visible, marks, show, reset) {
   const stacked = rows.filter((row) => row.stacked);
   const order = [...[...stacked].reverse(), ...rows.filter((row) => !row.stacked)];
   let shown = {};
   const chart = new uPlot({
-    width: Math.max(200, place.clientWidth), height, legend: { live: true },
+    width: Math.max(200, place.clientWidth), height, legend: { markers: { stroke: (_, at) => `var(--${order[at - 1].name})`, fill: (_, at) => (order[at - 1].stacked ? `var(--${order[at - 1].name})` : "transparent") } },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.05] } },
     cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
     axes: [
@@ -131,18 +130,20 @@ function timeChart(place, height, rows, view, visible, show, reset) {
         if (u.select.width > 3) show(1000 * u.posToVal(u.select.left, "x"), 1000 * u.posToVal(u.select.left + u.select.width, "x"));
         u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       }],
-      draw: [(u) => drawMarks(u)],
+      draw: [(u) => drawMarks(u, marks)],
       ready: [(u) => u.over.addEventListener("dblclick", (event) => { event.stopImmediatePropagation(); reset(); }, true)],
     },
   }, [[], ...order.map(() => [])], place);
-  chart.root.querySelector("canvas").setAttribute("role", "img");
-  chart.root.querySelector("canvas").setAttribute("aria-label", `${place.firstChild.textContent}; the table below has the numbers`);
+  const drawing = chart.root.querySelector("canvas"), caption = place.firstChild.textContent;
+  drawing.setAttribute("role", "img");
   return {
     fit: () => chart.setSize({ width: Math.max(200, place.clientWidth), height }),
     show: () => {
-      const count = stepCount(place.clientWidth, stacked.length ? visible(view) : Infinity);
+      const count = stepCount(place.clientWidth, stacked.length ? Math.ceil(visible(view) / 3) : Infinity);
       const steps = stepsOf(view.from, view.to, count);
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
+      const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
+      drawing.setAttribute("aria-label", `${caption}, from ${cell(view.from / 1000)} to ${cell(view.to / 1000)} s: ${most.join(", ")}. The table below has the numbers.`);
       const sums = new Float64Array(count);
       const tops = new Map(stacked.map((row) => [row.label, shown[row.label].map((value, step) => (value === null ? null : (sums[step] += Math.max(0, value))))]));
       // A step's value stands at its right edge; the first edge has none of its own.
@@ -161,7 +162,7 @@ function stepCount(width, requests) {
 }
 
 /* Phases other than the measured one are shaded; restarts are lines, failed scrapes and requests are ticks. */
-function drawMarks(u) {
+function drawMarks(u, marks) {
   const { ctx: context, bbox: box } = u;
   const at = (value) => Math.min(box.left + box.width, Math.max(box.left, u.valToPos(value / 1000, "x", true)));
   context.save();
@@ -171,21 +172,24 @@ function drawMarks(u) {
     if (name !== "measure") context.fillRect(at(begin), box.top, at(end ?? DATA.duration) - at(begin), box.height);
   }
   context.globalAlpha = 1;
-  for (const { at: moment, kind } of DATA.marks) {
-    const left = u.valToPos(moment / 1000, "x", true);
-    if (left < box.left || left > box.left + box.width) continue;
-    context.fillStyle = colour(kind === "restart" ? "alarm" : "warning");
-    const tall = kind === "restart" ? box.height : 6 * devicePixelRatio;
-    context.fillRect(left, box.top + box.height - tall, Math.max(1, devicePixelRatio), tall);
+  let last = null;
+  for (const { at: moment, kind } of marks) {
+    const left = Math.round(u.valToPos(moment / 1000, "x", true));
+    if (left < box.left || left > box.left + box.width || (last && last.left === left && last.kind === kind)) continue;
+    last = { left, kind };
+    context.fillStyle = colour(kind === "scrape" ? "warning" : "alarm");
+    const tall = kind === "restart" ? box.height : 8 * devicePixelRatio, wide = (kind === "request" ? 3 : 1) * devicePixelRatio;
+    context.fillRect(left - wide / 2, kind === "request" ? box.top : box.top + box.height - tall, wide, tall);
   }
   context.restore();
 }
 
-function marksLegend() {
-  const kinds = new Set(DATA.marks.map(({ kind }) => kind));
+function marksLegend(marks) {
+  const kinds = new Set(marks.map(({ kind }) => kind));
   const entries = [];
   if (DATA.phases.some(([name]) => name !== "measure")) entries.push(["line", "shaded: not measured (warm-up)"]);
   if (kinds.has("restart")) entries.push(["alarm", "full line: an engine restarted"]);
   if (kinds.has("scrape")) entries.push(["warning", "tick at the bottom: a scrape failed"]);
+  if (kinds.has("request")) entries.push(["alarm", "block at the top: a request sent then did not succeed"]);
   return legend(entries);
 }

@@ -63,7 +63,12 @@ function controls(columns, state, refresh) {
 
 function partsLegend(columns) {
   const entries = DATA.parts.filter(({ name }) => columns[name]).map(({ name, label }) => [name, label]);
-  return legend([...entries, ["rest", "no breakdown"], ["decode", "after the first token (by the clock)"]]);
+  const rows = [...columns.sent.values.keys()], errors = ascending(rows, (row) => valueOf(columns, "error", row) || NaN);
+  if (rows.some((row) => !isCovered(columns, row))) entries.push(["rest", "no breakdown"]);
+  entries.push(["decode", "after the first token (by the clock)"]);
+  if (errors.length) entries.push(["ink", `line with ends: how far an estimated bound of the parts may be off (its standard error, ${ms(quantile(errors, 0.5))} ms in the median)`]);
+  if (rows.some((row) => isFailed(columns, row))) entries.push(["alarm", "red end: did not succeed"]);
+  return legend(entries);
 }
 
 function filtered(columns, filters) {
@@ -106,8 +111,9 @@ function drawBars(context, width, state, columns, top) {
   context.textBaseline = "middle";
   const { step, places } = ticks(range.low, range.high, width / 110);
   for (const value of places) {
-    context.textAlign = value === range.low ? "left" : "center";
-    context.fillText(axisMs(value, step), place(value), AXIS_PX / 2);
+    const text = axisMs(value, step), half = context.measureText(text).width / 2;
+    context.textAlign = "center";
+    context.fillText(text, Math.max(LEFT_PX + half, Math.min(place(value), width - half - 4)), AXIS_PX / 2);
   }
 }
 
@@ -141,10 +147,14 @@ function drawBar(context, columns, row, begin, place, y, tall, clock) {
   if (clock && e2e > ttft) bar(ttft, e2e, "decode");
   const error = valueOf(columns, "error", row);
   if (error > 0) {
+    const left = place(begin + Math.max(0, known - error)), right = place(begin + known + error), middle = y + tall / 2;
+    context.fillStyle = colour("paper");
+    context.fillRect(left, middle - 1.5, right - left, 3);
     context.fillStyle = colour("ink");
-    context.fillRect(place(begin + Math.max(0, known - error)), y + tall / 2, place(begin + known + error) - place(begin + Math.max(0, known - error)), 1);
+    context.fillRect(left, middle - 0.5, right - left, 1);
+    for (const end of [left, right]) context.fillRect(end - 0.5, y, 1, tall);
   }
-  if (!["ok", "in_flight"].includes(textOf(columns, "status", row))) {
+  if (isFailed(columns, row)) {
     context.fillStyle = colour("alarm");
     context.fillRect(place(begin + (Number.isFinite(e2e) ? (clock ? e2e : Math.min(e2e, ttft || 0)) : 0)), y, 3, tall);
   }

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from golden_files import GOLDEN, names
 from packed_columns import read
 
-from exporter.html import as_html
+from exporter.html import SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.report import as_text
+from exporter.report.format import ms
 from exporter.summary.result import Summary
 from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
@@ -164,3 +166,35 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path):
     """Byte for byte, wherever it lies."""
     pages = [(derived("two_engines", tmp_path / place).run.path / "report.html").read_bytes() for place in ("a", "b")]
     assert pages[0] == pages[1]
+
+
+def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
+    """Beside the answer, not at its end: what it rests on, and whether the load generator can be trusted."""
+    run = derived("vllm_spans", tmp_path)
+    check, page = run.summary.self_check, page_of(run)
+    paragraphs = page.contents["p"]
+    answer = next(at for at, text in enumerate(paragraphs) if text.startswith("TTFT was"))
+    rates = next(at for at, text in enumerate(paragraphs) if text.startswith("Throughput"))
+    between = " ".join(paragraphs[answer:rates])
+    assert "matched to engine spans" in between
+    assert f"The load generator {'can be' if check.trusted else 'is not to be'} trusted" in between
+    late = next(row for row in page.rows if row[0] == "requests left after their time, ms")
+    assert late[3] == ms(check.schedule_lateness_ms.max)
+
+
+def test_percentiles_of_charts_are_those_of_the_summary(tmp_path: Path):
+    """Not of the rounded columns, of which the last digit may be another."""
+    run = derived("vllm_spans", tmp_path)
+    data = json.loads(page_of(run).contents["script"][0])
+    client, breakdown = run.summary.client, run.summary.correlation.breakdown
+    for name, times in {"ttft": client.ttft_ms, "e2e": client.e2e_ms, "queue": breakdown.queue_ms}.items():
+        assert data["percentiles"][name] == [times.count, times.p50, times.p90, times.p99]
+
+
+def test_the_pages_own_script_and_styles_stay_small():
+    """Under 900 lines and 60 kB beside uPlot: who opens a report loads them with every one."""
+    folder = resources.files("exporter.html") / "assets"
+    names = [name for name in (*SCRIPTS, *STYLES) if not name.startswith("uplot")]
+    texts = [(folder / name).read_text(encoding="utf-8") for name in names]
+    assert sum(text.count("\n") for text in texts) < 900
+    assert sum(len(text.encode()) for text in texts) < 60_000

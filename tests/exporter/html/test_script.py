@@ -76,3 +76,14 @@ def test_the_script_derives_the_ids_of_requests(scripted: tuple[Any, dict[str, A
     order = np.argsort(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), kind="stable")
     assert page["trace_id"] == log.trace_id[order].tolist()
     assert page["request_id"] == log.request_id[order].tolist()
+
+
+def test_an_axis_tells_its_places_apart():
+    """2.5 s is not 3 s."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    script = (resources.files("exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
+    shown = "; process.stdout.write([[2.5e3, 2.5e3], [1.25e4, 2.5e3], [50, 25], [0.5, 0.25], [2e3, 1e3]]"
+    command = [NODE, "-e", f'{script}{shown}.map((tick) => axisMs(...tick)).join("; "))']
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert output == "2.5 s; 12.5 s; 50 ms; 0.50 ms; 2 s"

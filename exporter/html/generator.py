@@ -1,0 +1,53 @@
+"""How sure the answer is, and how far the load generator can be trusted: how late it was, and how busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from exporter.report.format import ms, percent, table
+from exporter.report.method import basis
+from exporter.summary.result import Summary
+from loadgen.requests.self_check import SelfCheck
+
+
+def how_sure(summary: Summary) -> Iterator[str]:
+    """Yield what the answer rests on, why it names no length of the queue, and the verdict on the load generator."""
+    correlation = summary.correlation
+    if not correlation.missing:
+        yield from list(basis(correlation, summary.client.requests.sent))[:1]
+        tail = correlation.tail_attribution
+        if not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing:
+            yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}."
+    if not summary.watch:
+        yield _verdict(summary.self_check)
+
+
+def _verdict(check: SelfCheck) -> str:
+    judged = {
+        True: f"The load generator can be trusted: it {check.verdict}.",
+        False: f"The load generator is not to be trusted with everything: it {check.verdict} (see the line with !).",
+        None: f"The load generator {check.verdict}.",
+    }
+    return f"{judged[check.trusted]} {check.statement}".rstrip()
+
+
+def generator_table(check: SelfCheck) -> Table:
+    """Return how late the load generator was, and how busy it and its machine were."""
+    shown = table("Load generator", "p50", "p99", "max", "of the run")
+    for label, late in (
+        ("requests left after their time, ms", check.schedule_lateness_ms),
+        ("timers fired late (loop delay), ms", check.loop_delay_ms),
+        ("bytes waited to be read, ms", check.read_lateness_ms),
+    ):
+        if late.max is not None:
+            shown.add_row(label, ms(late.p50), ms(late.p99), ms(late.max))
+    ratios = [("CPU of the busiest worker, of a core", check.cpu_ratio.max)]
+    if check.machine is not None:
+        ratios.append(("machine busy", check.machine.busy_ratio))
+        ratios.append(("stolen by other virtual machines", check.machine.steal_ratio))
+    for label, ratio in ratios:
+        if isinstance(ratio, float):
+            shown.add_row(label, "", "", "", percent(ratio))
+    return shown
