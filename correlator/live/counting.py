@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from correlator.exact.table import SLACK_S
 from correlator.live.client_spans import ahead_ns
@@ -19,6 +20,7 @@ KEEP_S = 120.0  # what was not joined; longer than it is waited for
 BREAKING_S = 60.0
 LEAST_BROKEN = 10  # requests in BREAKING_S: of fewer, two that have nothing to do with each other may look like one
 MOST_SERVICES = 20  # by name
+MOST_NEAR = 200
 _CLIENT, _GATEWAY, _ENGINE = range(3)
 
 
@@ -182,9 +184,13 @@ class RequestCount:
             yield request
 
     def _nearest(self, rows: Sequence[tuple[int, int]], part: _Part) -> int | None:
-        """Return which of some sorted parts may be of the same request, the nearest by its beginning and end."""
+        """Return which of some sorted parts may be of the same request, the nearest by its beginning and end.
+
+        Of the MOST_NEAR that ended nearest: where none may be, as with clients of another server beside engines of
+        other clients, each request would look at all of two minutes.
+        """
         best, best_ns = None, 2**63
-        for end_ns, number in _outward(rows, part.end_ns):
+        for end_ns, number in islice(_outward(rows, part.end_ns), MOST_NEAR):
             apart_ns = abs(end_ns - part.end_ns)
             if apart_ns >= best_ns:
                 break

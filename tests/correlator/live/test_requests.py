@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, call, engine, export, span
 
+from correlator.live import counting
 from correlator.live.requests import SpanRequests
 from correlator.replay import Replay, Replayed
 from scraper.spans.log import ExportRecord, packed
@@ -256,6 +257,27 @@ def test_what_a_gateway_answered_itself_is_a_request_of_its_own():
     sent += [(3.0, "gw", call("gate", kind=SERVER, trace=bytes([number]) * 16)) for number in range(1, 6)]
     counts = counted(exports(sent))
     assert (15, {}) == (counts.requests, dict(counts.broken))
+
+
+def test_clients_of_another_server_beside_engines_of_other_clients_cost_no_more_when_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Their calls are too short for the engines' requests: none is of the other, and each looked at all of them."""
+    looks: list[int] = []
+
+    def counted_steps(rows: Sequence[tuple[int, int]], from_ns: int) -> Iterator[tuple[int, int]]:
+        looks.append(0)
+        for row in outward(rows, from_ns):
+            looks[-1] += 1
+            yield row
+
+    outward = counting._outward
+    monkeypatch.setattr(counting, "_outward", counted_steps)
+    calls = [call(f"c{n}", start_ms=800, end_ms=900 + n / 10, trace=f"client{n:010}".encode()) for n in range(500)]
+    engines = [engine(f"e{n}", "", end_ms=900 + n / 10, trace=f"engine{n:010}".encode()) for n in range(500)]
+    counts = counted([export(calls, at_s=1), export(engines, at_s=1)])
+    assert 1000 == counts.requests
+    assert 0 < max(looks) <= counting.MOST_NEAR
 
 
 def test_a_half_that_is_sent_again_after_a_minute_is_another():
