@@ -50,6 +50,7 @@ class EngineView:
     failed_ns: int = 0
     failure: str = ""
     first: GatewayCounts | None = None  # of a gateway's first page, or the first after it began anew
+    handled: float = 0.0  # requests that its last page has
 
     def take(self, record: Row | FailureRecord) -> None:
         if isinstance(record, Row):
@@ -95,8 +96,10 @@ class EngineView:
         if self.known.gateway is None:
             return None
         counts = GatewayCounts(gateway=self.known.gateway.name, **_quantities(self.known.gateway_sources, row))
-        if self.first is None or _handled(counts) < _handled(self.first):
+        handled = _handled(counts)
+        if self.first is None or handled < self.handled:
             self.first = counts
+        self.handled = handled
         return replace(counts, own_s=_own_s(counts, self.first))
 
 

@@ -74,6 +74,9 @@ def test_a_gateway_s_own_time_is_that_since_the_first_page():
     again = viewed(*pages, gateway_page(1, 2, 1), gateway_page(2, 4.25, 2)).counts.gateway
     assert again is not None
     assert 1.25 == again.own_s
+    more_than_at_first = viewed(*pages, gateway_page(12, 24, 12), gateway_page(13, 26.25, 13)).counts.gateway
+    assert more_than_at_first is not None
+    assert 1.25 == more_than_at_first.own_s
     first = viewed(pages[0]).counts.gateway
     assert first is not None
     assert first.own_s is None
