@@ -3,13 +3,8 @@
 
 const MARKS = [0.5, 0.9, 0.99], PAD = { left: 64, right: 16, top: 12, bottom: 44 };
 
-const isMeasured = (columns, row) => textOf(columns, "phase", row) === "measure" && textOf(columns, "status", row) === "ok";
-
-function measuredRows(columns) {
-  const rows = [];
-  for (let row = 0; row < columns.sent.values.length; row++) if (isMeasured(columns, row)) rows.push(row);
-  return rows;
-}
+const measuredRows = (columns) => [...columns.sent.values.keys()]
+  .filter((row) => textOf(columns, "phase", row) === "measure" && textOf(columns, "status", row) === "ok");
 
 function ascending(rows, value) {
   return Float64Array.from(rows, value).filter((number) => !Number.isNaN(number)).sort();
@@ -85,11 +80,7 @@ function drawEngine(context, percentiles, across, up) {
     const y = up(Number(label.slice(1)) / 100);
     context.fillRect(across(value) - 3, y - 3, 6, 6);
     if (low === null || high === null) continue;
-    context.lineWidth = 1.25;
-    context.beginPath();
-    context.moveTo(across(low), y);
-    context.lineTo(across(high), y);
-    context.stroke();
+    context.fillRect(across(low), y - 0.6, across(high) - across(low), 1.2);
   }
 }
 
@@ -116,7 +107,7 @@ function scatter(place, caption, rows, columns, name, label, line) {
   const right = most((row) => valueOf(columns, name, row)), top = most((row) => valueOf(columns, "ttft", row));
   canvas(figure(place, caption), 300, `${caption} ${cell(known.length)} requests, TTFT up to ${ms(top)} ms, ${label} up to ${cell(right)}.`, (context, width, height) => {
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
-    const { across, up } = axes(context, box, { low: 0, high: right * 1.03, label }, { low: 0, high: top * 1.05, text: axisMs });
+    const { across, up } = axes(context, box, { low: 0, high: right * 1.03, ticks: Math.min(6, right), label }, { low: 0, high: top * 1.05, text: axisMs });
     context.fillStyle = colour("accent");
     context.globalAlpha = Math.max(0.08, Math.min(0.6, 400 / known.length));
     for (const row of known) context.fillRect(across(valueOf(columns, name, row)) - 1.5, up(valueOf(columns, "ttft", row)) - 1.5, 3, 3);

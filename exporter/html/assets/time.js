@@ -20,8 +20,8 @@ function timeCharts(place, columns, gauges) {
     if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, view, visible, marks, show, () => show(...all)));
   };
   add("TTFT by part: mean of the requests submitted in each step", 240, partRows(columns));
-  add("Requests: in flight at the client, running and waiting in the engines", 190, loadRows(columns, gauges));
-  add("KV cache in use, of the fullest engine", 120, cacheRows(gauges));
+  add("Requests: in flight at the client, running and waiting in the engines; the most in each step", 190, loadRows(columns, gauges));
+  add("KV cache in use, of the fullest engine; the most in each step", 120, cacheRows(gauges));
   place.append(marksLegend(marks));
   show(...all);
   DRAWN.push(() => { for (const chart of charts) chart.fit(); show(view.from, view.to); });
@@ -72,14 +72,12 @@ const stepsOf = (from, to, count) => ({ from, to, count, each: (to - from) / cou
 function loadRows(columns, gauges) {
   const rows = [];
   const begins = columns.sent.values;
-  if (begins.length) {
-    const ends = Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row)).filter((value) => value === value).sort();
-    const open = (at) => placeOf(begins, at) - placeOf(ends, at);
-    rows.push({ name: "network", label: "in flight", text: cell, at: (steps) => atEnds(steps, open) });
-  }
+  const ends = Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row)).filter((value) => value === value).sort();
+  const open = (at) => placeOf(begins, at) - placeOf(ends, at);
+  rows.push({ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, begins, open) });
   for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) {
     const held = gauges.filter(({ label }) => label === gauge);
-    if (held.length) rows.push({ name, label: gauge, text: cell, at: (steps) => atEnds(steps, (at) => combined(held, at, (a, b) => a + b)) });
+    if (held.length) rows.push({ name, label: gauge, text: cell, at: (steps) => highest(steps, timesOf(held), (at) => combined(held, at, (a, b) => a + b)) });
   }
   return rows;
 }
@@ -88,10 +86,20 @@ function cacheRows(gauges) {
   const held = gauges.filter(({ name }) => name === "kv_cache_usage");
   if (!held.length) return [];
   return [{ name: "decode", label: "KV cache in use", text: (value) => (Number.isFinite(value) ? `${grouped(100 * value, 1)} %` : "-"),
-    at: (steps) => atEnds(steps, (at) => combined(held, at, Math.max)) }];
+    at: (steps) => highest(steps, timesOf(held), (at) => combined(held, at, Math.max)) }];
 }
 
-const atEnds = (steps, value) => Array.from({ length: steps.count }, (_, step) => value(steps.from + (step + 1) * steps.each));
+const timesOf = (held) => Float64Array.from(held.flatMap(({ times }) => Array.from(times))).sort();
+
+/* The most in each step: a peak between the ends of two steps is seen too. */
+function highest(steps, times, value) {
+  return Array.from({ length: steps.count }, (_, step) => {
+    const to = steps.from + (step + 1) * steps.each;
+    let most = value(to) ?? -Infinity;
+    for (let at = placeOf(times, to - steps.each) + 1; times[at] <= to; at++) most = Math.max(most, value(times[at]) ?? -Infinity);
+    return most === -Infinity ? null : most;
+  });
+}
 
 /* A gauge stands until it is read again; before the first and after the last reading it is not known. */
 function combined(held, at, fold) {

@@ -87,3 +87,16 @@ def test_an_axis_tells_its_places_apart():
     command = [NODE, "-e", f'{script}{shown}.map((tick) => axisMs(...tick)).join("; "))']
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert output == "2.5 s; 12.5 s; 50 ms; 0.50 ms; 2 s"
+
+
+def test_a_peak_within_a_step_is_drawn():
+    """And a step of which nothing is known is empty."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    assets = resources.files("exporter.html") / "assets"
+    script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js"))
+    gauge = "{ times: Float64Array.of(1, 11, 12, 19), values: Float64Array.of(1, 7, 2, 3) }"
+    shown = f"; const held = [{gauge}]; const at = (time) => time < 20 ? combined(held, time, Math.max) : null"
+    shown += "; process.stdout.write(JSON.stringify(highest(stepsOf(0, 40, 4), timesOf(held), at)))"
+    command = [NODE, "-e", script.replace('"use strict";', "") + shown]
+    assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == [1, 7, None, None]

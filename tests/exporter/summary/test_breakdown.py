@@ -367,6 +367,7 @@ def test_requests_that_did_not_succeed_are_counted():
     shown = summaries.correlated(replace(summaries.findings(), ok=np.arange(100) >= 16))
     assert 16 == shown.not_ok
     assert "All 100 requests (16 of which did not succeed) were matched to engine spans." in list(basis(shown))
+    assert where_it_went(summaries.summary(shown)).startswith("Of the 100 requests with a breakdown (")
 
 
 @pytest.mark.parametrize(("sent", "which"), [(100, ""), (103, " with a first token")])
