@@ -85,6 +85,17 @@ def quantile(q: float, metric: str, labels: str, window: str = "$__rate_interval
     return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{labels}}}[{window}])))"
 
 
+def exact_quantile(q: float, of: str, labels: str) -> str:
+    """Return the PromQL of the client's exact quantile, the last in the range; of a watch, that of its buckets."""
+    exact = f'max (last_over_time(sidelight_client_quantile_seconds{{{labels}, of="{of}", quantile="{q}"}}[$__range]))'
+    return f"{exact} or {quantile(q, f'sidelight_client_{of}_seconds', labels, '$__range')}"
+
+
+def seen(info: str, labels: str, by: str) -> str:
+    """Return the PromQL of what an info metric stated anywhere in the range shown."""
+    return f"group by ({by}) (last_over_time({info}{{{labels}}}[$__range]))"
+
+
 def mean(metric: str, labels: str) -> str:
     """Return the PromQL of an exact mean; nothing where nothing was observed."""
     return f"{total(f'{metric}_sum', labels)} / ({total(f'{metric}_count', labels)} > 0)"
@@ -100,10 +111,15 @@ def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_int
     return f"sum{f' by ({by})' if by else ''} (increase({counter}{{{labels}}}[{window}]))"
 
 
-def share(counter: str, of: str) -> str:
-    """Return the PromQL of the share that series with further labels have of a counter, over the range shown."""
+def share(counter: str, of: str, pending: str = "") -> str:
+    """Return the PromQL of the share that series with further labels have of a counter, over the range shown, and of
+    what the gauge `pending` says is still to be counted.
+    """
     part = increase(counter, f"{SIDECAR}, {of}", window="$__range")
-    return f"({part} or vector(0)) / ({increase(counter, SIDECAR, window='$__range')} > 0)"
+    whole = increase(counter, SIDECAR, window="$__range")
+    if pending:
+        whole = f"({whole} + (max ({pending}{{{SIDECAR}}}) or vector(0)))"
+    return f"({part} or vector(0)) / ({whole} > 0)"
 
 
 def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> dict[str, str]:

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from breakdown_rows import QUEUE, TTFT_SUM, WHERE_TTFT_WENT
-from panels import ENGINE, SIDECAR, Row, heatmap, lines, mean, quantile, quantiles, share, stack, tile, total
+from panels import (
+    ENGINE,
+    SIDECAR,
+    Row,
+    exact_quantile,
+    heatmap,
+    lines,
+    mean,
+    quantile,
+    quantiles,
+    seen,
+    share,
+    stack,
+    tile,
+    total,
+)
 from watch_rows import RECEIVER
 
 ANSWER_FIRST = Row(
@@ -11,9 +26,9 @@ ANSWER_FIRST = Row(
     (
         tile(
             "TTFT p99",
-            {"client p99": quantile(0.99, "sidelight_client_ttft_seconds", SIDECAR, "$__range")},
-            "What one in a hundred users waits, at least, for the first token, by the client's clock, over the whole "
-            "range shown. The rows below say on which side the wait was.",
+            {"client p99": exact_quantile(0.99, "ttft", SIDECAR)},
+            "What one in a hundred users waits, at least, for the first token, by the client's clock: of a run "
+            "exactly, as its report has it; of a watch from buckets. The rows below say where the wait was.",
             instant=True,
         ),
         tile(
@@ -24,9 +39,15 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Requests / s",
-            {"requests / s": total("sidelight_client_requests_total", SIDECAR)},
-            "Requests that ended, a second, whatever their status. Below the offered rate: a queue grows somewhere.",
+            {
+                "ended": total("sidelight_client_requests_total", SIDECAR),
+                "submitted": total("sidelight_client_requests_submitted_total", SIDECAR),
+                "scheduled": total("sidelight_client_requests_scheduled_total", SIDECAR),
+            },
+            "Requests that ended, a second, whatever their status, beside those that were sent, and whose time to be sent "
+            "came (of an open loop). Fewer ended than scheduled: a queue grows somewhere.",
             unit="reqps",
+            shows_name=True,
         ),
         tile(
             "Failed or refused",
@@ -47,12 +68,12 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Run",
-            {"{{run_id}} ({{phase}})": f"sidelight_run_info{{{SIDECAR}}}"},
-            "The run that is going on, and its phase. Only what falls in the measure phase is in the report.",
+            {"{{run_id}}": seen("sidelight_run_info", SIDECAR, "run_id")},
+            "The runs of the range shown. Only what falls in the measure phase is in a run's report.",
             unit="none",
             instant=True,
             shows_name=True,
-            empty="no run now",
+            empty="no run in this range",
         ),
         tile(
             "Running",
@@ -85,16 +106,16 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Broken down",
-            {"share": share("sidelight_requests_total", 'source!="none"')},
-            "Share of requests whose TTFT is broken down, over the range shown. Below 100 % the parts describe some "
-            "requests only; a panel further down has the reasons for the others.",
+            {"share": share("sidelight_requests_total", 'source!="none"', "sidelight_breakdown_pending")},
+            "Share of requests that ended whose TTFT is broken down, over the range shown, those that wait for it "
+            "included. Below 100 % the parts describe some requests only; a panel further down has the reasons.",
             unit="percentunit",
             instant=True,
             steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
         ),
         tile(
             "Engine",
-            {"{{engine}} {{version}}": f"sidelight_engine_info{{{ENGINE}}}"},
+            {"{{engine}} {{version}}": seen("sidelight_engine_info", ENGINE, "engine, version")},
             "The engine that was found behind the scraped endpoint. Empty: nothing known was found on its page, and "
             "the engine panels stay empty too.",
             unit="none",

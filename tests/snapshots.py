@@ -38,6 +38,8 @@ def snapshot(step: int) -> Snapshot:
         phase="measure",
         client=ClientCounts(
             requests={"ok": 5 * step, "failed": step, "refused": 0, "cancelled": 0},
+            scheduled=7 * step,
+            submitted=6 * step,
             in_flight=3,
             input_tokens=500 * step,
             output_tokens=200 * step,
@@ -45,6 +47,7 @@ def snapshot(step: int) -> Snapshot:
             inter_token=observed(step, 0.02, TOKEN_BOUNDS_S),
             time_per_output_token=observed(step, 0.02, TOKEN_BOUNDS_S),
             e2e=observed(step, 2.0, LATENCY_BOUNDS_S),
+            quantiles={("ttft", "0.5"): 0.2, ("ttft", "0.99"): 0.2},
         ),
         generator=GeneratorCounts(
             schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),
@@ -65,6 +68,7 @@ def snapshot(step: int) -> Snapshot:
             ),
         ),
         parts=PartCounts(
+            pending=1,
             ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
             inner={
                 (part, "trace"): observed(step, 0.02, LATENCY_BOUNDS_S)

@@ -60,10 +60,17 @@ For each one: start it with the settings, check it, run.
    `sidelight simulate --port 8000 --otlp-endpoint http://127.0.0.1:4317` stands in for an engine; its model is
    `sim-llama`.
 2. The check sends one request through, and says whether the trace reached the engine, whether the gateway's span came,
-   and which setting to change.
-3. In the report of the run the row `gateway` is its part. Where its page is scraped too (the second `--metrics`), a
-   line under the server's table has its own time (`request_time` less `upstream_time`) and its queue, and whether page
-   and spans agree.
+   and which setting to change. Where no span comes, only its page tells the check which gateway it is: add the
+   `--metrics` of the run. The first request of a gateway that has just started may be slow: check twice.
+3. In the report of the run the row `gateway` is its part of the TTFT. Where a gateway does not say when its first
+   output left (Envoy, sglang-router), the part is a range: read the sentence at the top that begins with "The spans of
+   gateway"; the row `gateway, inbound` is what passed before its call, and without that there is no row.
+4. Where its page is scraped too (the second `--metrics`), a line under the server's table has its own time of a whole
+   request (`request_time` less `upstream_time`) and its queue, as far as its page tells them, and whether page and
+   spans agree.
+
+Each command but the check and the run stays in the foreground: give it a terminal of its own. To compare runs, give
+each another `--seed`, since an engine may keep the prompts of the last one in its prefix cache.
 
 *live*: ran with these settings; *recorded*: tests read what it sent; *source only*: read in its documentation or
 source, never seen; *none*: it has none.

@@ -36,7 +36,7 @@ def conclusion(summary: Summary) -> Iterator[str]:
     yield _what_happened(summary.client)
     if summary.client.requests.ok or correlation.requests:
         yield where_it_went(summary)
-    yield from _gateways(correlation.gateways)
+    yield from _gateways(correlation.gateways, correlation.requests)
     if not correlation.missing and not correlation.breakdown.means_only:
         yield from _why_slow(summary)
     yield from advice(summary)
@@ -105,32 +105,37 @@ def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) ->
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _gateways(gateways: Sequence[GatewaySummary]) -> Iterator[str]:
+def _gateways(gateways: Sequence[GatewaySummary], requests: int) -> Iterator[str]:
     """Yield the part of each of several gateways, and what is known of those whose first output is not."""
     if len(gateways) > 1:
         parts = (f"{_name(gateway)} {_part(gateway)}" for gateway in gateways)
         yield f"Gateways, outermost first: {', '.join(parts)}."
-    yield from (_bounds(gateway) for gateway in gateways if gateway.at_most_ms is not None)
+    yield from (_bounds(gateway, requests) for gateway in gateways if gateway.at_most_ms is not None)
 
 
-def _bounds(gateway: GatewaySummary) -> str:
-    """Return what the part of a gateway is between, and what would say more."""
+def _bounds(gateway: GatewaySummary, requests: int) -> str:
+    """Return what the part of a gateway is between in the mean, of how many of so many requests, and what would say
+    more.
+    """
     name, most = _name(gateway), spoken(gateway.at_most_ms)
+    whose = ""
+    if gateway.requests < requests:
+        whose = f" That is of {gateway.requests} of {requests} requests: of the others no span of it came."
     if gateway.first_output.get("inner_call", 0) > gateway.first_output.get("unknown", 0):
         return (
             f"The spans of gateway {name} say when the next server's first output reached it, not when it passed that "
-            f"on: it took between {spoken(gateway.part_ms)} and {most}."
+            f"on: in the mean it took between {spoken(gateway.part_ms)} and {most}.{whose}"
         )
     inbound = (
-        f"It held requests for {spoken(gateway.request_ms)} before it called the next server, and "
+        f"In the mean it held requests for {spoken(gateway.request_ms)} before it called the next server, and took "
         if gateway.request_ms is not None
-        else "Requests spent "
+        else "In the mean it took "
     )
     is_home_made = gateway.name is None or known_gateway(gateway.name).generic
     cure = f" To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span." if is_home_made else ""
     return (
-        f"The spans of gateway {name} do not say when its first output left. {inbound}at most {most} in it altogether."
-        f"{cure}"
+        f"The spans of gateway {name} do not say when its first output left. {inbound}at most {most} altogether."
+        f"{whose}{cure}"
     )
 
 

@@ -96,14 +96,14 @@ def test_an_own_time_of_rounded_times_bears_its_error():
     assert line.endswith("Its spans agree (between 5 ms and 10 ms).")
 
 
-UNSAID = "gateway proxy do not say when its first output left. It held requests for 40 ms before it called the next"
+UNSAID = "gateway proxy do not say when its first output left. In the mean it held requests for 40 ms before it called the next"
 
 
 @pytest.mark.parametrize(
     ("part", "said", "end"),
     [
         (passed(name=""), UNSAID, "set gen_ai.response.time_to_first_chunk (seconds) on its server span."),
-        (passed(name="envoy"), UNSAID, "server, and at most 80 ms in it altogether."),
+        (passed(name="envoy"), UNSAID, "server, and took at most 80 ms altogether."),
         (replace(passed(), first_by="inner_call", part_s=0.06), "reached it, not when", "between 60 ms and 80 ms."),
     ],
     ids=["home-made", "envoy", "by its call"],
