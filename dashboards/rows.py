@@ -44,8 +44,8 @@ ANSWER_FIRST = Row(
                 "submitted": total("sidelight_client_requests_submitted_total", SIDECAR),
                 "scheduled": total("sidelight_client_requests_scheduled_total", SIDECAR),
             },
-            "Requests that ended, a second, whatever their status, beside those that were sent, and whose time to be sent "
-            "came (of an open loop). Fewer ended than scheduled: a queue grows somewhere.",
+            "Requests that ended, a second, whatever their status, beside those that were sent, and those whose time "
+            "had come (of an open loop). Fewer ended than scheduled: a queue grows somewhere.",
             unit="reqps",
             shows_name=True,
         ),

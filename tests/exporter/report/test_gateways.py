@@ -96,7 +96,7 @@ def test_an_own_time_of_rounded_times_bears_its_error():
     assert line.endswith("Its spans agree (between 5 ms and 10 ms).")
 
 
-UNSAID = "gateway proxy do not say when its first output left. In the mean it held requests for 40 ms before it called the next"
+UNSAID = "gateway proxy do not say when its first output left. In the mean it held requests for 40 ms before it called"
 
 
 @pytest.mark.parametrize(
