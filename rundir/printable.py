@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Controls of terminals, of the direction of text and of lines; what has no width; halves of characters.
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# Controls of terminals, of the direction of text and of lines; what has no width; halves of characters; what is never a
+# character, which XML cannot hold.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import summaries
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.ci.junit import ENDED, TRUST, as_junit
@@ -71,6 +71,7 @@ def test_a_run_that_was_cut_short_is_an_error():
 
 
 @given(st.text())
+@example("\ufffe\uffff")
 def test_whatever_a_server_said_the_file_is_xml(text: str):
     """Controls, brackets and halves of characters."""
     assert cases(summary(run_id=text or "x")) != {}
