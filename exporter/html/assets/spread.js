@@ -3,15 +3,14 @@
 
 const MARKS = [0.5, 0.9, 0.99], PAD = { left: 64, right: 16, top: 12, bottom: 44 };
 
-const measuredRows = (columns) => [...columns.sent.values.keys()]
-  .filter((row) => textOf(columns, "phase", row) === "measure" && textOf(columns, "status", row) === "ok");
+const measuredRows = (columns) => [...columns.sent.values.keys()].filter((row) => textOf(columns, "phase", row) === "measure");
 
 function ascending(rows, value) {
   return Float64Array.from(rows, value).filter((number) => !Number.isNaN(number)).sort();
 }
 
 function spreadCharts(place, columns, gaps) {
-  const rows = measuredRows(columns);
+  const rows = measuredRows(columns).filter((row) => textOf(columns, "status", row) === "ok");
   const parts = DATA.parts.filter(({ name }) => columns[name]);
   const curves = [
     ["Time to first token and its parts, ms", [["ttft", "TTFT", "ink"], ...parts.map(({ name, label }) => [name, label, name])]
@@ -107,7 +106,7 @@ function scatter(place, caption, rows, columns, name, label, line) {
   const right = most((row) => valueOf(columns, name, row)), top = most((row) => valueOf(columns, "ttft", row));
   canvas(figure(place, caption), 300, `${caption} ${cell(known.length)} requests, TTFT up to ${ms(top)} ms, ${label} up to ${cell(right)}.`, (context, width, height) => {
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
-    const { across, up } = axes(context, box, { low: 0, high: right * 1.03, ticks: Math.min(6, right), label }, { low: 0, high: top * 1.05, text: axisMs });
+    const { across, up } = axes(context, box, { low: 0, high: right * 1.03, ticks: Math.min(6, right * 1.03), label }, { low: 0, high: top * 1.05, text: axisMs });
     context.fillStyle = colour("accent");
     context.globalAlpha = Math.max(0.08, Math.min(0.6, 400 / known.length));
     for (const row of known) context.fillRect(across(valueOf(columns, name, row)) - 1.5, up(valueOf(columns, "ttft", row)) - 1.5, 3, 3);
