@@ -15,7 +15,7 @@ from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary
 from rundir.stats import Statistics
-from scraper.gateways import gateway as known_gateway
+from scraper.gateways import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
@@ -131,8 +131,9 @@ def _bounds(gateway: GatewaySummary, requests: int) -> str:
         if gateway.request_ms is not None
         else "In the mean it took "
     )
-    is_home_made = gateway.name is None or known_gateway(gateway.name).generic
-    cure = f" To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span." if is_home_made else ""
+    cure = ""
+    if can_state_more(gateway.name):
+        cure = f" To see the rest, set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span."
     return (
         f"The spans of gateway {name} do not say when its first output left. {inbound}at most {most} altogether."
         f"{whose}{cure}"

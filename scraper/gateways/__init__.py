@@ -177,6 +177,13 @@ def gateway(name: str) -> Gateway:
     return read_yaml("scraper.gateways", name, Gateway, QUANTITIES)
 
 
+def can_state_more(name: str | None) -> bool:
+    """Tell whether those who run a gateway can make its spans state more: one of their own, with or without a framework
+    (no name, or a generic one), not a program of others.
+    """
+    return not name or gateway(name).generic
+
+
 def detect(series: Iterable[Series], *, beside_engine: bool = False) -> Recognised | None:
     """Recognise a gateway by a metric of its own among the series of a page, of which an engine may be as well."""
     shown = dict.fromkeys(name for labelled in series for name in (labelled.family, labelled.name))

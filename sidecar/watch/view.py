@@ -35,6 +35,7 @@ from exporter.prometheus.snapshot import (
 from rundir.access import masked
 from rundir.frames import LogTails
 from rundir.framing import GAP
+from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
 from scraper.spans.log import Counts, StateRecord, decode
 from sidecar import VERSION
@@ -147,14 +148,14 @@ class WatchView:
         return fresh
 
     def half_known_gateways(self) -> list[str]:
-        """Return the services of gateways whose spans do not say their first output, each once."""
+        """Return the services of gateways whose spans do not say their first output and could, each once."""
         fresh = [service for service, is_said in self._half_known.items() if not is_said]
         self._half_known.update(dict.fromkeys(fresh, True))
         return fresh
 
     def _count_parts(self, ended: Ended, now_ns: int) -> None:
         for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
-            if not gateway.first_by and len(self._half_known) < MOST_GATEWAYS:
+            if not gateway.first_by and can_state_more(gateway.name) and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
         self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
         if self._lately is not None:

@@ -19,6 +19,7 @@ from scraper.exposition import Page, parse
 from scraper.gateways import (
     QUANTITIES,
     FirstOutput,
+    can_state_more,
     canonical,
     detect,
     detect_reply,
@@ -189,3 +190,10 @@ def test_the_gateway_of_a_reply(headers: Mapping[str, str], name: str | None):
     """By a header that it sets itself; an engine's own headers say nothing of what passed them on."""
     recognised = detect_reply(headers)
     assert name == (recognised.name if recognised else None)
+
+
+def test_only_a_gateway_of_ones_own_can_be_made_to_state_more():
+    """An attribute can be set in code that one wrote, with a framework or without, not in Envoy."""
+    assert [True, True, True, False, False] == [
+        can_state_more(name) for name in (None, "", "fastapi", "envoy", "sglang_router")
+    ]

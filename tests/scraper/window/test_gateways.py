@@ -45,6 +45,13 @@ def test_its_own_time_is_what_its_calls_leave():
     assert "its page does not tell" == page.missing["requests_waiting"]
 
 
+def test_a_queue_whose_sum_fell_is_no_time():
+    """A page that contradicts itself: requests waited, and less than nothing in all."""
+    page = page_of(litellm(10, 20, 10, 5), litellm(20, 50, 34, 1))
+    assert page.queue_ms is None
+    assert "the sum of queue_time fell while its count rose" == page.missing["queue_ms"]
+
+
 def test_times_in_milliseconds_and_of_several_parts():
     """Envoy's: of the listeners and clusters that carry requests, the admin page and the receiver of spans apart."""
 
@@ -130,7 +137,7 @@ def test_an_engine_s_page_is_no_gateway_s():
     assert [] == gateway_pages([endpoint], Window(start_ns=SECOND, end_ns=2 * SECOND), SECOND)
 
 
-@pytest.mark.parametrize(("whole_s", "queue_s"), [(1.7e308, 1.0), (1e308, 1e308), (50.0, 1.7e308)])
+@pytest.mark.parametrize(("whole_s", "queue_s"), [(1.7e308, 6.0), (1e308, 1e308), (50.0, 1.7e308)])
 def test_times_that_no_number_of_milliseconds_holds_are_missing(whole_s: float, queue_s: float):
     """Else summary.json, which is strict JSON, could not be written."""
     page = page_of(litellm(10, 20, 10, 5), litellm(14, whole_s, 19, queue_s))
