@@ -10,6 +10,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import aiohttp
@@ -17,11 +18,11 @@ import aiohttp
 from exporter.prometheus.page import families
 from exporter.prometheus.snapshot import Snapshot
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
+from scraper.spans.forward import Rejected, Unavailable, again_while_away
 
 STEPS_A_REQUEST = 20
 SERIES_A_REQUEST = 500
 PATIENCE_S = 10.0  # how long one request is tried
-FIRST_PAUSE_S = 0.25
 REPORT_EVERY_S = 5.0
 _HEADERS = {
     "Content-Type": "application/x-protobuf",
@@ -29,14 +30,10 @@ _HEADERS = {
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
 _LITERAL_BYTES = 1 << 16
-_REASON_CHARACTERS = 200
+_REPLY_BYTES, _REASON_CHARACTERS = 4096, 200
 # What a server says of samples that it takes no more, as Prometheus without an out-of-order window does after an hour.
 _TOO_OLD = ("too old", "out of bounds", "out of order")
 _Series = tuple[tuple[str, str], ...]
-
-
-class WriteFailed(Exception):
-    """A server that does not take samples, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +60,8 @@ async def write(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         for count, body in write_requests(history):
             try:
-                await _deliver(session, bare(url), body)
-            except WriteFailed as error:
+                await again_while_away(partial(_send, session, bare(url), body), patience_s=PATIENCE_S)
+            except (Unavailable, Rejected) as error:
                 return Written(samples=taken, reason=str(error))
             taken += count
             if loop.time() - reported_s >= REPORT_EVERY_S:
@@ -73,26 +70,21 @@ async def write(
     return Written(samples=taken)
 
 
-async def _deliver(session: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    """Send one request. Raises WriteFailed."""
-    deadline_s, pause_s = asyncio.get_running_loop().time() + PATIENCE_S, FIRST_PAUSE_S
-    while True:
-        try:
-            async with session.post(url, data=body, allow_redirects=False) as response:
-                if response.status < 300:
-                    return
-                text = " ".join((await response.text(errors="replace")).split())[:_REASON_CHARACTERS]
-                reason = f"HTTP {response.status}{f': {text}' if text else ''}"
-                if response.status != 429 and response.status < 500:
-                    raise WriteFailed(_with_cure(reason))
-        except TimeoutError:
-            reason = f"no answer within {PATIENCE_S:g} s"
-        except (aiohttp.ClientError, OSError) as error:
-            reason = f"connect: {connection_problem(error)}"
-        if asyncio.get_running_loop().time() + pause_s > deadline_s:
-            raise WriteFailed(reason)
-        await asyncio.sleep(pause_s)
-        pause_s *= 2
+async def _send(session: aiohttp.ClientSession, url: str, body: bytes) -> None:
+    """Send one request, once. Raises Unavailable, Rejected."""
+    try:
+        async with session.post(url, data=body, allow_redirects=False) as response:
+            status, reply = response.status, await response.content.read(_REPLY_BYTES)
+    except TimeoutError:
+        raise Unavailable(f"no answer within {PATIENCE_S:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unavailable(f"connect: {connection_problem(error)}") from error
+    text = " ".join(reply.decode(errors="replace").split())[:_REASON_CHARACTERS]
+    reason = f"HTTP {status}{f': {text}' if text else ''}"
+    if status == 429 or status >= 500:
+        raise Unavailable(reason)
+    if status >= 300:
+        raise Rejected(_with_cure(reason))
 
 
 def _with_cure(reason: str) -> str:

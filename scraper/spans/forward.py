@@ -12,10 +12,10 @@ import io
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 # Read on import; else each failed connection is written to standard error.
@@ -30,6 +30,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
 from scraper.spans.log import ForwardQueue
 from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, forward_parts
+
+T = TypeVar("T")
 
 PROTOBUF = "application/x-protobuf"
 QUEUE_BYTES = 32 * 1024 * 1024
@@ -63,6 +65,31 @@ class Unavailable(Exception):
 
 class Rejected(Exception):
     """The collector will not take this export."""
+
+
+async def again_while_away(
+    send: Callable[[], Awaitable[T]],
+    *,
+    patience_s: float = math.inf,
+    on_away: Callable[[Unavailable], object] = lambda _: None,
+) -> T:
+    """Await `send()` again as long as it raises Unavailable, and return what it returns.
+
+    After each attempt that failed `on_away` is called, and a pause follows: twice as long each time, or what a
+    Retry-After states. Raises Unavailable when the next attempt would come after `patience_s`.
+    """
+    loop = asyncio.get_running_loop()
+    until_s, pause_s = loop.time() + patience_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return await send()
+        except Unavailable as away:
+            on_away(away)
+            wait_s = away.again_s or pause_s
+            if loop.time() + wait_s >= until_s:
+                raise
+        await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 class Wire:
@@ -108,21 +135,9 @@ class Wire:
     ) -> bytes:
         """Give the collector one export until it has taken or refused it; return its reply.
 
-        After each attempt that failed `on_away` is called, and a pause follows: twice as long each time, or what a
-        Retry-After states. Raises Rejected, and Unavailable when the next attempt would come after `patience_s`.
+        Raises Rejected, and Unavailable as `again_while_away` does.
         """
-        loop = asyncio.get_running_loop()
-        until_s, pause_s = loop.time() + patience_s, FIRST_PAUSE_S
-        while True:
-            try:
-                return await self.send(body, signal)
-            except Unavailable as away:
-                on_away(away)
-                wait_s = away.again_s or pause_s
-                if loop.time() + wait_s >= until_s:
-                    raise
-            await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return await again_while_away(lambda: self.send(body, signal), patience_s=patience_s, on_away=on_away)
 
     async def _over_http(self, body: bytes, signal: str) -> bytes:
         url = http_url(bare(self._url), signal)

@@ -121,7 +121,7 @@ def test_each_series_has_its_samples_in_the_order_of_time():
 
 async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     """And gets the same body."""
-    monkeypatch.setattr(remote_write, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 0.001)
     bodies: list[bytes] = []
 
     async def take(request: web.Request) -> web.Response:
