@@ -24,7 +24,6 @@ from rundir.columns import Floats
 
 STATUSES = ("ok", "failed", "refused", "cancelled")
 QUANTILES = ("0.5", "0.9", "0.95", "0.99")
-STALE_RATIO = 1.01  # quantiles are found anew once there are so many times more values
 
 
 @dataclass(slots=True)
@@ -35,10 +34,10 @@ class Sample:
     counted: int = 0
     quantiles: tuple[float, ...] = ()
 
-    def add(self, values_s: Floats) -> None:
-        """Add the values that are known."""
+    def add(self, values_s: Floats, stale_ratio: float) -> None:
+        """Add the values that are known; the quantiles are found anew with so many times more values than counted."""
         self.values.frombytes(values_s[np.isfinite(values_s)].tobytes())
-        if len(self.values) > STALE_RATIO * self.counted:
+        if len(self.values) > stale_ratio * self.counted:
             self.counted = len(self.values)
             levels = [float(level) for level in QUANTILES]
             self.quantiles = tuple(np.quantile(np.frombuffer(self.values.tobytes()), levels).tolist())
@@ -49,9 +48,11 @@ class Tally:
     """Counts and histograms since a phase began.
 
     `lately` has (end_ns, output tokens) of the requests that ended lately and whose tokens are known; the caller drops
-    old ones.
+    old ones. Quantiles are those of all values, or with a `stale_ratio` above 1, which keeps their cost flat in a view
+    that counts each second, of the values that were there before so many times more came.
     """
 
+    stale_ratio: float = 1.0
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     input_tokens: int = 0
     output_tokens: int = 0
@@ -83,7 +84,7 @@ class Tally:
             "e2e_latency": metrics.e2e_ms,
         }
         for name, values_ms in times_ms.items():
-            self.samples[name].add(values_ms[log.status == "ok"] / 1e3)
+            self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio)
         counted = log.output_tokens > 0
         self.lately.extend(zip(log.end_ns[counted].tolist(), log.output_tokens[counted].tolist(), strict=True))
 

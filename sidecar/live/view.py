@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import resource
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -29,6 +31,7 @@ from sidecar.progress import View
 if TYPE_CHECKING:
     from sidecar.live.breakdown import LiveParts
 
+STALE_RATIO = 1.01  # of the quantiles
 RATE_S = 5.0  # the output rate is that of requests that ended this recently
 
 
@@ -61,7 +64,7 @@ class LiveRun:
         self._about, self._tags = about or {}, tags or {}
         self._phase, self._phase_ns = "start", clock.now_ns()
         self._starts_ns: dict[str, int] = {}
-        self._tallies: dict[str, Tally] = {"measure": Tally()}
+        self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO))
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
@@ -79,7 +82,6 @@ class LiveRun:
         """Begin a phase, now or at a moment: the view counts from there."""
         self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
         self._starts_ns[phase] = self._phase_ns
-        self._tallies.setdefault(phase, Tally())
 
     def poll(self) -> None:
         """Read what the logs have gained, and count it. What cannot be counted is left out, and `errors` rises."""
@@ -105,7 +107,7 @@ class LiveRun:
         return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}
 
     def view(self) -> View:
-        tally = self._tallies.get(self._phase, Tally())
+        tally = self._tallies[self._phase]
         now_ns = self._clock.now_ns()
         ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
         tokens = sum(count for end_ns, count in tally.lately if end_ns > now_ns - RATE_S * 1e9)
@@ -184,7 +186,7 @@ class LiveRun:
         return next(({"engine": counts.engine, "version": counts.version} for counts in known), {})
 
     def _count(self, phase: str, ended: RequestLog) -> None:
-        tally = self._tallies.setdefault(phase, Tally())
+        tally = self._tallies[phase]
         tally.count(ended)
         while tally.lately and tally.lately[0][0] < self._clock.now_ns() - RATE_S * 1e9:
             tally.lately.popleft()

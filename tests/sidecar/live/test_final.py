@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 from golden_files import GOLDEN, names
 
@@ -15,6 +16,7 @@ from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
 from sidecar.directory.opening import open_run
 from sidecar.live.final import final, linger, patience_s
+from sidecar.live.tally import Sample
 from sidecar.report.derive import derive_run
 
 LATEST = Snapshot(version="1", run_id="r", phase="measure")
@@ -40,6 +42,15 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
     if queue.mean is not None and not summary.correlation.breakdown.means_only:
         assert sum_s == pytest.approx(queue.mean * queue.count / 1e3, rel=1e-9)
     assert last.parts.pending == 0
+
+
+def test_quantiles_are_of_all_values_but_in_a_view_that_counts_each_second():
+    """20 slow ones behind 1,000 quick ones: a report's history has them at once, a live view may be a little behind."""
+    for stale_ratio, p99_s in ((1.0, 9.0), (1.05, 0.1)):
+        sample = Sample()
+        sample.add(np.full(1000, 0.1), stale_ratio)
+        sample.add(np.full(20, 9.0), stale_ratio)
+        assert p99_s == sample.quantiles[-1]
 
 
 @pytest.mark.parametrize(
