@@ -215,6 +215,7 @@ async def test_a_gateway_that_does_not_say_its_first_output_is_named(tmp_path: P
         counts = await watch.until(lambda page: page[TRACE] == 2)
         await watch.until_said("the spans of gateway")
         await watch.until_said("prefill")
+        await watch.until_said("Where the TTFT went: 2 requests")  # the panel is drawn once a second
         result = await watch.end()
     assert 2 == counts['sidelight_gateway_requests_total{first_output="unknown"}']
     (line,) = (text for text in watch.said if "the spans of gateway" in text)
