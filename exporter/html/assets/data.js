@@ -1,7 +1,16 @@
 "use strict";
-/* What the page holds: columns of requests and gauges, inflated; and the ids that follow from a run's own. */
+/* What the page holds: of each run columns of requests and gauges, inflated; and the ids that follow from its own.
+
+Charts read a run's columns whenever they draw: put others in their place, and `paintAll` shows them. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
+
+/* Inflate what a run holds in place: its `columns` by name, its `gauges` with times and values, its `gaps`. */
+async function openRun(run) {
+  const [columns, read, gaps] = await Promise.all([run.requests, run.gaugesAt, run.gaps].map(unpack));
+  const gauges = run.gauges.map((gauge, at) => ({ ...gauge, times: read[`time${at}`].values, values: read[`value${at}`].values }));
+  return Object.assign(run, { columns: derive(columns, run.parts), gauges, gaps });
+}
 
 async function inflate(base64) {
   const text = atob(base64);
@@ -46,17 +55,27 @@ function textOf(columns, name, row) {
 }
 
 /* Add what follows from the columns: which requests have a breakdown, and of each what no source tells apart. */
-function derive(columns) {
+function derive(columns, parts) {
   const ttft = columns.ttft ? columns.ttft.values : new Float64Array(columns.sent.values.length).fill(NaN);
   const none = columns.source.texts.indexOf("none");
   const covered = Uint8Array.from(ttft, (value, row) => value === value && columns.source.values[row] !== none);
   const other = Float64Array.from(ttft, (value, row) => (covered[row] ? value : NaN));
-  for (const { name } of DATA.parts) {
+  for (const { name } of parts) {
     if (name === "other" || !columns[name]) continue;
     columns[name].values.forEach((value, row) => { other[row] -= value || 0; });
   }
   return Object.assign(columns, { covered: { values: covered }, other: { values: other } });
 }
+
+/* What is worked out of columns once, by a name; of others in their place, anew. */
+const WORKED_OUT = new WeakMap();
+function once(columns, name, work) {
+  if (!WORKED_OUT.has(columns)) WORKED_OUT.set(columns, {});
+  return (WORKED_OUT.get(columns)[name] ??= work());
+}
+
+/* The parts of TTFT that are known of a run's requests. */
+const partsOf = ({ parts, columns }) => parts.filter(({ name }) => columns[name]);
 
 const isFailed = (columns, row) => !["ok", "in_flight"].includes(textOf(columns, "status", row));
 
@@ -101,14 +120,14 @@ function blake2b(text, size, person) {
   return Array.from(new Uint8Array(h.buffer, 0, size), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-function traceId(columns, row) {
+function traceId({ run, columns }, row) {
   if (columns.trace_id) return textOf(columns, "trace_id", row);
-  return blake2b(`${DATA.run}/${valueOf(columns, "index", row)}`, 16, "trace");
+  return blake2b(`${run}/${valueOf(columns, "index", row)}`, 16, "trace");
 }
 
-function requestId(columns, row) {
+function requestId({ run, columns }, row) {
   if (columns.trace_id) return textOf(columns, "request_id", row);
   const index = valueOf(columns, "index", row);
-  const digest = blake2b(`${DATA.run}/${index}`, 9, "request");
+  const digest = blake2b(`${run}/${index}`, 9, "request");
   return `${digest.slice(0, 8)}-${digest.slice(8, 12)}-4${digest.slice(12, 15)}-8${digest.slice(15)}-${String(index).padStart(12, "0")}`;
 }

@@ -1,16 +1,14 @@
 "use strict";
 /* Put the charts where the page has places for them. Without this, its tables stand open. */
 
-async function open() {
-  const [columns, read, gaps] = await Promise.all([DATA.requests, DATA.gaugesAt, DATA.gaps].map(unpack));
-  derive(columns);
-  const gauges = DATA.gauges.map((gauge, at) => ({ ...gauge, times: read[`time${at}`].values, values: read[`value${at}`].values }));
+async function openPage() {
+  await openRun(DATA);
   const places = (name) => document.querySelector(`#${name} .charts`);
-  if (columns.sent.values.length) {
-    timeCharts(places("time"), columns, gauges);
-    waterfall(places("requests"), columns, gauges);
-    spreadCharts(places("spread"), columns, gaps);
-    causeCharts(places("causes"), columns);
+  if (DATA.columns.sent.values.length) {
+    timeCharts(places("time"), DATA);
+    waterfall(places("requests"), DATA);
+    spreadCharts(places("spread"), DATA);
+    causeCharts(places("causes"), DATA);
   }
   for (const section of document.querySelectorAll("section")) {
     const details = section.querySelector("details");
@@ -38,6 +36,6 @@ function redraw() {
   window.addEventListener("afterprint", onPaper(false));
 }
 
-open().catch((error) => {
+openPage().catch((error) => {
   document.querySelector("main").prepend(element("p", { class: "warning" }, `The charts cannot be drawn: ${error.message}. The tables are complete.`));
 });

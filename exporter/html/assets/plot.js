@@ -39,7 +39,9 @@ function ticks(low, high, count) {
   return { step, places };
 }
 
-const DRAWN = []; // what draws itself again when the size or the theme changes
+/* What draws itself again when the size, the theme or the data change, for as long as its place is in the page. */
+let painted = [];
+const whenPainted = (place, paint) => { painted.push({ place, paint }); };
 
 /* Add a canvas with a text alternative; `draw` gets its context and its size in CSS pixels. */
 function canvas(place, height, label, draw) {
@@ -57,12 +59,13 @@ function canvas(place, height, label, draw) {
     context.font = "12px system-ui, sans-serif";
     draw(context, width, height);
   };
-  DRAWN.push(paint);
+  whenPainted(made, paint);
   return { element: made, paint };
 }
 
 function paintAll() {
-  for (const paint of DRAWN) paint();
+  painted = painted.filter(({ place }) => place.isConnected);
+  for (const { paint } of painted) paint();
 }
 
 /* Draw axes into a box and return how values become pixels. A logarithmic axis begins at `low` above 0. */

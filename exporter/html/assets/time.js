@@ -3,36 +3,46 @@
 
 const STEP_PX = 7, MOST_STEPS = 240, FEWEST_STEPS = 12;
 
-function timeCharts(place, columns, gauges) {
-  const all = [Math.min(0, columns.sent.values[0] ?? 0), Math.max(DATA.duration, columns.sent.values.at(-1) ?? 0)];
-  const view = { from: all[0], to: all[1] };
-  const charts = [];
-  const sent = columns.sent.values;
-  const marks = [...DATA.marks, ...Array.from(sent.filter((_, row) => isFailed(columns, row)), (at) => ({ at, kind: "request" }))];
-  const visible = ({ from, to }) => placeOf(sent, to) - placeOf(sent, from);
+function timeCharts(place, run) {
+  const kinds = [
+    ["TTFT by part: mean of the requests submitted in each step", 240, partRows(run)],
+    ["Requests: in flight at the client, running and waiting in the engines; the most in each step", 190, loadRows(run)],
+    ["KV cache in use, of the fullest engine; the most in each step", 120, cacheRows(run)],
+  ];
+  onOneAxis(place, [run], kinds, (u) => drawMarks(u, run));
+  place.append(marksLegend(run));
+}
+
+/* Charts [caption, height, rows] of runs on one axis, each run from its own start; `run.view` is what part is in sight. */
+function onOneAxis(place, runs, kinds, draw) {
+  const [first] = runs, charts = [];
+  const all = () => [Math.min(0, ...runs.map(({ columns }) => columns.sent.values[0] ?? 0)),
+    Math.max(...runs.map(({ duration, columns }) => Math.max(duration, columns.sent.values.at(-1) ?? 0)))];
+  const paint = () => {
+    const [from, to] = first.view || all();
+    const requests = Math.max(...runs.map(({ columns: { sent } }) => placeOf(sent.values, to) - placeOf(sent.values, from)));
+    for (const chart of charts) chart.show(from, to, requests);
+  };
   const show = (from, to) => {
-    view.from = Math.max(all[0], Math.min(from, all[1]));
-    view.to = Math.min(all[1], Math.max(to, view.from + 1));
-    for (const chart of charts) chart.show();
+    const [begin, end] = all();
+    const left = Math.max(begin, Math.min(from, end)), right = Math.min(end, Math.max(to, left + 1));
+    first.view = left > begin || right < end ? [left, right] : null;
+    paint();
   };
-  place.append(zoomControls(view, show));
-  const add = (caption, height, rows) => {
-    if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, view, visible, marks, show, () => show(...all)));
-  };
-  add("TTFT by part: mean of the requests submitted in each step", 240, partRows(columns));
-  add("Requests: in flight at the client, running and waiting in the engines; the most in each step", 190, loadRows(columns, gauges));
-  add("KV cache in use, of the fullest engine; the most in each step", 120, cacheRows(gauges));
-  place.append(marksLegend(marks));
-  show(...all);
-  DRAWN.push(() => { for (const chart of charts) chart.fit(); show(view.from, view.to); });
+  place.append(zoomControls(() => first.view || all(), show));
+  for (const [caption, height, rows] of kinds) {
+    if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, show, draw));
+  }
+  paint();
+  whenPainted(place, () => { for (const chart of charts) chart.fit(); paint(); });
 }
 
 function zoomControls(view, show) {
-  const by = (label, from, to) => {
+  const by = (label, before, behind) => {
     const button = element("button", { type: "button" }, label);
     button.addEventListener("click", () => {
-      const span = view.to - view.from;
-      show(view.from + from * span, view.to + to * span);
+      const [from, to] = view();
+      show(from + before * (to - from), to + behind * (to - from));
     });
     return button;
   };
@@ -42,51 +52,54 @@ function zoomControls(view, show) {
 }
 
 /* Rows to draw: a name for the colour, a label, `at(steps)` giving the value of each step, and whether it is stacked. */
-function partRows(columns) {
-  const parts = DATA.parts.filter(({ name }) => columns[name]);
-  const sumsOf = (steps) => {
-    if (steps.parts) return steps.parts;
-    const sums = { count: new Float64Array(steps.count), uncovered: new Float64Array(steps.count), whole: new Float64Array(steps.count) };
-    for (const { name } of parts) sums[name] = new Float64Array(steps.count);
-    const sent = columns.sent.values;
-    for (let row = placeOf(sent, steps.from - 1e-9) + 1; row < sent.length && sent[row] < steps.to; row++) {
-      const ttft = valueOf(columns, "ttft", row);
-      if (Number.isNaN(ttft)) continue;
-      const step = Math.floor((sent[row] - steps.from) / steps.each);
-      if (!isCovered(columns, row)) { sums.uncovered[step]++; sums.whole[step] += ttft; continue; }
-      sums.count[step]++;
-      for (const { name } of parts) sums[name][step] += valueOf(columns, name, row) || 0;
-    }
-    return (steps.parts = sums);
-  };
-  const mean = (name) => (steps) => Array.from(sumsOf(steps)[name], (sum, step) => (steps.parts.count[step] ? sum / steps.parts.count[step] : null));
-  const rows = parts.map(({ name, label }) => ({ name, label, at: mean(name), text: ms, stacked: true }));
-  rows.push({ name: "rest", label: "TTFT without a breakdown", text: ms,
-    at: (steps) => Array.from(sumsOf(steps).whole, (sum, step) => (steps.parts.uncovered[step] ? sum / steps.parts.uncovered[step] : null)) });
-  const whole = stepsOf(columns.sent.values[0], columns.sent.values.at(-1) + 1, 1);
+function partRows(run) {
+  const mean = (name) => (steps) => meansOf(run, steps)[name];
+  const rows = partsOf(run).map(({ name, label }) => ({ name, label, at: mean(name), text: ms, stacked: true }));
+  rows.push({ name: "rest", label: "TTFT without a breakdown", text: ms, at: mean("uncovered") });
+  const { sent } = run.columns, whole = stepsOf(sent.values[0], sent.values.at(-1) + 1, 1);
   return rows.filter(({ at }) => at(whole).some((value) => value));
+}
+
+/* Of the requests sent in each step: the mean of TTFT, of its parts, and of the TTFT of those without a breakdown. */
+function meansOf(run, steps) {
+  const { columns } = run, sent = columns.sent.values;
+  if (steps.means?.has(run)) return steps.means.get(run);
+  const names = ["ttft", "uncovered", ...partsOf(run).map(({ name }) => name)];
+  const sums = names.map(() => new Float64Array(steps.count)), counts = names.map(() => new Float64Array(steps.count));
+  const values = names.map((name) => columns[name === "uncovered" ? "ttft" : name].values);
+  for (let row = placeOf(sent, steps.from - 1e-9) + 1; row < sent.length && sent[row] < steps.to; row++) {
+    const step = Math.floor((sent[row] - steps.from) / steps.each), covered = isCovered(columns, row);
+    if (Number.isNaN(values[0][row])) continue;
+    for (let at = 0; at < names.length; at++) {
+      if (at && covered === (at === 1)) continue;
+      sums[at][step] += values[at][row] || 0;
+      counts[at][step]++;
+    }
+  }
+  const means = Object.fromEntries(names.map((name, at) => [name, Array.from(sums[at], (sum, step) => (counts[at][step] ? sum / counts[at][step] : null))]));
+  (steps.means ??= new Map()).set(run, means);
+  return means;
 }
 
 const stepsOf = (from, to, count) => ({ from, to, count, each: (to - from) / count });
 
-function loadRows(columns, gauges) {
-  const rows = [];
-  const begins = columns.sent.values;
-  const ends = Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row)).filter((value) => value === value).sort();
-  const open = (at) => placeOf(begins, at) - placeOf(ends, at);
-  rows.push({ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, begins, open) });
-  for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) {
-    const held = gauges.filter(({ label }) => label === gauge);
-    if (held.length) rows.push({ name, label: gauge, text: cell, at: (steps) => highest(steps, timesOf(held), (at) => combined(held, at, (a, b) => a + b)) });
-  }
+function loadRows(run) {
+  const ends = ({ columns }) => once(columns, "ends", () => Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row))
+    .filter((value) => value === value).sort());
+  const open = (at) => placeOf(run.columns.sent.values, at) - placeOf(ends(run), at);
+  const rows = [{ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open) }];
+  for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) rows.push(...gaugeRows(run, gauge, name, gauge, cell, (a, b) => a + b));
   return rows;
 }
 
-function cacheRows(gauges) {
-  const held = gauges.filter(({ name }) => name === "kv_cache_usage");
-  if (!held.length) return [];
-  return [{ name: "decode", label: "KV cache in use", text: (value) => (Number.isFinite(value) ? `${grouped(100 * value, 1)} %` : "-"),
-    at: (steps) => highest(steps, timesOf(held), (at) => combined(held, at, Math.max)) }];
+const cacheRows = (run) => gaugeRows(run, "KV cache in use", "decode", "KV cache in use",
+  (value) => (Number.isFinite(value) ? `${grouped(100 * value, 1)} %` : "-"), Math.max);
+
+/* One row of a gauge, of all engines together; none where no engine has it. */
+function gaugeRows(run, gauge, name, label, text, fold) {
+  const held = () => run.gauges.filter((read) => read.label === gauge);
+  const at = (steps) => highest(steps, timesOf(held()), (moment) => combined(held(), moment, fold));
+  return held().length ? [{ name, label, text, at }] : [];
 }
 
 const timesOf = (held) => Float64Array.from(held.flatMap(({ times }) => Array.from(times))).sort();
@@ -113,22 +126,24 @@ function combined(held, at, fold) {
 }
 
 /* One chart of uPlot. Stacked rows are drawn as sums, the whole first, so that each covers what is not its own. */
-function timeChart(place, height, rows, view, visible, marks, show, reset) {
+function timeChart(place, height, rows, show, draw) {
   const stacked = rows.filter((row) => row.stacked);
   const order = [...[...stacked].reverse(), ...rows.filter((row) => !row.stacked)];
+  const grid = { stroke: () => colour("faint"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line") } };
+  const width = () => Math.max(200, place.clientWidth);
   let shown = {};
   const chart = new uPlot({
-    width: Math.max(200, place.clientWidth), height, legend: { markers: { stroke: (_, at) => `var(--${order[at - 1].name})`, fill: (_, at) => (order[at - 1].stacked ? `var(--${order[at - 1].name})` : "transparent") } },
+    width: width(), height,
+    legend: { markers: { width: 2, stroke: (_, at) => `var(--${order[at - 1].name})`, dash: (_, at) => (order[at - 1].dash ? "dashed" : "solid"),
+      fill: (_, at) => (order[at - 1].stacked ? `var(--${order[at - 1].name})` : "transparent") } },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.05] } },
     cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
     axes: [
-      { stroke: () => colour("faint"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line") },
-        values: (_, values) => values.map((value) => `${cell(value)} s`) },
-      { stroke: () => colour("faint"), size: 70, grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line") },
-        values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
+      { ...grid, values: (_, values) => values.map((value) => `${cell(value)} s`) },
+      { ...grid, size: 70, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
     ],
     series: [{ label: "after the start", value: (_, value) => (value === null ? "-" : `${cell(value)} s`) }, ...order.map((row) => ({
-      label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75,
+      label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
       fill: row.stacked ? () => colour(row.name) : undefined, points: { show: false },
       paths: row.stacked ? uPlot.paths.bars({ size: [1], align: -1 }) : uPlot.paths.stepped({ align: -1 }),
       value: (_, value, series, edge) => (edge ? row.text(shown[row.label][edge - 1]) : "-"),
@@ -138,27 +153,27 @@ function timeChart(place, height, rows, view, visible, marks, show, reset) {
         if (u.select.width > 3) show(1000 * u.posToVal(u.select.left, "x"), 1000 * u.posToVal(u.select.left + u.select.width, "x"));
         u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       }],
-      draw: [(u) => drawMarks(u, marks)],
-      ready: [(u) => u.over.addEventListener("dblclick", (event) => { event.stopImmediatePropagation(); reset(); }, true)],
+      draw: draw ? [draw] : [],
+      ready: [(u) => u.over.addEventListener("dblclick", (event) => { event.stopImmediatePropagation(); show(-Infinity, Infinity); }, true)],
     },
   }, [[], ...order.map(() => [])], place);
   const drawing = chart.root.querySelector("canvas"), caption = place.firstChild.textContent;
   drawing.setAttribute("role", "img");
   return {
-    fit: () => chart.setSize({ width: Math.max(200, place.clientWidth), height }),
-    show: () => {
-      const count = stepCount(place.clientWidth, stacked.length ? Math.ceil(visible(view) / 3) : Infinity);
-      const steps = stepsOf(view.from, view.to, count);
+    fit: () => chart.setSize({ width: width(), height }),
+    show: (from, to, requests) => {
+      const count = stepCount(place.clientWidth, stacked.length ? Math.ceil(requests / 3) : Infinity);
+      const steps = stepsOf(from, to, count);
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
       const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
-      drawing.setAttribute("aria-label", `${caption}, from ${cell(view.from / 1000)} to ${cell(view.to / 1000)} s: ${most.join(", ")}. The table below has the numbers.`);
+      drawing.setAttribute("aria-label", `${caption}, from ${cell(from / 1000)} to ${cell(to / 1000)} s: ${most.join(", ")}. The table below has the numbers.`);
       const sums = new Float64Array(count);
       const tops = new Map(stacked.map((row) => [row.label, shown[row.label].map((value, step) => (value === null ? null : (sums[step] += Math.max(0, value))))]));
       // A step's value stands at its right edge; the first edge has none of its own.
-      const edges = Array.from({ length: count + 1 }, (_, edge) => (steps.from + edge * steps.each) / 1000);
+      const edges = Array.from({ length: count + 1 }, (_, edge) => (from + edge * steps.each) / 1000);
       const drawn = order.map((row) => tops.get(row.label) || shown[row.label]);
       chart.setData([edges, ...drawn.map((values) => [values[0], ...values])], false);
-      chart.setScale("x", { min: view.from / 1000, max: view.to / 1000 });
+      chart.setScale("x", { min: from / 1000, max: to / 1000 });
     },
   };
 }
@@ -169,19 +184,23 @@ function stepCount(width, requests) {
   return Math.max(1, Math.min(most, Math.max(FEWEST_STEPS, requests)));
 }
 
+/* What happened to the engines, and when requests were sent that did not succeed. */
+const marksOf = ({ columns, marks }) => once(columns, "marks", () =>
+  [...marks, ...Array.from(columns.sent.values.filter((_, row) => isFailed(columns, row)), (at) => ({ at, kind: "request" }))]);
+
 /* Phases other than the measured one are shaded; restarts are lines, failed scrapes and requests are ticks. */
-function drawMarks(u, marks) {
+function drawMarks(u, run) {
   const { ctx: context, bbox: box } = u;
   const at = (value) => Math.min(box.left + box.width, Math.max(box.left, u.valToPos(value / 1000, "x", true)));
   context.save();
   context.globalAlpha = 0.12;
   context.fillStyle = colour("ink");
-  for (const [name, begin, end] of DATA.phases) {
-    if (name !== "measure") context.fillRect(at(begin), box.top, at(end ?? DATA.duration) - at(begin), box.height);
+  for (const [name, begin, end] of run.phases) {
+    if (name !== "measure") context.fillRect(at(begin), box.top, at(end ?? run.duration) - at(begin), box.height);
   }
   context.globalAlpha = 1;
   let last = null;
-  for (const { at: moment, kind } of marks) {
+  for (const { at: moment, kind } of marksOf(run)) {
     const left = Math.round(u.valToPos(moment / 1000, "x", true));
     if (left < box.left || left > box.left + box.width || (last && last.left === left && last.kind === kind)) continue;
     last = { left, kind };
@@ -192,10 +211,10 @@ function drawMarks(u, marks) {
   context.restore();
 }
 
-function marksLegend(marks) {
-  const kinds = new Set(marks.map(({ kind }) => kind));
+function marksLegend(run) {
+  const kinds = new Set(marksOf(run).map(({ kind }) => kind));
   const entries = [];
-  if (DATA.phases.some(([name]) => name !== "measure")) entries.push(["line", "shaded: not measured (warm-up)"]);
+  if (run.phases.some(([name]) => name !== "measure")) entries.push(["line", "shaded: not measured (warm-up)"]);
   if (kinds.has("restart")) entries.push(["alarm", "full line: an engine restarted"]);
   if (kinds.has("scrape")) entries.push(["warning", "tick at the bottom: a scrape failed"]);
   if (kinds.has("request")) entries.push(["alarm", "block at the top: a request sent then did not succeed"]);

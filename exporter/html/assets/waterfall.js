@@ -4,13 +4,16 @@
 const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX = 8;
 const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
 
-function waterfall(place, columns, gauges) {
-  const state = { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1 };
+function waterfall(place, run) {
+  const state = { filters: { phase: "measure" }, sort: "ttft", clock: false, columns: null, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1 };
   const detail = element("div", { class: "detail", "aria-live": "polite" });
   const list = element("div", { class: "scroll", tabindex: "0", role: "application",
     "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside. The table below names the slowest." });
   const count = element("span", { class: "note", role: "status" });
-  const view = canvas(list, LIST_PX, "", (context, width) => drawBars(context, width, state, columns, list.scrollTop));
+  const view = canvas(list, LIST_PX, "", (context, width) => {
+    if (state.columns !== run.columns) arrange();
+    drawBars(context, width, state, run, list.scrollTop);
+  });
   view.element.setAttribute("aria-hidden", "true");
   const spacer = element("div");
   list.append(spacer);
@@ -21,18 +24,23 @@ function waterfall(place, columns, gauges) {
     const room = LIST_PX - AXIS_PX - state.tall;
     if (top < list.scrollTop) list.scrollTop = top;
     if (top > list.scrollTop + room) list.scrollTop = top - room;
-    detail.replaceChildren(detailOf(columns, gauges, state.rows[state.at]));
+    detail.replaceChildren(detailOf(run, state.rows[state.at]));
     view.paint();
   };
-  const refresh = () => {
+  const arrange = () => {
+    const { columns } = run;
+    state.columns = columns;
     state.rows = sorted(filtered(columns, state.filters), columns, state.sort);
     state.range = rangeOf(state.rows, columns, state.clock);
     state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
     spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
     count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests`;
-    list.scrollTop = 0;
     state.at = -1;
+  };
+  const refresh = () => {
+    list.scrollTop = 0;
     detail.replaceChildren(element("p", { class: "note" }, "Choose a request to see all its numbers."));
+    arrange();
     view.paint();
   };
   list.addEventListener("scroll", view.paint);
@@ -45,14 +53,15 @@ function waterfall(place, columns, gauges) {
     event.preventDefault();
     choose(state.at < 0 ? 0 : state.at + steps[event.key]);
   });
-  place.append(controls(columns, state, refresh), partsLegend(columns),
+  place.append(controls(run, state, refresh), partsLegend(run),
     element("div", { class: "pair" }, element("div", {}, list, count), detail));
   refresh();
 }
 
-function controls(columns, state, refresh) {
+function controls(run, state, refresh) {
+  const { columns } = run;
   const set = (change) => (value) => { change(value); refresh(); };
-  const keys = [["ttft", "TTFT"], ["sent", "start"], ["e2e", "end-to-end time"], ...DATA.parts.filter(({ name }) => columns[name]).map(({ name, label }) => [name, label])];
+  const keys = [["ttft", "TTFT"], ["sent", "start"], ["e2e", "end-to-end time"], ...partsOf(run).map(({ name, label }) => [name, label])];
   const filters = FILTERS.filter(([name]) => columns[name]?.texts.filter((text) => text).length > 1).map(([name, label]) =>
     choice(label, [["", "all"], ...columns[name].texts.filter((text) => text).map((text) => [text, text])], state.filters[name] || "",
       set((value) => { state.filters[name] = value; })));
@@ -61,8 +70,8 @@ function controls(columns, state, refresh) {
     toggle("by the clock, to the last token", state.clock, set((value) => { state.clock = value; })));
 }
 
-function partsLegend(columns) {
-  const entries = DATA.parts.filter(({ name }) => columns[name]).map(({ name, label }) => [name, label]);
+function partsLegend(run) {
+  const { columns } = run, entries = partsOf(run).map(({ name, label }) => [name, label]);
   const rows = [...columns.sent.values.keys()], errors = ascending(rows, (row) => valueOf(columns, "error", row) || NaN);
   if (rows.some((row) => !isCovered(columns, row))) entries.push(["rest", "no breakdown"]);
   entries.push(["decode", "after the first token (by the clock)"]);
@@ -91,8 +100,8 @@ function sorted(rows, columns, key) {
   return rows.sort((a, b) => values[b] - values[a] || a - b);
 }
 
-function drawBars(context, width, state, columns, top) {
-  const { rows, clock, tall } = state;
+function drawBars(context, width, state, run, top) {
+  const { rows, clock, tall, columns } = state;
   const first = Math.floor(top / tall), last = Math.min(rows.length, Math.ceil((top + LIST_PX) / tall));
   // By the clock the axis goes along with what is in sight: a request is short beside a run.
   const range = clock ? rangeOf(rows.slice(first, last), columns, clock) : state.range;
@@ -103,7 +112,7 @@ function drawBars(context, width, state, columns, top) {
       context.fillStyle = colour("line");
       context.fillRect(0, y, width, tall);
     }
-    drawBar(context, columns, rows[at], clock ? valueOf(columns, "sent", rows[at]) : 0, place, y + 1, tall - 2, clock);
+    drawBar(context, run, rows[at], clock ? valueOf(columns, "sent", rows[at]) : 0, place, y + 1, tall - 2, clock);
   }
   context.fillStyle = colour("paper");
   context.fillRect(0, 0, width, AXIS_PX - 2);
@@ -129,7 +138,8 @@ function rangeOf(rows, columns, clock) {
 }
 
 /* One request: its parts in their order, a whisker for the error of an estimate, red for one that failed. */
-function drawBar(context, columns, row, begin, place, y, tall, clock) {
+function drawBar(context, run, row, begin, place, y, tall, clock) {
+  const { columns, parts } = run;
   const ttft = valueOf(columns, "ttft", row), e2e = valueOf(columns, "e2e", row);
   const bar = (from, to, name) => {
     context.fillStyle = colour(name);
@@ -137,7 +147,7 @@ function drawBar(context, columns, row, begin, place, y, tall, clock) {
   };
   let at = 0, known = 0;
   if (isCovered(columns, row)) {
-    for (const { name } of DATA.parts) {
+    for (const { name } of parts) {
       const part = Math.max(0, valueOf(columns, name, row) || 0);
       if (part) bar(at, at + part, name);
       at += part;
@@ -161,8 +171,9 @@ function drawBar(context, columns, row, begin, place, y, tall, clock) {
 }
 
 /* All that is known of one request, as a table. */
-function detailOf(columns, gauges, row) {
-  const facts = [["request", requestId(columns, row)], ["trace", traceLink(traceId(columns, row))]];
+function detailOf(run, row) {
+  const { columns, gauges, parts, inner } = run;
+  const facts = [["request", requestId(run, row)], ["trace", traceLink(run.traceUrl, traceId(run, row))]];
   const number = (label, name, text = ms) => {
     const value = valueOf(columns, name, row);
     if (!Number.isNaN(value)) facts.push([label, text(value)]);
@@ -173,9 +184,9 @@ function detailOf(columns, gauges, row) {
   };
   facts.push(["sent after the start", `${grouped(valueOf(columns, "sent", row) / 1000, 3)} s`]);
   number("TTFT, ms", "ttft");
-  for (const { name, label } of DATA.parts) {
+  for (const { name, label } of parts) {
     number(`· ${label}`, name);
-    for (const inner of DATA.inner) if (inner.within === name) number(`·· ${inner.label}`, inner.name);
+    for (const part of inner) if (part.within === name) number(`·· ${part.label}`, part.name);
   }
   number("standard error of the parts", "error");
   number("TPOT, ms", "tpot");
@@ -192,7 +203,7 @@ function detailOf(columns, gauges, row) {
     element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, value)))));
 }
 
-function traceLink(id) {
-  if (!/^https?:\/\//.test(DATA.traceUrl)) return id;
-  return element("a", { href: DATA.traceUrl.replaceAll("{trace_id}", id), rel: "noreferrer" }, id);
+function traceLink(address, id) {
+  if (!/^https?:\/\//.test(address)) return id;
+  return element("a", { href: address.replaceAll("{trace_id}", id), rel: "noreferrer" }, id);
 }

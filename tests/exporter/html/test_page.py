@@ -192,9 +192,9 @@ def test_percentiles_of_charts_are_those_of_the_summary(tmp_path: Path):
 
 
 def test_the_pages_own_script_and_styles_stay_small():
-    """Under 900 lines and 60 kB beside uPlot: who opens a report loads them with every one."""
+    """Under 1,100 lines and 60 kB beside uPlot: who opens a report loads them with every one."""
     folder = resources.files("exporter.html") / "assets"
     names = [name for name in (*SCRIPTS, *STYLES) if not name.startswith("uplot")]
     texts = [(folder / name).read_text(encoding="utf-8") for name in names]
-    assert sum(text.count("\n") for text in texts) < 900
+    assert sum(text.count("\n") for text in texts) < 1_100
     assert sum(len(text.encode()) for text in texts) < 60_000

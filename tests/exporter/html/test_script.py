@@ -24,14 +24,15 @@ const page = fs.readFileSync(process.argv[2], "utf8");
 const data = page.match(/<script type="application\\/json" id="data">(.*?)<\\/script>/s)[1];
 globalThis.document = { getElementById: () => ({ textContent: data }) };
 const script = fs.readFileSync(process.argv[1], "utf8");
-const read = new Function(script + "; return { DATA, unpack, traceId, requestId, derive, valueOf, textOf };")();
-read.unpack(read.DATA.requests).then(read.derive).then((columns) => {
+const read = new Function(script + "; return { DATA, openRun, traceId, requestId, valueOf, textOf };")();
+read.openRun(read.DATA).then((run) => {
+  const { columns } = run;
   const rows = Array.from(columns.sent.values.keys());
   process.stdout.write(JSON.stringify({
     columns: Object.fromEntries(Object.entries(columns).map(([name, { values }]) => [name, Array.from(values)])),
     other: rows.map((row) => read.valueOf(columns, "other", row)),
-    trace_id: rows.map((row) => read.traceId(columns, row)),
-    request_id: rows.map((row) => read.requestId(columns, row)),
+    trace_id: rows.map((row) => read.traceId(run, row)),
+    request_id: rows.map((row) => read.requestId(run, row)),
     status: rows.map((row) => read.textOf(columns, "status", row)),
   }));
 });
