@@ -20,6 +20,7 @@ class Requests:
     """
 
     endpoint_url: Texts
+    trace_id: Texts
     status: Texts
     finish_reason: Texts
     dispatch_ns: Ints

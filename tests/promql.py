@@ -38,6 +38,15 @@ class PanelQuery:
     expr: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exemplar:
+    """One request of a bucket, whose labels are those of the series."""
+
+    series: Mapping[str, str]
+    trace_id: str
+    value: float
+
+
 def panel_queries(dashboard: dict[str, Any]) -> tuple[PanelQuery, ...]:
     """Return every query of every panel, of panels inside collapsed rows too, and those of the annotations."""
     panels = [inner for panel in dashboard["panels"] for inner in (panel, *panel.get("panels", ()))]
@@ -120,6 +129,7 @@ async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterat
             f"--storage.tsdb.path={directory / 'tsdb'}",
             "--web.listen-address=127.0.0.1:0",
             "--web.enable-remote-write-receiver",
+            "--enable-feature=exemplar-storage",
             stdout=log,
             stderr=log,
         )
@@ -152,6 +162,21 @@ async def value_at(base_url: str, expr: str, at_s: float) -> float:
         reply = await response.json()
     (series,) = reply["data"]["result"]
     return float(series["value"][1])
+
+
+async def exemplars(base_url: str, expr: str, *, since_s: float) -> list[Exemplar]:
+    """Return the exemplars of the series of an expression, of a minute before a moment and all that came later."""
+    asked = {"query": expr, "start": str(since_s - 60), "end": str(time.time() + 60)}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{base_url}/api/v1/query_exemplars", data=asked) as response,
+    ):
+        reply = await response.json()
+    return [
+        Exemplar(series=series["seriesLabels"], trace_id=exemplar["labels"]["trace_id"], value=float(exemplar["value"]))
+        for series in reply["data"]
+        for exemplar in series["exemplars"]
+    ]
 
 
 async def _answers(url: str, alive: Callable[[], bool], *, deadline_s: float) -> bool:

@@ -24,7 +24,8 @@ from correlator.breakdown import (
 )
 from correlator.estimate.table import QUALITIES
 from correlator.gateways import FIRST_OUTPUT, GatewayPart
-from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize
+from correlator.requests import RequestColumns
+from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize, traced
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
@@ -49,18 +50,24 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
 
 
 def counted(
-    before: PartCounts, parts: Parts, *, whole: Parts | None = None, reasons: Texts | None = None
+    before: PartCounts,
+    parts: Parts,
+    *,
+    whole: Parts | None = None,
+    reasons: Texts | None = None,
+    requests: RequestColumns | None = None,
 ) -> PartCounts:
     """Add requests that ended: their TTFT by `parts`, their end-to-end time by `whole`, without one by `parts` too.
 
-    `reasons`[n], each one of `before.missing`, say why a TTFT was not broken down; "" where it was.
+    `reasons`[n], each one of `before.missing`, say why a TTFT was not broken down; "" where it was. The traces of
+    `requests`[n] become exemplars of the TTFT's parts.
     """
     whole = parts if whole is None else whole
     ended = (whole.source != "none") & np.isfinite(whole.e2e_s)
     source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
     return PartCounts(
-        ttft=_observed(before.ttft, TTFT_PARTS, parts, np.where(parts.covered, parts.source, "")),
+        ttft=_observed(before.ttft, TTFT_PARTS, parts, np.where(parts.covered, parts.source, ""), requests),
         e2e=_observed(before.e2e, E2E_PARTS, whole, np.where(ended, whole.source, "")),
         inner=_observed(before.inner, INNER, whole, np.where(ended, whole.source, "")),
         requests=_more(before.requests, source),
@@ -75,13 +82,18 @@ def _observed(
     kinds: Sequence[Part],
     parts: Parts,
     source: npt.NDArray[np.str_] | Texts,
+    requests: RequestColumns | None = None,
 ) -> dict[tuple[str, str], Cumulative]:
     after = dict(before)
     for name in sorted(set(source) - {""}):
         rows = source == name
         for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
-            new = bucketize(np.maximum(part.of(parts)[rows], 0.0), LATENCY_BOUNDS_S)
+            values_s = np.maximum(part.of(parts)[rows], 0.0)
+            if requests is None:
+                new = bucketize(values_s, LATENCY_BOUNDS_S)
+            else:
+                new = traced(values_s, LATENCY_BOUNDS_S, requests.trace_id[rows], requests.first_token_ns[rows])
             key = (part.name, name)
             after[key] = add(after[key], new) if key in after else new
     return after

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from exporter.prometheus.page import families
+from exporter.prometheus.page import dated
 from exporter.prometheus.snapshot import Snapshot
 
 _Labels = tuple[tuple[str, str], ...]
@@ -24,14 +24,13 @@ def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
     """Return the file of snapshots and the moments of each (int64 ns Unix, ascending), ending in `# EOF`."""
     described: dict[str, Metric] = {}
     points: dict[str, dict[_Labels, list[Sample]]] = {}
-    for at_ns, snapshot in history:
-        for family in families(snapshot):
-            described.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            series = points.setdefault(family.name, {})
-            for sample in family.samples:
-                # The buckets of a histogram are one point.
-                key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
-                series.setdefault(key, []).append(sample._replace(timestamp=at_ns / 1e9))
+    for at_ns, family in dated(history, {}):
+        described.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        series = points.setdefault(family.name, {})
+        for sample in family.samples:
+            # The buckets of a histogram are one point.
+            key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
+            series.setdefault(key, []).append(sample._replace(timestamp=at_ns / 1e9))
     for name, metric in described.items():
         metric.samples = [sample for samples in points[name].values() for sample in samples]
     whole: bytes = generate_latest(_Fixed(described.values()))  # type: ignore[no-untyped-call]

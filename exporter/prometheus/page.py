@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from time import monotonic
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, samples
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -28,6 +28,7 @@ from exporter.prometheus.snapshot import (
     ClientCounts,
     Cumulative,
     EngineCounts,
+    Exemplar,
     GatewayCounts,
     GeneratorCounts,
     PartCounts,
@@ -138,6 +139,25 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         if snapshot.labels:
             family.samples = [sample._replace(labels={**snapshot.labels, **sample.labels}) for sample in family.samples]
         yield family
+
+
+def dated(
+    history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, samples.Exemplar]
+) -> Iterator[tuple[int, Metric]]:
+    """Yield the families of snapshots, each with its moment; an exemplar once, where it is new.
+
+    `shown` holds the last exemplar of each series, and is kept up to date.
+    """
+    for at_ns, snapshot in history:
+        for family in families(snapshot):
+            for place, sample in enumerate(family.samples):
+                if sample.exemplar is not None:
+                    series = (sample.name, *sorted(sample.labels.items()))
+                    if shown.get(series) == sample.exemplar:
+                        family.samples[place] = sample._replace(exemplar=None)
+                    else:
+                        shown[series] = sample.exemplar
+            yield at_ns, family
 
 
 def _about(snapshot: Snapshot) -> Iterator[Metric]:
@@ -329,5 +349,16 @@ def _histograms(
     for values, histogram in histograms:
         if histogram is not None and math.isfinite(histogram.sum_s + sum(histogram.counts)):
             upper = (*(str(bound) for bound in histogram.bounds_s), "+Inf")
-            family.add_metric(values, list(zip(upper, accumulate(histogram.counts), strict=True)), histogram.sum_s)
+            buckets = [
+                (bound, count, *_exemplar(histogram.exemplars.get(place)))
+                for place, (bound, count) in enumerate(zip(upper, accumulate(histogram.counts), strict=True))
+            ]
+            family.add_metric(values, buckets, histogram.sum_s)
     return family
+
+
+def _exemplar(request: Exemplar | None) -> tuple[()] | tuple[samples.Exemplar]:
+    """Return the exemplar of a bucket, if any, as OpenMetrics has it; the older text format leaves it out."""
+    if request is None:
+        return ()
+    return (samples.Exemplar({"trace_id": request.trace_id}, request.value_s, request.at_s),)

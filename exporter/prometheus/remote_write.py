@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 import aiohttp
+from prometheus_client.samples import Exemplar, Sample
 
-from exporter.prometheus.page import families
+from exporter.prometheus.page import dated
 from exporter.prometheus.snapshot import Snapshot
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
 from scraper.spans.forward import Rejected, Unavailable, again_while_away
@@ -33,7 +34,7 @@ _LITERAL_BYTES = 1 << 16
 _REPLY_BYTES, _REASON_CHARACTERS = 4096, 200
 # What a server says of samples that it takes no more, as Prometheus without an out-of-order window does after an hour.
 _TOO_OLD = ("too old", "out of bounds", "out of order")
-_Series = tuple[tuple[str, str], ...]
+_Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,25 +98,46 @@ def _with_cure(reason: str) -> str:
 
 def write_requests(history: Iterable[tuple[int, Snapshot]]) -> Iterator[tuple[int, bytes]]:
     """Give the bodies of requests, each with how many samples it holds; those of one series ascend in time."""
-    steps = iter(history)
+    steps, shown = iter(history), dict[Hashable, Exemplar]()
     while group := list(islice(steps, STEPS_A_REQUEST)):
-        series: dict[_Series, list[tuple[int, float]]] = {}
-        for at_ns, snapshot in group:
-            for family in families(snapshot):
-                for sample in family.samples:
-                    labels = {name: value for name, value in sample.labels.items() if value}
-                    key = tuple(sorted({**labels, "__name__": sample.name}.items()))
-                    series.setdefault(key, []).append((at_ns // 1_000_000, float(sample.value)))
+        series: dict[_Labels, list[tuple[int, Sample]]] = {}
+        for at_ns, family in dated(group, shown):
+            for sample in family.samples:
+                labels = {name: value for name, value in sample.labels.items() if value}
+                key = tuple(sorted({**labels, "__name__": sample.name}.items()))
+                series.setdefault(key, []).append((at_ns // 1_000_000, sample))
         rest = iter(series.items())
         while some := list(islice(rest, SERIES_A_REQUEST)):
             message = b"".join(_field(1, _time_series(labels, points)) for labels, points in some)
             yield sum(len(points) for _, points in some), snappy(message)
 
 
-def _time_series(labels: _Series, points: Iterable[tuple[int, float]]) -> bytes:
-    named = (_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels)
-    samples = (_field(2, b"\x09" + struct.pack("<d", value) + b"\x10" + _varint(at_ms)) for at_ms, value in points)
-    return b"".join((*named, *samples))
+def _time_series(labels: _Labels, points: Sequence[tuple[int, Sample]]) -> bytes:
+    exemplars = (sample.exemplar for _, sample in points if sample.exemplar)
+    return b"".join(
+        (
+            *_named(labels),
+            *(_field(2, _double(1, sample.value) + _integer(2, at_ms)) for at_ms, sample in points),
+            *(_field(3, _exemplar(exemplar)) for exemplar in exemplars),
+        )
+    )
+
+
+def _exemplar(exemplar: Exemplar) -> bytes:
+    at_ms = int(float(exemplar.timestamp or 0) * 1000)
+    return b"".join((*_named(exemplar.labels.items()), _double(2, exemplar.value), _integer(3, at_ms)))
+
+
+def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+    return (_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels)
+
+
+def _double(number: int, value: float) -> bytes:
+    return _varint(number << 3 | 1) + struct.pack("<d", value)
+
+
+def _integer(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
 
 
 def _field(number: int, payload: bytes) -> bytes:

@@ -7,10 +7,14 @@ left to `page`; every number here is plain and None means that it is not known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rundir.columns import Ints, Texts
 
 # About four bounds a decade, and the bounds on which SLOs are usually stated (0.1, 0.25, 0.5, 1, 2.5, 5, 10 s).
 # fmt: off
@@ -31,17 +35,27 @@ OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
 
 
+class Exemplar(NamedTuple):
+    """One request of a bucket: its trace (hex), its value, and when it was observed, s Unix."""
+
+    trace_id: str
+    value_s: float
+    at_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cumulative:
     """A histogram of seconds since the start of the run.
 
     `bounds_s` are the finite upper bounds, strictly ascending, inclusive; `counts` has one entry a bucket (not
-    cumulative over buckets) and one more for +Inf; `sum_s` is the sum of what was observed.
+    cumulative over buckets) and one more for +Inf; `sum_s` is the sum of what was observed; `exemplars` has the latest
+    request of a bucket, by its place, where traces are known.
     """
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
     sum_s: float
+    exemplars: Mapping[int, Exemplar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +211,22 @@ def bucketize(values_s: NDArray[np.float64] | Sequence[float], bounds_s: Sequenc
     )
 
 
+def traced(values_s: NDArray[np.float64], bounds_s: Sequence[float], trace_ids: Texts, at_ns: Ints) -> Cumulative:
+    """Count durations [n] as `bucketize` does, with the latest of each bucket as its exemplar.
+
+    `trace_ids` [n] are hex, "" where there is none; `at_ns` [n] are int64 ns Unix.
+    """
+    known = np.flatnonzero(~np.isnan(values_s) & (trace_ids != ""))
+    latest_first = known[np.argsort(at_ns[known], kind="stable")][::-1]
+    buckets = np.searchsorted(np.asarray(bounds_s, dtype=np.float64), values_s[latest_first], side="left")
+    places, firsts = np.unique(buckets, return_index=True)
+    exemplars = {
+        place: Exemplar(str(trace_ids[row]), float(values_s[row]), int(at_ns[row]) / 1e9)
+        for place, row in zip(places.tolist(), latest_first[firsts].tolist(), strict=True)
+    }
+    return replace(bucketize(values_s, bounds_s), exemplars=exemplars)
+
+
 def add(a: Cumulative, b: Cumulative) -> Cumulative:
     """Add two histograms over the same bounds. Raises ValueError where the bounds differ."""
     if a.bounds_s != b.bounds_s:
@@ -205,4 +235,11 @@ def add(a: Cumulative, b: Cumulative) -> Cumulative:
         bounds_s=a.bounds_s,
         counts=tuple(left + right for left, right in zip(a.counts, b.counts, strict=True)),
         sum_s=a.sum_s + b.sum_s,
+        exemplars={
+            place: max((some[place] for some in (a.exemplars, b.exemplars) if place in some), key=_moment)
+            for place in (*a.exemplars, *b.exemplars)
+        },
     )
+
+
+_moment = attrgetter("at_s")

@@ -77,7 +77,7 @@ class LiveParts:
         if due:
             self._join(concat(due), now_ns)
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self.counts = counted(self.counts, estimated.parts)
+            self.counts = counted(self.counts, estimated.parts, requests=estimated.requests)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
@@ -114,7 +114,7 @@ class LiveParts:
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
-            self.counts = counted(self.counts, take(exact, known[may]))
+            self.counts = counted(self.counts, take(exact, known[may]), requests=take(log, known))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~known & ~waits)
         if len(rest):

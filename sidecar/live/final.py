@@ -30,7 +30,7 @@ def final(latest: Snapshot, run: Run, parts: Parts) -> Snapshot:
     submitted, scheduled = int((log.submit_ns >= 0).sum()), latest.client.scheduled if latest.client else None
     client = tally.client_counts(in_flight=0, submitted=submitted, scheduled=scheduled)
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
-    counts = replace(counted(nothing_counted(sources=sources), measured), pending=0)
+    counts = replace(counted(nothing_counted(sources=sources), measured, requests=log), pending=0)
     return replace(latest, phase="done", client=client, parts=counts)
 
 

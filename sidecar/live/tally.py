@@ -17,6 +17,7 @@ from exporter.prometheus.snapshot import (
     Cumulative,
     add,
     bucketize,
+    traced,
 )
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
 from loadgen.requests.table import RequestLog
@@ -73,7 +74,8 @@ class Tally:
             self.statuses[str(status)] += 1
         self.input_tokens += int(log.input_tokens[log.input_tokens > 0].sum())
         self.output_tokens += int(log.output_tokens[log.output_tokens > 0].sum())
-        self.ttft = add(self.ttft, bucketize(metrics.ttft_ms / 1e3, LATENCY_BOUNDS_S))
+        ttft = traced(metrics.ttft_ms / 1e3, LATENCY_BOUNDS_S, log.trace_id, log.first_token_ns)
+        self.ttft = add(self.ttft, ttft)
         self.inter_token = add(self.inter_token, bucketize(metrics.itl_ms / 1e3, TOKEN_BOUNDS_S))
         self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))

@@ -43,7 +43,7 @@ def history(run: Run, parts: Parts) -> Iterator[tuple[int, Snapshot]]:
         if now > done:
             ended = order[done:now]
             tally.count(take(log, ended))
-            counts = counted(counts, take(parts, ended))
+            counts = counted(counts, take(parts, ended), requests=take(log, ended))
             done = now
         in_flight = int(np.count_nonzero((log.submit_ns >= 0) & (log.submit_ns <= at_ns))) - done
         yield at_ns, _snapshot(run, at_ns, tally, max(0, in_flight), counts, engines)

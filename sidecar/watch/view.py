@@ -31,6 +31,7 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     add,
     bucketize,
+    traced,
 )
 from rundir.access import masked
 from rundir.frames import LogTails
@@ -157,7 +158,9 @@ class WatchView:
         for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
             if not gateway.first_by and can_state_more(gateway.name) and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
-        self._parts = counted(self._parts, ended.parts, whole=ended.whole, reasons=ended.reason)
+        self._parts = counted(
+            self._parts, ended.parts, whole=ended.whole, reasons=ended.reason, requests=ended.requests
+        )
         if self._lately is not None:
             self._lately.take(ended, now_ns)
 
@@ -270,7 +273,8 @@ class WatchView:
             }
 
     def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
-        spans = [request.client for request in finished if request.client is not None]
+        clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
+        spans = [span for span, _ in clients]
         if not spans:
             return
         before = self._client
@@ -279,6 +283,7 @@ class WatchView:
             self._lately.count_clients(len(spans), failed, now_ns)
         if before.ttft is None or before.e2e is None:
             raise AssertionError("they are counted from the start")
+        first_s, traces = np.array([span.first_s for span in spans]), np.array([trace for _, trace in clients], object)
         self._client = ClientCounts(
             requests={
                 "ok": before.requests["ok"] + len(spans) - failed,
@@ -286,7 +291,7 @@ class WatchView:
             },
             input_tokens=(before.input_tokens or 0) + sum(max(span.input_tokens, 0) for span in spans),
             output_tokens=(before.output_tokens or 0) + sum(max(span.output_tokens, 0) for span in spans),
-            ttft=add(before.ttft, bucketize(np.array([span.first_s for span in spans]), LATENCY_BOUNDS_S)),
+            ttft=add(before.ttft, traced(first_s, LATENCY_BOUNDS_S, traces, np.full(len(spans), now_ns))),
             e2e=add(before.e2e, bucketize(np.array([span.whole_s for span in spans]), LATENCY_BOUNDS_S)),
         )
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 import socket
 import subprocess
+import time
+from pathlib import Path
 
 import aiohttp
 import numpy as np
+import promql
 import pytest
 import snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import BOUND_S
 
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
@@ -30,6 +35,7 @@ from exporter.prometheus.snapshot import (
     Snapshot,
     add,
     bucketize,
+    traced,
 )
 
 PROMTOOL = shutil.which("promtool")
@@ -283,6 +289,41 @@ def test_different_bounds_do_not_add() -> None:
 def test_standard_bounds_make_histograms(bounds_s: tuple[float, ...]) -> None:
     """The standard bounds ascend, are finite and few enough to be scraped each second."""
     assert len(bucketize([], bounds_s).counts) <= 25
+
+
+def test_the_latest_request_of_a_bucket_is_its_exemplar() -> None:
+    """By when it was observed, whichever batch it came in; what has no trace or no value is none."""
+    at_ns = np.array([30, 10, 20, 40, 50], dtype=np.int64) * 10**9
+    traces = np.array(["c" * 32, "a" * 32, "b" * 32, "", "d" * 32], dtype=object)
+    first = traced(np.array([0.05, 0.06, 2.0, 0.07, math.nan]), BOUNDS_S, traces, at_ns)
+    assert first.counts == bucketize([0.05, 0.06, 2.0, 0.07], BOUNDS_S).counts
+    assert first.exemplars == {0: ("c" * 32, 0.05, 30.0), 3: ("b" * 32, 2.0, 20.0)}
+    late = traced(np.array([0.01, 3.0]), BOUNDS_S, traces[:2], at_ns[[1, 3]])
+    both = {0: ("c" * 32, 0.05, 30.0), 3: ("a" * 32, 3.0, 40.0)}
+    assert add(first, late).exemplars == add(late, first).exemplars == both
+
+
+async def test_prometheus_keeps_the_exemplars_of_the_page(tmp_path: Path) -> None:
+    """Each in the bucket that its value belongs to. It asks for OpenMetrics; text 0.0.4 has none."""
+    if promql.PROMETHEUS is None:
+        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    now_ns, traces = time.time_ns(), np.array(["a" * 32, "b" * 32], dtype=object)
+    ttft = traced(np.array([0.05, 0.7]), BOUNDS_S, traces, np.array([now_ns - 10**9, now_ns]))
+    page = LivePage()
+    page.update(bare(client=ClientCounts(requests={}, ttft=ttft)))
+    assert b"trace_id" not in page.render()
+    async with serving(page, "127.0.0.1", 0) as url:
+        address = url.removeprefix("http://").removesuffix("/metrics")
+        async with promql.prometheus(scraping=[address], directory=tmp_path) as base_url, asyncio.timeout(BOUND_S):
+            exemplars = list[promql.Exemplar]()
+            while len(exemplars) < 2:
+                exemplars = await promql.exemplars(
+                    base_url, "sidelight_client_ttft_seconds_bucket", since_s=now_ns / 1e9
+                )
+                await asyncio.sleep(0.05)
+    assert {("0.1", "a" * 32, 0.05), ("1.0", "b" * 32, 0.7)} == {
+        (exemplar.series["le"], exemplar.trace_id, exemplar.value) for exemplar in exemplars
+    }
 
 
 async def test_the_page_is_served_as_text() -> None:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from exporter.prometheus import remote_write
 from exporter.prometheus.remote_write import snappy, write, write_requests
-from exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize
+from exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize, traced
 from rundir.access import Access
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -77,8 +78,8 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | int | float]]:
             yield key >> 3, number
 
 
-def series(body: bytes) -> dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]:
-    """Return the samples of a request by the labels of their series, as (ms, value)."""
+def series(body: bytes, field: int = 2) -> dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]:
+    """Return the samples of a request by the labels of their series, as (ms, value); of field 3 its exemplars."""
     read = {}
     for _, message in fields(unpacked(body)):
         labels: list[tuple[str, str]] = []
@@ -89,8 +90,8 @@ def series(body: bytes) -> dict[tuple[tuple[str, str], ...], list[tuple[int, flo
             inner = dict(fields(value))
             if number == 1:
                 labels.append((bytes(inner[1]).decode(), bytes(inner[2]).decode()))  # type: ignore[arg-type]
-            else:
-                points.append((int(inner[2]), float(inner[1])))
+            elif number == field:
+                points.append((int(inner[field]), float(inner[field - 1])))  # type: ignore[arg-type]
         assert labels == sorted(labels), "the specification wants labels in order"
         read[tuple(labels)] = points
     return read
@@ -117,6 +118,20 @@ def test_each_series_has_its_samples_in_the_order_of_time():
     buckets = {dict(labels)["le"]: points[-1][1] for labels, points in merged.items() if "le" in dict(labels)}
     assert buckets == {"0.1": 0.0, "1.0": 44.0, "+Inf": 44.0}
     assert total == sum(map(len, merged.values()))
+
+
+def test_an_exemplar_is_sent_once():
+    """With the sample with which it is new, in the series of its bucket."""
+    ids, at_ns = np.array(["a" * 32, "b" * 32], dtype=object), np.array([AT_NS, AT_NS + 10**9])
+    ttft = [traced(np.array([0.2, 0.3])[:count], (0.1, 1.0), ids[:count], at_ns[:count]) for count in (1, 1, 2)]
+    steps = [
+        (AT_NS + step * 10**9, Snapshot(version="1", run_id="r", phase="p", client=ClientCounts(requests={}, ttft=of)))
+        for step, of in enumerate(ttft)
+    ]
+    ((_, body),) = write_requests(steps)
+    exemplars = {dict(labels)["le"]: points for labels, points in series(body, field=3).items() if points}
+    assert exemplars == {"1.0": [(AT_NS // 10**6, 0.2), (AT_NS // 10**6 + 1000, 0.3)]}
+    assert [ids[0].encode() in body, body.count(ids[0].encode()), body.count(b"trace_id")] == [True, 1, 2]
 
 
 async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.MonkeyPatch):

@@ -115,7 +115,9 @@ def test_prometheus_takes_it_in(tmp_path: Path):
 
 
 async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_path: Path):
-    """Requests and the sum of TTFT to 1e-9; sent again, which it refuses as old, they are what they were."""
+    """Requests and the sum of TTFT to 1e-9; sent again, which it refuses as old, they are what they were. Exemplars
+    are requests of their buckets.
+    """
     if promql.PROMETHEUS is None:
         pytest.skip("prometheus is not installed (Debian package prometheus)")
     run = derived("vllm_spans", tmp_path)
@@ -131,6 +133,16 @@ async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_pat
                 run.summary.client.requests.ok,
                 pytest.approx(ttft.mean * ttft.count / 1e3, rel=1e-9),
             )
+        ttft_exemplars = await promql.exemplars(base_url, "sidelight_client_ttft_seconds_bucket", since_s=end_s - 600)
+        queue_exemplars = await promql.exemplars(
+            base_url, 'sidelight_ttft_part_seconds_bucket{part="queue"}', since_s=end_s - 600
+        )
+    rows, parts = {trace: row for row, trace in enumerate(run.run.requests.trace_id)}, run.times.parts
+    for exemplars, values_s in ((ttft_exemplars, parts.ttft_s), (queue_exemplars, parts.queue_s)):
+        assert exemplars
+        for exemplar in exemplars:
+            assert values_s[rows[exemplar.trace_id]] == pytest.approx(exemplar.value)
+            assert exemplar.value <= float(exemplar.series["le"])
 
 
 def test_the_same_run_gives_the_same_file(tmp_path: Path):
