@@ -1,11 +1,13 @@
 """What `sidelight report` costs on a run of many streamed replies, step by step.
 
-    python benchmarks/report.py [--requests 10000] [--events 23] [--repeat 3] [--keep DIR]
+    python benchmarks/report.py [--requests 10000] [--events 23] [--rate 20] [--scraped] [--repeat 3] [--keep DIR]
 
 The run directory is written here: its manifest and events are those of the recording under tests/golden/vllm_plain, its
-requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a chunk. No scrapes stand in
-it, so that what is measured is the requests' side. CPU-seconds are the least of N measurements, user and system time
-together; the steps are measured in this process, the whole command in one of its own.
+requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a chunk. Without --scraped
+no scrapes stand in it, so that what is measured is the requests' side; with it, the recording's pages, one each second,
+whose counters go on as they went. An hour: `--requests 20000 --rate 5.56 --scraped`. CPU-seconds are the least of N
+measurements, user and system time together; the steps are measured in this process, the whole command in one of its
+own.
 """
 
 from __future__ import annotations
@@ -25,15 +27,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
 from loadgen.requests.table import assemble, unpack
 from loadgen.transports.packing import pack
 from rundir.frames import FrameLog, read_frames
+from scraper.exposition import Series
+from scraper.series.log import Row, ScrapeLog
+from scraper.series.log import read_log as read_scrapes
+from scraper.targets.scrape import Scrape
 from sidecar.report import derive
 
 RECORDING = Path(__file__).parents[1] / "tests" / "golden" / "vllm_plain"
-GAP_NS, STEP_NS = 50_000_000, 12_000_000
+STEP_NS = 12_000_000
 HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Sun, 22 Nov 2026 04:51:19 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -58,7 +66,7 @@ def _chunk(data: str) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def write_run(path: Path, requests: int, events: int) -> None:
+def write_run(path: Path, requests: int, events: int, rate: float, *, scraped: bool) -> None:
     """Write a run directory of `requests` replies of `events` content events each."""
     (path / "raw").mkdir(parents=True)
     shutil.copy(RECORDING / "manifest.json", path)
@@ -73,11 +81,43 @@ def write_run(path: Path, requests: int, events: int) -> None:
         for index in range(requests):
             planned = PlannedRequest(
                 index=index, phase="measure", workload_class="c", path="/v1/chat/completions", input_tokens=17,
-                max_tokens=events, offset_ns=index * GAP_NS,
+                max_tokens=events, offset_ns=round(index * 1e9 / rate),
             )  # fmt: skip
             append_record(plan, planned)
             append_record(log, _part(planned, began[0], list(chunks(f"chatcmpl-sl-1-{index:06d}", events, rng)), rng))
         append_record(plan, plan_end("measure"))
+    if scraped:
+        _write_scrapes(path / "raw" / "scrapes-0.log", began[0], seconds=round(requests / rate) + 2)
+
+
+def _write_scrapes(path: Path, start_ns: int, seconds: int) -> None:
+    """Write a page each second: counters go on as they went in the recording, the rest is what it was."""
+    rows = [row for row in read_scrapes(RECORDING / "raw" / "scrapes-0.log") if isinstance(row, Row)]
+    rows = [row for row in rows if row.series is rows[-1].series]
+    rises = np.array([series.type in ("counter", "histogram", "summary") for series in rows[0].series])
+    log = ScrapeLog(path)
+    for second in range(seconds):
+        turns, row = divmod(second, len(rows) - 1)
+        went = np.where(rises, turns * (rows[-1].values - rows[0].values), 0.0)
+        at_ns = start_ns - 500_000_000 + second * 10**9
+        page = _page(rows[row].series, rows[row].values + went)
+        log.append(
+            Scrape(
+                url=rows[0].url, tick_ns=at_ns, request_ns=at_ns, response_ns=at_ns + 1_000_000, status=200, body=page
+            )
+        )
+    log.close()
+
+
+def _page(series: tuple[Series, ...], values: npt.NDArray[np.float64]) -> bytes:
+    lines, family = [], ""
+    for labelled, value in zip(series, values.tolist(), strict=True):
+        if labelled.family != family:
+            family = labelled.family
+            lines.append(f"# TYPE {family} {labelled.type}")
+        labels = ",".join(f'{name}="{text}"' for name, text in labelled.labels)
+        lines.append(f"{labelled.name}{{{labels}}} {value!r}")
+    return "\n".join((*lines, "")).encode()
 
 
 def _part(planned: PlannedRequest, start_ns: int, pieces: list[bytes], rng: random.Random) -> RequestPart:
@@ -126,12 +166,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=23)
+    parser.add_argument("--rate", type=float, default=20.0)
+    parser.add_argument("--scraped", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="write the run directory here and leave it")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         path = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        write_run(path, options.requests, options.events)
+        write_run(path, options.requests, options.events, options.rate, scraped=options.scraped)
         raw = path / "raw"
         plan = list(read_plan(raw / "plan-measure.log"))
         parts = [record for record in read_log(raw / "requests-0.log") if isinstance(record, RequestPart)]
@@ -144,6 +186,8 @@ def main() -> None:
         for name, work in steps.items():
             print(f"{name:45} {cpu_s(work, options.repeat):6.2f} CPU-s", flush=True)
         print(f"{'sidelight report':45} {command_s(path, options.repeat):6.2f} CPU-s")
+        for name in ("summary.json", "timeslices.parquet"):
+            print(f"{name:45} {(path / name).stat().st_size / 1e6:6.2f} MB")
 
 
 def _quietly(work: Callable[[], object]) -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import UnsetType
 from msgspec.structs import asdict
 
 from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
@@ -21,9 +21,8 @@ from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
-from scraper.engines import QUANTITIES
-from scraper.window.quantities import Counter, Gauge, Histogram
-from scraper.window.summary import Server
+from scraper.window.quantities import GatewayPage, quantities_of
+from scraper.window.summary import Endpoint, Server
 
 SERVER_TIMINGS = (
     "server_queue_ms",
@@ -48,12 +47,14 @@ GATEWAY = pa.struct(
     ]
 )
 
-# `source` is server (the engine's quantities) or correlation (the breakdown of TTFT).
+# `source` is server (the engine's quantities), correlation (the breakdown of TTFT), endpoint or gateway (one page's).
 SLICE_COLUMNS: dict[str, pa.DataType] = {
     **dict.fromkeys(("source", "quantity", "statistic", "unit"), pa.string()),
     **dict.fromkeys(("slice", "start_ns", "end_ns"), pa.int64()),
     "value": pa.float64(),
+    "endpoint": pa.string(),
 }
+_BATCH = 10_000
 
 
 def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
@@ -117,10 +118,19 @@ def timeslices_table(summary: Summary) -> pa.Table:
     """Return one row a slice, quantity and statistic of a summary: the engine's quantities and the breakdown of TTFT.
 
     `slice` counts from 0. The engine's statistics are of what it counted in the slice, the breakdown is of the requests
-    submitted in it.
+    submitted in it. Of several pages, and of gateways, each has rows of its own, with its URL as `endpoint`.
     """
-    rows = [*_server_rows(summary.server), *_breakdown_rows(summary.correlation)]
-    return pa.Table.from_pylist(rows, schema=pa.schema(SLICE_COLUMNS))
+    server, schema = summary.server, pa.schema(SLICE_COLUMNS)
+    endpoints = server.endpoints if len(server.endpoints) > 1 else []
+    rows = chain(
+        _page_rows("server", None, server),
+        _breakdown_rows(summary.correlation),
+        *(_page_rows("endpoint", page.url, page) for page in endpoints),
+        *(_page_rows("gateway", page.url, page) for page in server.gateways or ()),
+    )
+    # In batches: as dicts, the rows of an hour would take a gigabyte.
+    batches = iter(lambda: list(islice(rows, _BATCH)), [])
+    return pa.concat_tables([schema.empty_table(), *(pa.Table.from_pylist(batch, schema=schema) for batch in batches)])
 
 
 def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
@@ -128,16 +138,16 @@ def write_parquet(table: pa.Table, file: IO[bytes]) -> None:
     pq.write_table(table, file, compression="zstd")
 
 
-def _server_rows(server: Server) -> Iterator[dict[str, Any]]:
-    for name in QUANTITIES:
-        quantity: Histogram | Gauge | Counter | UnsetType = getattr(server, name)
-        if quantity:
-            units = {"count": "observations", "rate_per_s": f"{quantity.unit}/s"}
-            for number, piece in enumerate(map(asdict, quantity.timeslices)):
-                yield from _slice_rows("server", name, number, piece, {**dict.fromkeys(piece, quantity.unit), **units})
+def _page_rows(source: str, url: str | None, page: Server | Endpoint | GatewayPage) -> Iterator[dict[str, Any]]:
+    for name, quantity in quantities_of(page):
+        about = {"source": source, "quantity": name, "endpoint": url}
+        units = {"count": "observations", "rate_per_s": f"{quantity.unit}/s"}
+        for number, piece in enumerate(map(asdict, quantity.timeslices)):
+            yield from _slice_rows(about, number, piece, {**dict.fromkeys(piece, quantity.unit), **units})
 
 
 def _breakdown_rows(correlation: Correlation) -> Iterator[dict[str, Any]]:
+    about = {"source": "correlation", "quantity": "ttft_breakdown"}
     for number, piece in enumerate(correlation.timeslices):
         flags = {
             f"{kind}_{name}": n for kind in ("coverage", "quality") for name, n in asdict(getattr(piece, kind)).items()
@@ -145,17 +155,16 @@ def _breakdown_rows(correlation: Correlation) -> Iterator[dict[str, Any]]:
         numbers = asdict(piece) | flags
         units = {name: "milliseconds" if name.endswith("_ms") else "requests" for name in numbers}
         units |= {name: "ratio" for name in flags if name.startswith("coverage")}
-        yield from _slice_rows("correlation", "ttft_breakdown", number, numbers, units)
+        yield from _slice_rows(about, number, numbers, units)
 
 
 def _slice_rows(
-    source: str, quantity: str, number: int, piece: Mapping[str, Any], units: Mapping[str, str]
+    about: Mapping[str, Any], number: int, piece: Mapping[str, Any], units: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     for statistic, value in piece.items():
         if statistic not in {"start_ns", "end_ns"} and isinstance(value, int | float) and not isinstance(value, bool):
             yield {
-                "source": source,
-                "quantity": quantity,
+                **about,
                 "statistic": statistic,
                 "unit": units[statistic],
                 "slice": number,

@@ -43,9 +43,10 @@ from exporter.summary.tail import TailAttribution, tail_attribution
 from loadgen.requests.metrics import stamped_ms
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts
-from rundir.fields import NO_UNIT, UNSET, Amount, Count, StampNs, doc
+from rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
 from rundir.stats import Missing, finite, quantiles_of
 from scraper.perf_metrics import SteadyClock
+from scraper.window.quantities import MOST_SLICES
 
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
 COMPARABLE_RATIO = 0.02
@@ -251,8 +252,14 @@ class Correlation(Struct, frozen=True, kw_only=True):
     classes: Annotated[dict[str, Group], doc("The same by workload class; empty where there is only one.")]
     urls: Annotated[dict[str, Group], doc("The same by the URL that was asked; empty where there is only one.")]
     timeslices: Annotated[
-        list[BreakdownSlice], doc("The same in short, by the slice in which requests were submitted.")
+        list[BreakdownSlice],
+        Meta(
+            description="The same in short, by the slice in which requests were submitted; up to "
+            f"{MOST_SLICES}: all are in timeslices.parquet.",
+            extra_json_schema={"maxItems": MOST_SLICES},
+        ),
     ]
+    timeslices_missing: Annotated[Reason | UnsetType, doc("Why there are none here; absent where there are.")] = UNSET
     clock: Annotated[Clock, doc("The engine's clock beside the run's, by causality.")]
     estimate_accuracy: Annotated[EstimateAccuracy, doc("Errors of the estimates, where a run has exact times too.")]
     server_percentiles: Annotated[ServerTimes, doc("Percentiles of the server's own times.", "ms")]

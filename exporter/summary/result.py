@@ -5,10 +5,11 @@ The parts live with what makes them; this puts them together and generates the s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UnsetType, structs
 
 from exporter.summary.correlation import Correlation
 from exporter.summary.watched import WatchedTraffic
@@ -20,10 +21,12 @@ from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.integrity import Integrity
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
+from scraper.window.quantities import MOST_SLICES, quantities_of
 from scraper.window.summary import Server
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Status = Literal["complete", "interrupted", "crashed"]
+Page = TypeVar("Page", bound=msgspec.Struct)
 Moment = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$")]
 
 # What is promised of a recorded configuration, whatever the command.
@@ -158,6 +161,36 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         WatchedTraffic | UnsetType,
         doc("What a watch saw beside its requests, which are those of the clients' spans; absent for other commands."),
     ] = UNSET
+
+
+def as_written(summary: Summary) -> Summary:
+    """Return a summary as `summary.json` has it: more than MOST_SLICES slices are in timeslices.parquet alone."""
+    server, correlation = summary.server, summary.correlation
+    endpoints = [_without_slices(page) for page in server.endpoints]
+    gateways = [_without_slices(page) for page in server.gateways] if server.gateways else server.gateways
+    if reason := _too_many(correlation.timeslices):
+        correlation = structs.replace(correlation, timeslices=[], timeslices_missing=reason)
+    server = structs.replace(_without_slices(server), endpoints=endpoints, gateways=gateways)
+    return structs.replace(summary, server=server, correlation=correlation)
+
+
+def _without_slices(page: Page) -> Page:
+    """Take the slices of a page's quantities away where they are too many, and say so in `missing`."""
+    shown = {
+        name: structs.replace(quantity, timeslices=[], missing={**(quantity.missing or {}), "timeslices": reason})
+        for name, quantity in quantities_of(page)
+        if (reason := _too_many(quantity.timeslices))
+    }
+    return structs.replace(page, **shown)
+
+
+def _too_many(slices: Sequence[msgspec.Struct]) -> str:
+    """Return why slices are not in `summary.json`, "" where they are."""
+    if len(slices) <= MOST_SLICES:
+        return ""
+    return (
+        f"{len(slices):,} slices, more than the {MOST_SLICES} that summary.json keeps: they are in timeslices.parquet"
+    )
 
 
 def schema() -> dict[str, Any]:

@@ -5,6 +5,7 @@ What cannot be computed is absent, and `missing` says why, by its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, UnsetType
@@ -12,6 +13,12 @@ from msgspec import Meta, Struct, UnsetType
 from rundir.fields import UNSET, Count, Reasons, StampNs, doc
 from rundir.stats import quantiles_of
 
+MOST_SLICES = 120  # in summary.json
+SLICES = Meta(
+    description=f"Slices of the window, up to {MOST_SLICES}: timeslices.parquet has all. Empty where there are more, "
+    "or where endpoints share none: `missing` says which.",
+    extra_json_schema={"maxItems": MOST_SLICES},
+)
 UNIT = "unit of the quantity"
 RATE = "unit of the quantity/s"
 
@@ -124,7 +131,7 @@ class Histogram(Quantity, frozen=True, kw_only=True):
     ] = UNSET
     resets: Resets = UNSET
     missing: Reasons = UNSET
-    timeslices: Annotated[list[HistogramSlice], doc("Slices of the window; empty where endpoints share none.")]
+    timeslices: Annotated[list[HistogramSlice], SLICES]
     notes: Notes = UNSET
 
 
@@ -133,7 +140,7 @@ class Gauge(Quantity, frozen=True, kw_only=True):
 
     across: Annotated[Literal["sum", "max"], doc("How label sets and endpoints combine.")]
     stats: Annotated[SampleStatistics, doc("Over the scrapes inside the window, not weighted by time.")]
-    timeslices: Annotated[list[GaugeSlice], doc("Slices of the window; empty where endpoints share none.")]
+    timeslices: Annotated[list[GaugeSlice], SLICES]
     missing: Reasons = UNSET
     notes: Notes = UNSET
 
@@ -143,7 +150,7 @@ class Counter(Quantity, frozen=True, kw_only=True):
 
     stats: Annotated[CounterStatistics, doc("Over the window.")]
     resets: Resets = UNSET
-    timeslices: Annotated[list[CounterSlice], doc("Slices of the window; empty where endpoints share none.")]
+    timeslices: Annotated[list[CounterSlice], SLICES]
     missing: Reasons = UNSET
     notes: Notes = UNSET
 
@@ -215,3 +222,10 @@ class GatewayPage(Struct, frozen=True, kw_only=True):
     retries: Annotated[Counter | UnsetType, doc("Calls of the next server that it made again.", "requests")] = UNSET
     upstream_errors: Annotated[Counter | UnsetType, doc("Calls of the next server that failed.", "requests")] = UNSET
     missing: Reasons = UNSET
+
+
+def quantities_of(page: Struct) -> Iterator[tuple[str, Histogram | Gauge | Counter]]:
+    """Yield the quantities that a page, or all pages together, show: name and value."""
+    for name in page.__struct_fields__:
+        if isinstance(quantity := getattr(page, name), Histogram | Gauge | Counter):
+            yield name, quantity

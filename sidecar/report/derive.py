@@ -24,7 +24,16 @@ from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
 from exporter.summary.gateways import beside_pages
-from exporter.summary.result import MeasuredWindow, Methodology, Status, Summary, Tokenizer, Tool, Workload
+from exporter.summary.result import (
+    MeasuredWindow,
+    Methodology,
+    Status,
+    Summary,
+    Tokenizer,
+    Tool,
+    Workload,
+    as_written,
+)
 from loadgen.driver import is_closed_loop
 from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
@@ -115,7 +124,7 @@ def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None =
 
 def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url: str) -> None:
     run, summary, path = derived.run, derived.summary, derived.run.path
-    write_json(path / SUMMARY, msgspec.to_builtins(summary))
+    write_json(path / SUMMARY, msgspec.to_builtins(as_written(summary)))
     for name, write in server_metrics_files(_server_metrics(run, window), wanted):
         write_whole(path / name, write)
     requests = tables.requests_table(run.requests, derived.times.parts)
@@ -142,7 +151,7 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url
 
 def as_json(summary: Summary) -> str:
     """Return `summary.json` of a run."""
-    return json_text(msgspec.to_builtins(summary))
+    return json_text(msgspec.to_builtins(as_written(summary)))
 
 
 def require_sound(derived: Derived) -> None:
