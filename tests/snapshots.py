@@ -61,6 +61,10 @@ def snapshot(step: int) -> Snapshot:
                 engine="vllm",
                 version="0.32.0",
                 histograms={name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in ENGINE_HISTOGRAMS},
+                quantiles={
+                    ("ttft", "0.99", bound): value_s
+                    for bound, value_s in (("estimate", 0.2), ("low", 0.1), ("high", 0.3))
+                },
                 gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
                 counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
                 scrapes={"ok": 4 * step, "failed": 0},

@@ -231,6 +231,14 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     for quantity, what in ENGINE_HISTOGRAMS.items():
         histograms = (((engine.endpoint,), engine.histograms.get(quantity)) for engine in engines)
         yield _histograms(f"sidelight_engine_{quantity}_seconds", what, ("endpoint",), histograms)
+    what = "Quantiles of what the engine observed, estimated from its histograms (bound: estimate, and low and high, "
+    what += "which hold 9 in 10 truths): of a run's measured phase so far, of a watch's last 5 minutes."
+    quantiles = Metric("sidelight_engine_quantile_seconds", what, "summary")
+    for engine in engines:
+        for (of, quantile, bound), value_s in engine.quantiles.items():
+            labels = {"endpoint": engine.endpoint, "of": of, "quantile": quantile, "bound": bound}
+            quantiles.add_sample(quantiles.name, labels, value_s)
+    yield quantiles
     for quantity, (name, what) in ENGINE_GAUGES.items():
         gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
         yield _series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)

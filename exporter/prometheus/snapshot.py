@@ -33,6 +33,8 @@ LATENESS_BOUNDS_S = (
 OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
 REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
+# In s by quantity, quantile ("0.99") and bound: estimate, or low and high, the ends of its 90 % interval.
+EngineQuantiles = Mapping[tuple[str, str, str], float]
 
 
 class Exemplar(NamedTuple):
@@ -120,13 +122,15 @@ class GatewayCounts(PageCounts):
 class EngineCounts(PageCounts):
     """One scraped endpoint, as an engine's, and what it says of a `gateway` where it is of one.
 
-    `scrapes` counts by outcome ("ok", or the kind of failure).
+    `scrapes` counts by outcome ("ok", or the kind of failure). `quantiles` are estimates of a period, unlike the
+    histograms.
     """
 
     endpoint: str
     engine: str = ""
     version: str = ""
     gateway: GatewayCounts | None = None
+    quantiles: EngineQuantiles = field(default_factory=dict)
     scrapes: Mapping[str, int] = field(default_factory=dict)
     last_scrape_duration_s: float | None = None
 

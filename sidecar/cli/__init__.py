@@ -60,11 +60,12 @@ from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
+    from exporter.summary.result import Summary
     from sidecar.directory import Run
     from sidecar.report.derive import Derived
 
     # What is made of a run that has ended, and the parts of its requests.
-    Finish = Callable[[Run], tuple[Derived, Parts]]
+    Finish = Callable[[Run], tuple[Derived, Parts, Summary]]
 
 HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
 
@@ -318,13 +319,13 @@ def _measured(
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
 
-        def finish(measured: Run) -> tuple[Derived, Parts]:
+        def finish(measured: Run) -> tuple[Derived, Parts, Summary]:
             from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
             derived = derive.derive_run(measured)
             progress.done(str(measured.path), derived.summary.status)
             derive.print_report(derived.summary, measured.path, said=progress.warned)
-            return derived, derived.times.parts
+            return derived, derived.times.parts, derived.summary
 
         try:
             derived = asyncio.run(measure(progress, finish))

@@ -231,6 +231,11 @@ class RunLogs:
     def __exit__(self, *_: object) -> None:
         self._tails.__exit__()
 
+    @property
+    def pages(self) -> Mapping[str, series.SeriesTable]:
+        """Return the scrapes so far by endpoint."""
+        return self._series
+
     def read(self, *, spans: bool, last: bool = False) -> News:
         """Read what is new; spans, which take long to import and to read, only where they are wanted. With `last`,
         what is behind a damaged end, too: nothing more comes.

@@ -12,8 +12,10 @@ from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import Snapshot
+from exporter.summary.result import Summary
 from rundir.columns import take
 from sidecar.directory import Run
+from sidecar.live.quantiles import histograms_of, stated
 from sidecar.live.tally import Tally
 
 INTERVALS = 3  # of the scraper, within which its next scrape should come
@@ -21,8 +23,8 @@ UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
 LONGEST_S = 60.0
 
 
-def final(latest: Snapshot, run: Run, parts: Parts) -> Snapshot:
-    """Return the last snapshot of a run with the report's numbers of its requests."""
+def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapshot:
+    """Return the last snapshot of a run with the report's numbers of its requests, and its quantiles of its engines."""
     rows = run.requests.phase == "measure"
     log, measured = take(run.requests, rows), take(parts, rows)
     tally = Tally()
@@ -31,7 +33,12 @@ def final(latest: Snapshot, run: Run, parts: Parts) -> Snapshot:
     client = tally.client_counts(in_flight=0, submitted=submitted, scheduled=scheduled)
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
     counts = replace(counted(nothing_counted(sources=sources), measured, requests=log), pending=0)
-    return replace(latest, phase="done", client=client, parts=counts)
+    pages = {page.url: page for page in summary.server.endpoints}
+    engines = tuple(
+        replace(engine, quantiles=stated(histograms_of(pages[engine.endpoint]))) if engine.endpoint in pages else engine
+        for engine in latest.engines
+    )
+    return replace(latest, phase="done", client=client, parts=counts, engines=engines)
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

@@ -30,6 +30,7 @@ from sidecar.progress import View
 
 if TYPE_CHECKING:
     from sidecar.live.breakdown import LiveParts
+    from sidecar.live.quantiles import QuantileView
 
 STALE_RATIO = 1.01  # of the quantiles
 RATE_S = 5.0  # the output rate is that of requests that ended this recently
@@ -68,6 +69,7 @@ class LiveRun:
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
+        self._quantiles: QuantileView | None = None
         self._parts: LiveParts | None = None
         self._shown = False  # somebody wants snapshots
         self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
@@ -97,6 +99,8 @@ class LiveRun:
                 self._show_page(scrape)
         with self.failures.guard():
             self._break_down(news)
+        with self.failures.guard():
+            self._estimate_quantiles()
 
     @property
     def errors(self) -> int:
@@ -135,6 +139,7 @@ class LiveRun:
         self._shown = True
         tally = self._tallies["measure"]
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        quantiles = self._quantiles.latest if self._quantiles else {}
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
         return Snapshot(
             version=VERSION,
@@ -151,7 +156,9 @@ class LiveRun:
                 loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
                 live_errors=self.errors,
             ),
-            engines=tuple(engine.counts for engine in self._engines.values()),
+            engines=tuple(
+                replace(engine.counts, quantiles=quantiles.get(url, {})) for url, engine in self._engines.items()
+            ),
             parts=None if self._parts is None else replace(self._parts.counts, pending=self._parts.pending),
             about={**self._about, **self._engine_about()},
             labels={"run_id": self._run_id, **self._tags},
@@ -210,6 +217,15 @@ class LiveRun:
                 self._parts.scraped(scrape)
             self._parts.spans(news.spans)
             self._parts.poll(now_ns)
+
+    def _estimate_quantiles(self) -> None:
+        if self._shown and "measure" in self._starts_ns:
+            from scraper.window.window import Window  # noqa: PLC0415  as in _break_down
+            from sidecar.live.quantiles import QuantileView  # noqa: PLC0415  as in _break_down
+
+            self._quantiles = self._quantiles or QuantileView()
+            window = Window(start_ns=self._starts_ns["measure"], end_ns=self._clock.now_ns())
+            self._quantiles.refresh(self.logs.pages, window)
 
     def _gauge(self, quantity: str) -> float | None:
         answering = [engine for engine in self._engines.values() if not engine.silence(self._stale_s)]

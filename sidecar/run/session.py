@@ -36,6 +36,7 @@ from sidecar.run.stopping import stop_on_signals, until_deadline
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
     from exporter.prometheus.page import LivePage
+    from exporter.summary.result import Summary
     from loadgen.transports.transport import WorkerSpec
     from scraper.commands import Spec
     from scraper.spans.spec import ReceiverSpec
@@ -44,15 +45,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    # Returns what becomes of the run, the parts of its requests, and its summary.
+    Finish = Callable[[Run], tuple[T, Parts, Summary]]
+
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
-async def run(
-    options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Callable[[Run], tuple[T, Parts]]
-) -> T:
+async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
     """Load and scrape a target. Returns what `finish` makes of the run, which was read as it went and whose manifest
-    says how it ended; beside it `finish` returns the parts of its requests, which the live page shows until it has been
-    scraped.
+    says how it ended; beside it `finish` returns the parts of its requests and its summary, which the live page shows
+    until it has been scraped.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
@@ -61,11 +64,11 @@ async def run(
         with ExitStack() as reading:
             live, page = await _run(options, reading, serving, command=command, progress=progress)
             run = live.logs.run()
-            result, parts = finish(run)
+            result, parts, summary = finish(run)
         if page is not None and page.latest is not None:
             from sidecar.live.final import final, linger  # noqa: PLC0415  what a run need not wait for
 
-            await linger(page, final(page.latest, run, parts), options.linger)
+            await linger(page, final(page.latest, run, parts, summary), options.linger)
         return result
 
 
@@ -140,12 +143,10 @@ def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str
     )
 
 
-async def scrape(
-    options: ScrapeOptions, *, command: Sequence[str], progress: Progress, finish: Callable[[Run], tuple[T, Parts]]
-) -> T:
+async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
     """Scrape targets without any load, for a duration or until a signal; return what `finish` makes of it."""
     with ExitStack() as reading:
-        result, _ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
+        result, *_ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
         return result
 
 

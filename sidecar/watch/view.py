@@ -38,10 +38,13 @@ from rundir.frames import LogTails
 from rundir.framing import GAP
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
+from scraper.series.table import SeriesTable
 from scraper.spans.log import Counts, StateRecord, decode
+from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
+from sidecar.live.quantiles import QuantileView
 from sidecar.watch.lately import WINDOW_S, Lately
 from sidecar.watch.panel import EngineState, WatchState
 
@@ -65,6 +68,8 @@ class WatchView:
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
         self._engines: dict[str, EngineView] = {}
+        self._pages: dict[str, SeriesTable] = {}  # of the last minutes
+        self._quantiles = QuantileView()
         self._client = ClientCounts(
             requests={"ok": 0, "failed": 0},
             input_tokens=0,
@@ -106,6 +111,8 @@ class WatchView:
         self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
         if self._lately is not None:
             self._lately.clock_moved(moved_ns)
+        self._pages.clear()  # stamps before and after cannot be compared
+        self._quantiles.clock_moved()
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
 
     def scrape_only(self, urls: Collection[str]) -> None:
@@ -119,6 +126,7 @@ class WatchView:
         """
         if not self._wanted.issuperset(self._engines):
             self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
+            self._pages = {url: page for url, page in self._pages.items() if url in self._wanted}
             self._requests.estimates.forget_pages(self._wanted)
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
@@ -129,6 +137,9 @@ class WatchView:
             with self.failures.guard():
                 self._take_spans(payload)
         self._count_ended(now_ns, all_of_it=all_of_it)
+        with self.failures.guard():
+            window = Window(start_ns=now_ns - round(WINDOW_S * 1e9), end_ns=now_ns)
+            self._quantiles.refresh(self._pages, window)
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
         """Count what has ended."""
@@ -194,7 +205,10 @@ class WatchView:
             run_id=self._run_id,
             phase="watch",
             client=self._client,
-            engines=tuple(engine.counts for engine in self._engines.values()),
+            engines=tuple(
+                replace(engine.counts, quantiles=self._quantiles.latest.get(url, {}))
+                for url, engine in self._engines.items()
+            ),
             parts=self.parts,
             watch=WatchCounts(
                 receiver=receiver,
@@ -253,6 +267,9 @@ class WatchView:
         if scrape is None or scrape.url not in self._wanted:
             return
         self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(scrape)
+        if scrape.url not in self._pages:
+            self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=round(WINDOW_S * 1e9))
+        self._pages[scrape.url].append(scrape)
         self._requests.estimates.scraped(scrape)
 
     def _take_spans(self, payload: bytes) -> None:

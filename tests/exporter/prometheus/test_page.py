@@ -86,6 +86,7 @@ CONTRACT = {
     "sidelight_engine_ttft_seconds_bucket": {"endpoint", "le"},
     "sidelight_engine_inter_token_latency_seconds_bucket": {"endpoint", "le"},
     "sidelight_engine_e2e_latency_seconds_bucket": {"endpoint", "le"},
+    "sidelight_engine_quantile_seconds": {"endpoint", "of", "quantile", "bound"},
     "sidelight_engine_requests_running": {"endpoint"},
     "sidelight_engine_requests_waiting": {"endpoint"},
     "sidelight_engine_kv_cache_usage_ratio": {"endpoint"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN, names
 
-from exporter.prometheus.page import LivePage
+from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage
 from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import Snapshot
+from exporter.prometheus.snapshot import EngineCounts, Snapshot
+from rundir.clock import anchor
+from scraper.window.quantities import Histogram
 from sidecar.directory.opening import open_run
 from sidecar.live.final import final, linger, patience_s
 from sidecar.live.tally import Sample
+from sidecar.live.view import LiveRun
 from sidecar.report.derive import derive_run
 
 LATEST = Snapshot(version="1", run_id="r", phase="measure")
@@ -24,10 +28,13 @@ LATEST = Snapshot(version="1", run_id="r", phase="measure")
 
 @pytest.mark.parametrize("name", names())
 def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
-    """Requests, quantiles to the bit, and the sums of every part."""
+    """Requests, quantiles to the bit, and the sums of every part; of the engine, what the report calls resolved."""
     shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("expected"))
     derived = derive_run(open_run(tmp_path / name), ["json"])
-    last, summary = final(LATEST, derived.run, derived.times.parts), derived.summary
+    summary = derived.summary
+    pages = {page.url: page for page in summary.server.endpoints}
+    latest = replace(LATEST, engines=tuple(EngineCounts(endpoint=url) for url in pages))
+    last = final(latest, derived.run, derived.times.parts, summary)
     assert last.client is not None
     assert last.parts is not None
     assert (last.client.requests["ok"], last.client.in_flight) == (summary.client.requests.ok, 0)
@@ -42,6 +49,26 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
     if queue.mean is not None and not summary.correlation.breakdown.means_only:
         assert sum_s == pytest.approx(queue.mean * queue.count / 1e3, rel=1e-9)
     assert last.parts.pending == 0
+    for engine in last.engines:
+        queue_time = pages[engine.endpoint].queue_time
+        if isinstance(queue_time, Histogram):
+            is_resolved = "p99" in (queue_time.intervals or {}) and "p99" not in (queue_time.unresolved or ())
+            shown_s = engine.quantiles.get(("queue_time", "0.99", "estimate"))
+            assert shown_s == (queue_time.stats.p99 if is_resolved else None)
+
+
+def test_quantiles_of_engines_while_a_run_goes_are_those_of_its_report(tmp_path: Path):
+    """With the same pages, to the bit; of the measured phase, so that the warm-up is not in them."""
+    shutil.copytree(GOLDEN / "vllm_spans", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    with LiveRun(tmp_path / "run", run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
+        live.enter("measure", start_ns=derived.summary.window.start_ns)
+        live.snapshot()
+        live.poll()
+        (engine,) = live.snapshot().engines
+    (reported,) = final(live.snapshot(), derived.run, derived.times.parts, derived.summary).engines
+    assert {of for of, _, _ in engine.quantiles} == set(ENGINE_HISTOGRAMS)
+    assert engine.quantiles == reported.quantiles
 
 
 def test_quantiles_are_of_all_values_but_in_a_view_that_counts_each_second():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sent_spans import NOON, S, call, engine, export
-from series import scraped
+from series import histogram, scraped
 
 from correlator.live import breakdown, window
 from correlator.live.breakdown import Ended
@@ -81,3 +81,20 @@ def test_a_trace_that_cannot_be_read_costs_no_other(tmp_path: Path, monkeypatch:
     snapshot = view.snapshot(restarts=0)
     assert snapshot.watch is not None
     assert (1, 0) == (snapshot.watch.errors, snapshot.watch.sizes["pending"])
+
+
+def test_quantiles_of_an_engine_are_of_the_last_five_minutes(tmp_path: Path):
+    """What it observed before them is on its page, and in no quantile."""
+    pages = ScrapeLog(tmp_path / "scrapes-000000.log")
+    nothing, slow, quick = ((0, 0), 0.0), ((0, 100), 500.0), ((100, 200), 505.0)
+    seen = []
+    with WatchView(tmp_path, run_id="r", pages=[URL]) as view:
+        for second, (counts, total) in ((1, nothing), (10, slow), (400, slow), (450, quick)):
+            buckets = list(zip(("0.1", "10.0"), counts, strict=True))
+            page = histogram("vllm:time_to_first_token_seconds", counts[-1], total, buckets=buckets) + PAGE
+            pages.append(scraped(second * S, page, url=URL))
+            view.poll(second * S + 1)
+            (engine,) = view.snapshot(restarts=0).engines
+            seen.append(engine.quantiles.get(("ttft", "0.5", "estimate"), -1.0))
+    pages.close()
+    assert [-1.0, pytest.approx(5.0, rel=0.2), -1.0, pytest.approx(0.05, rel=0.2)] == seen
