@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from logs import request_log
 
 from exporter.prometheus.page import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
 from exporter.prometheus.snapshot import (
@@ -18,6 +19,8 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     bucketize,
 )
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.slo import SloResult, SloTally, parse_slo
 from scraper.spans.log import Counts
 
 PARTS_S = {"network": 0.01, "gateway": 0.004, "queue": 0.12, "prefill": 0.05, "other": 0.05}
@@ -28,6 +31,14 @@ def observed(step: int, centre_s: float, bounds_s: tuple[float, ...]) -> Cumulat
     """Return a histogram of 5 values a step around a centre; grows with the step as a run's does."""
     spread = np.tile([0.5, 0.8, 1.0, 1.2, 3.0], step)
     return bucketize(centre_s * spread, bounds_s)
+
+
+def slo(step: int) -> SloResult:
+    """Return how two objectives stand: of one in six requests failed, the percentile is infinite."""
+    tally = SloTally(parse_slo("ttft_p99<500ms,error_rate<10%"))
+    log = request_log(*[{"status": "ok"}] * 5 * step, *[{"status": "failed"}] * step)
+    tally.add(log, request_metrics(log))
+    return tally.result({})
 
 
 def snapshot(step: int) -> Snapshot:
@@ -48,9 +59,12 @@ def snapshot(step: int) -> Snapshot:
             time_per_output_token=observed(step, 0.02, TOKEN_BOUNDS_S),
             e2e=observed(step, 2.0, LATENCY_BOUNDS_S),
             quantiles={("ttft", "0.5"): 0.2, ("ttft", "0.99"): 0.2},
+            good=4 * step,
+            slo=slo(step),
         ),
         generator=GeneratorCounts(
             schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),
+            lateness_quantiles_s={"0.5": 0.0003, "0.99": 0.0009},
             cpu_seconds={"worker-0": 0.1 * step, "scraper": 0.05 * step},
             loop_delay_max_s=0.004,
             live_errors=0,

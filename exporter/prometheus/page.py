@@ -128,6 +128,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     parts = (
         _about(snapshot),
         _client(snapshot.client),
+        _slo(snapshot.client),
         _generator(snapshot.generator),
         _engines(snapshot.engines),
         _gateways({engine.endpoint: engine.gateway for engine in snapshot.engines if engine.gateway is not None}),
@@ -201,6 +202,25 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     yield quantiles
 
 
+def _slo(client: ClientCounts | None) -> Iterator[Metric]:
+    """Yield the objectives of --slo in base units; what is not known of one has no sample."""
+    if client is None or client.slo is None:
+        return
+    what = "Requests that met every objective of a latency."
+    yield _series(CounterMetricFamily, "sidelight_client_requests_good", what, (), {(): client.good})
+    objectives = {each.name: each for each in client.slo.objectives}
+    units = {name: 1e-3 if each.unit == "ms" else 1.0 for name, each in objectives.items()}
+    limits = {name: each.bound * units[name] for name, each in objectives.items()}
+    values = {name: each.value * units[name] for name, each in objectives.items() if each.value is not None}
+    met = {name: each.met for name, each in objectives.items()}
+    for name, what, numbers in (
+        ("limit", "The bound of an objective, in seconds, as a ratio or a second.", limits),
+        ("value", "What the run has of it so far, in the unit of the bound.", values),
+        ("met", "Whether the run keeps the bound so far: 1 or 0.", met),
+    ):
+        yield _series(GaugeMetricFamily, f"sidelight_slo_{name}", what, ("objective",), numbers)
+
+
 def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
     if generator is None:
         return
@@ -210,6 +230,11 @@ def _generator(generator: GeneratorCounts | None) -> Iterator[Metric]:
         (),
         [((), generator.schedule_lateness)],
     )
+    what = "Exact quantiles of the same lateness in the measured phase."
+    lateness = Metric("sidelight_generator_schedule_lateness_quantile_seconds", what, "summary")
+    for quantile, value_s in generator.lateness_quantiles_s.items():
+        lateness.add_sample(lateness.name, {"quantile": quantile}, value_s)
+    yield lateness
     what = "CPU time of our processes."
     yield _series(CounterMetricFamily, "sidelight_generator_cpu_seconds", what, ("process",), generator.cpu_seconds)
     yield GaugeMetricFamily(

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rundir.columns import Ints, Texts
+
+if TYPE_CHECKING:
+    from loadgen.requests.slo import SloResult
 
 # About four bounds a decade, and the bounds on which SLOs are usually stated (0.1, 0.25, 0.5, 1, 2.5, 5, 10 s).
 # fmt: off
@@ -67,7 +70,8 @@ class ClientCounts:
     `requests` counts finished requests by status. Give every status from the first snapshot on, with 0 where none
     ended that way: Prometheus cannot see the first increase of a series that begins above zero. `scheduled` are those
     whose time has come (of an open loop), `submitted` those that were sent. `quantiles` are exact, in s, by what they
-    are of and which.
+    are of and which. With --slo, `good` requests met every objective of a latency, and `slo` says how each objective
+    stands, which may be some seconds old.
     """
 
     requests: Mapping[str, int]
@@ -81,17 +85,20 @@ class ClientCounts:
     time_per_output_token: Cumulative | None = None
     e2e: Cumulative | None = None
     quantiles: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    good: int | None = None
+    slo: SloResult | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorCounts:
-    """The load generator's own cost and error since the start of the run.
+    """The load generator's own cost and error since the start of the run. `lateness_quantiles_s` are exact.
 
     `cpu_seconds` maps a process ("worker-0", "scraper", "conductor") to its CPU time; `loop_delay_max_s` is the
     latest that any worker's tick came. `live_errors` counts what could not be read or counted, and is not on the page.
     """
 
     schedule_lateness: Cumulative | None = None
+    lateness_quantiles_s: Mapping[str, float] = field(default_factory=dict)
     cpu_seconds: Mapping[str, float] = field(default_factory=dict)
     loop_delay_max_s: float | None = None
     live_errors: int | None = None

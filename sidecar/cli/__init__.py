@@ -360,7 +360,8 @@ def _export(derived: Derived, wanted: ExportOptions, options: SpanOptions, progr
     if wanted.prometheus_write is not None:
         from sidecar.report import history  # noqa: PLC0415  as above
 
-        history.write_run(derived.run, derived.times.parts, wanted.prometheus_write, write_access(wanted), progress)
+        parts, summary = derived.times.parts, derived.summary
+        history.write_run(derived.run, parts, summary, wanted.prometheus_write, write_access(wanted), progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ class Run:
     `timings` are the times of requests that `/perf_metrics` of TensorRT-LLM states. `gateways` are those that
     requests passed, outermost first, by trace id in hex. `span_counts` is what the receivers of spans
     have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
-    their counts since they started are lost, but for the spans in the log.
+    their counts since they started are lost, but for the spans in the log. `offsets_ns` are when requests were to be
+    sent, from the start of their phase, of phases with a schedule.
 
     Of a `watch`, `requests` are by the clients' spans, with `watched` beside them, and `spans` is empty. Where the wall
     clock was set meanwhile, all stamps are by the last time.
@@ -94,6 +96,16 @@ class Run:
     receiver_deaths: int = 0
     integrity: Integrity = NOTHING_READ
     watched: Replayed | None = None
+    offsets_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def scheduled_by(self, phase: str, at_ns: int) -> int | None:
+        """Return how many requests of a phase were to be sent by a moment; None where nothing is scheduled."""
+        offsets_ns = self.offsets_ns.get(phase)
+        began = next((each for each in self.phases if each.name == phase), None)
+        if offsets_ns is None or began is None:
+            return None
+        until_ns = at_ns if began.end_ns is None else min(at_ns, began.end_ns)
+        return bisect_right(offsets_ns, until_ns - began.start_ns)
 
     @property
     def status(self) -> str:
@@ -267,6 +279,7 @@ class RunLogs:
             events=on_last_clock(events),
             timings=perf_metrics.timings(timings),
             **(self._spans or _SpanTables()).fields(),
+            offsets_ns=self.requests.offsets_ns,
             integrity=self._integrity(manifest, events),
         )
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import Snapshot
+from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from rundir.columns import take
 from sidecar.directory import Run
@@ -24,13 +24,26 @@ LONGEST_S = 60.0
 
 
 def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapshot:
-    """Return the last snapshot of a run with the report's numbers of its requests, and its quantiles of its engines."""
+    """Return the last snapshot of a run with the report's numbers of its requests, its objectives, and its quantiles of
+    its engines.
+    """
     rows = run.requests.phase == "measure"
     log, measured = take(run.requests, rows), take(parts, rows)
     tally = Tally()
     tally.count(log)
-    submitted, scheduled = int((log.submit_ns >= 0).sum()), latest.client.scheduled if latest.client else None
-    client = tally.client_counts(in_flight=0, submitted=submitted, scheduled=scheduled)
+    slo = summary.client.slo
+    client = tally.client_counts(
+        in_flight=0,
+        submitted=int((log.submit_ns >= 0).sum()),
+        scheduled=run.scheduled_by("measure", int(log.end_ns.max(initial=0))),
+        slo=slo,
+    )
+    client = replace(client, good=None if slo is None else slo.good_requests)
+    generator = replace(
+        latest.generator or GeneratorCounts(),
+        schedule_lateness=tally.lateness,
+        lateness_quantiles_s=tally.lateness_quantiles_s(),
+    )
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
     counts = replace(counted(nothing_counted(sources=sources), measured, requests=log), pending=0)
     pages = {page.url: page for page in summary.server.endpoints}
@@ -38,7 +51,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         replace(engine, quantiles=stated(histograms_of(pages[engine.endpoint]))) if engine.endpoint in pages else engine
         for engine in latest.engines
     )
-    return replace(latest, phase="done", client=client, parts=counts, engines=engines)
+    return replace(latest, phase="done", client=client, generator=generator, parts=counts, engines=engines)
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

@@ -20,11 +20,16 @@ from exporter.prometheus.snapshot import (
     traced,
 )
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
+from loadgen.requests.slo import Slo, SloResult, SloTally
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
+from rundir.stats import Missing
 
 STATUSES = ("ok", "failed", "refused", "cancelled")
 QUANTILES = ("0.5", "0.9", "0.95", "0.99")
+LATENESS_QUANTILES = ("0.5", "0.99")
+LATENCIES = ("ttft", "time_per_output_token", "e2e_latency")
+LATENESS = "schedule_lateness"
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class Tally:
     """
 
     stale_ratio: float = 1.0
+    slo: Slo | None = None
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     input_tokens: int = 0
     output_tokens: int = 0
@@ -62,10 +68,15 @@ class Tally:
     tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
     e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
-    samples: dict[str, Sample] = field(
-        default_factory=lambda: {name: Sample() for name in ("ttft", "time_per_output_token", "e2e_latency")}
-    )
+    samples: dict[str, Sample] = field(default_factory=lambda: {name: Sample() for name in (*LATENCIES, LATENESS)})
     lately: deque[tuple[int, int]] = field(default_factory=deque)
+    objectives: SloTally | None = None
+    _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
+    _ok_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.slo is not None:
+            self.objectives = SloTally(self.slo)
 
     def count(self, log: RequestLog) -> None:
         """Add requests that have ended, none of them before."""
@@ -79,7 +90,9 @@ class Tally:
         self.inter_token = add(self.inter_token, bucketize(metrics.itl_ms / 1e3, TOKEN_BOUNDS_S))
         self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
-        self.lateness = add(self.lateness, bucketize(schedule_lateness_ms(log) / 1e3, LATENESS_BOUNDS_S))
+        lateness_s = schedule_lateness_ms(log) / 1e3
+        self.lateness = add(self.lateness, bucketize(lateness_s, LATENESS_BOUNDS_S))
+        self.samples[LATENESS].add(lateness_s, self.stale_ratio)
         times_ms = {
             "ttft": metrics.ttft_ms,
             "time_per_output_token": metrics.tpot_ms,
@@ -87,22 +100,53 @@ class Tally:
         }
         for name, values_ms in times_ms.items():
             self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio)
+        if self.objectives is not None:
+            self.objectives.add(log, metrics)
+            tokens = log.output_tokens[log.status == "ok"]
+            self._uncounted += int((tokens < 0).sum())
+            self._ok_tokens += int(tokens[tokens >= 0].sum())
         counted = log.output_tokens > 0
         self.lately.extend(zip(log.end_ns[counted].tolist(), log.output_tokens[counted].tolist(), strict=True))
 
+    def slo_result(self, duration_s: float) -> SloResult | None:
+        """Return how the objectives stand after so long; None without any."""
+        if self.objectives is None:
+            return None
+        amounts = {
+            "output_tokens_per_s": None if self._uncounted else self._ok_tokens,
+            "requests_per_s": self.objectives.ok,
+            "goodput_requests_per_s": self.objectives.good,
+        }
+        unknown = Missing("nothing has ended yet, or a reply reports no usage")
+        known = self.objectives.requests > 0 and duration_s > 0
+        return self.objectives.result(
+            {name: amount / duration_s if known and amount is not None else unknown for name, amount in amounts.items()}
+        )
+
+    def lateness_quantiles_s(self) -> dict[str, float]:
+        shown = dict(zip(QUANTILES, self.samples[LATENESS].quantiles, strict=False))
+        return {level: shown[level] for level in LATENESS_QUANTILES if level in shown}
+
     def client_counts(
-        self, *, in_flight: int, scheduled: int | None = None, submitted: int | None = None
+        self,
+        *,
+        in_flight: int,
+        scheduled: int | None = None,
+        submitted: int | None = None,
+        slo: SloResult | None = None,
     ) -> ClientCounts:
-        """Return what is shown of the client, with what its workers and its plan say."""
+        """Return what is shown of the client, with what its workers and its plan say, and how its objectives stand."""
         return ClientCounts(
             requests=dict(self.statuses),
             scheduled=scheduled,
             submitted=submitted,
             quantiles={
                 (name, level): value
-                for name, sample in self.samples.items()
-                for level, value in zip(QUANTILES, sample.quantiles, strict=False)
+                for name in LATENCIES
+                for level, value in zip(QUANTILES, self.samples[name].quantiles, strict=False)
             },
+            good=None if self.objectives is None else self.objectives.good,
+            slo=slo,
             in_flight=in_flight,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,

@@ -7,16 +7,18 @@ most.
 from __future__ import annotations
 
 import resource
+import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
+from loadgen.requests.slo import Slo, SloResult
 from loadgen.requests.table import RequestLog
 from rundir.clock import Clock
 from rundir.columns import take
@@ -33,14 +35,23 @@ if TYPE_CHECKING:
     from sidecar.live.quantiles import QuantileView
 
 STALE_RATIO = 1.01  # of the quantiles
+SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
 RATE_S = 5.0  # the output rate is that of requests that ended this recently
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a run is about: what is measured, its objectives, and labels of every series."""
+
+    about: Mapping[str, str] = field(default_factory=dict)
+    slo: Slo | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class LiveRun:
     """Shows a run while it goes; owns the reader of its logs. A context manager.
 
-    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown. `about` says
-    what is measured; `tags` are labels of every series.
+    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown.
     """
 
     def __init__(
@@ -53,8 +64,7 @@ class LiveRun:
         stale_s: float,
         loaded: bool = True,
         protocol: str = "chat",
-        about: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
+        described: Described = Described(),
     ) -> None:
         self._run_id = run_id
         self._clock = clock
@@ -62,10 +72,13 @@ class LiveRun:
         self._planned_s = planned_s
         self._stale_s = stale_s
         self._loaded = loaded
-        self._about, self._tags = about or {}, tags or {}
+        self._described = described
         self._phase, self._phase_ns = "start", clock.now_ns()
         self._starts_ns: dict[str, int] = {}
-        self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO))
+        self._ends_ns: dict[str, int] = {}
+        self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO, slo=described.slo))
+        self._slo: SloResult | None = None
+        self._slo_due_s = 0.0
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
@@ -84,6 +97,10 @@ class LiveRun:
         """Begin a phase, now or at a moment: the view counts from there."""
         self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
         self._starts_ns[phase] = self._phase_ns
+
+    def leave(self) -> None:
+        """End the phase: nothing of it is scheduled any more."""
+        self._ends_ns[self._phase] = self._clock.now_ns()
 
     def poll(self) -> None:
         """Read what the logs have gained, and count it. What cannot be counted is left out, and `errors` rises."""
@@ -149,9 +166,11 @@ class LiveRun:
                 in_flight=self._in_flight,
                 scheduled=self._scheduled("measure"),
                 submitted=self._submitted("measure"),
+                slo=self.slo(),
             ),
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness,
+                lateness_quantiles_s=tally.lateness_quantiles_s(),
                 cpu_seconds={**cpu, "conductor": usage.ru_utime + usage.ru_stime},
                 loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
                 live_errors=self.errors,
@@ -160,9 +179,20 @@ class LiveRun:
                 replace(engine.counts, quantiles=quantiles.get(url, {})) for url, engine in self._engines.items()
             ),
             parts=None if self._parts is None else replace(self._parts.counts, pending=self._parts.pending),
-            about={**self._about, **self._engine_about()},
-            labels={"run_id": self._run_id, **self._tags},
+            about={**self._described.about, **self._engine_about()},
+            labels={"run_id": self._run_id, **self._described.tags},
         )
+
+    def slo(self) -> SloResult | None:
+        """Return how the objectives stood some seconds ago, of the measured phase; None without any."""
+        began_s = time.monotonic()
+        if began_s >= self._slo_due_s:
+            start_ns = self._starts_ns.get("measure", self._phase_ns)
+            elapsed_s = (self._clock.now_ns() - start_ns) / 1e9
+            self._slo = self._tallies["measure"].slo_result(elapsed_s)
+            ended_s = time.monotonic()
+            self._slo_due_s = ended_s + max(SLO_EVERY_S, (ended_s - began_s) / SLO_SHARE)
+        return self._slo
 
     @property
     def _in_flight(self) -> int:
@@ -185,7 +215,8 @@ class LiveRun:
         if offsets_ns is None:
             return None
         start_ns = self._starts_ns.get(phase)
-        return 0 if start_ns is None else bisect_right(offsets_ns, self._clock.now_ns() - start_ns)
+        until_ns = self._ends_ns.get(phase, self._clock.now_ns())
+        return 0 if start_ns is None else bisect_right(offsets_ns, until_ns - start_ns)
 
     def _engine_about(self) -> dict[str, str]:
         """Return the engine that the pages show, the first of several."""

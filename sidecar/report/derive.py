@@ -138,7 +138,8 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url
         from exporter.prometheus.openmetrics import as_openmetrics  # noqa: PLC0415  few want it
         from sidecar.report.history import history  # noqa: PLC0415  as above
 
-        write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(history(run, derived.times.parts))))
+        steps = history(run, derived.times.parts, summary)
+        write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(steps)))
     if "html" in wanted:
         recorded = Recorded(
             requests=run.requests,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.remote_write import write
-from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, PartCounts, Snapshot
+from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
+from exporter.summary.result import Summary
+from loadgen.requests.slo import parse_slo
+from loadgen.requests.table import RequestLog
 from rundir.access import Access, masked
 from rundir.columns import take
 from scraper.series.table import EndpointSeries
@@ -25,11 +29,11 @@ STEP_NS = 5_000_000_000
 MOST_STEPS = 17_280  # a day
 
 
-def history(run: Run, parts: Parts) -> Iterator[tuple[int, Snapshot]]:
+def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Snapshot]]:
     """Give a snapshot each 5 s, and one at the end: what had ended and was scraped by then. Of a run that lasted longer
     than a day, steps are longer.
 
-    `parts` are those of the run's requests, so that the last snapshot holds the report's numbers.
+    `parts` and `summary` are those of the run, so that the last snapshot holds the report's numbers.
     """
     rows = run.requests.phase == "measure"
     log, parts = take(run.requests, rows), take(parts, rows)
@@ -37,7 +41,11 @@ def history(run: Run, parts: Parts) -> Iterator[tuple[int, Snapshot]]:
     order = order[log.end_ns[order] >= 0]
     ends_ns = log.end_ns[order]
     engines = [(endpoint, _view(endpoint)) for endpoint in run.endpoints if len(endpoint.at_ns)]
-    tally, counts, done = Tally(), nothing_counted(), 0
+    slo, config = summary.client.slo, run.manifest["config"]
+    tally = Tally(slo=None if slo is None else parse_slo(slo.text))
+    counts, done = nothing_counted(), 0
+    run_id = str(run.manifest["run_id"])
+    labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
     for at_ns in _moments(run):
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
         if now > done:
@@ -45,8 +53,22 @@ def history(run: Run, parts: Parts) -> Iterator[tuple[int, Snapshot]]:
             tally.count(take(log, ended))
             counts = counted(counts, take(parts, ended), requests=take(log, ended))
             done = now
-        in_flight = int(np.count_nonzero((log.submit_ns >= 0) & (log.submit_ns <= at_ns))) - done
-        yield at_ns, _snapshot(run, at_ns, tally, max(0, in_flight), counts, engines)
+        begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
+        yield (
+            at_ns,
+            Snapshot(
+                version=VERSION,
+                run_id=run_id,
+                labels=labels,
+                phase=begun[-1] if begun else "start",
+                client=_client(run, summary, log, tally, at_ns),
+                generator=GeneratorCounts(
+                    schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
+                ),
+                engines=tuple(_counts(endpoint, view, at_ns) for endpoint, view in engines),
+                parts=replace(counts, pending=0),
+            ),
+        )
 
 
 def _moments(run: Run) -> Iterator[int]:
@@ -61,25 +83,18 @@ def _moments(run: Run) -> Iterator[int]:
     yield last_ns
 
 
-def _snapshot(
-    run: Run,
-    at_ns: int,
-    tally: Tally,
-    in_flight: int,
-    counts: PartCounts,
-    engines: Sequence[tuple[EndpointSeries, EngineView]],
-) -> Snapshot:
-    begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
-    run_id = str(run.manifest["run_id"])
-    return Snapshot(
-        version=VERSION,
-        run_id=run_id,
-        labels={"run_id": run_id, **tags_of(run.manifest["config"].get("tag") or ())},
-        phase=begun[-1] if begun else "start",
-        client=tally.client_counts(in_flight=in_flight),
-        generator=GeneratorCounts(schedule_lateness=tally.lateness),
-        engines=tuple(_counts(endpoint, view, at_ns) for endpoint, view in engines),
-        parts=counts,
+def _client(run: Run, summary: Summary, log: RequestLog, tally: Tally, at_ns: int) -> ClientCounts:
+    """Return what the client had seen by a moment; objectives are the report's once all has ended."""
+    submitted = int(np.count_nonzero((log.submit_ns >= 0) & (log.submit_ns <= at_ns)))
+    ended = sum(tally.statuses.values())
+    window, slo = summary.window, summary.client.slo
+    if at_ns < window.end_ns or ended < np.count_nonzero(log.end_ns >= 0):
+        slo = tally.slo_result((at_ns - window.start_ns) / 1e9)
+    return tally.client_counts(
+        in_flight=max(0, submitted - ended),
+        scheduled=run.scheduled_by("measure", at_ns),
+        submitted=submitted,
+        slo=slo,
     )
 
 
@@ -95,11 +110,11 @@ def _counts(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineCou
     return view.counts
 
 
-def write_run(run: Run, parts: Parts, url: str, access: Access, progress: Progress) -> None:
+def write_run(run: Run, parts: Parts, summary: Summary, url: str, access: Access, progress: Progress) -> None:
     """Send the history of a run by remote write and report the outcome; a failing server raises nothing."""
     where = masked(url)
     progress.stage(f"sending the series of the run to {where}")
-    sent = asyncio.run(write(history(run, parts), url, access, report=progress.stage))
+    sent = asyncio.run(write(history(run, parts, summary), url, access, report=progress.stage))
     if sent.reason:
         progress.warn(
             f"--prometheus-write {where}: {sent.reason}; it took {sent.samples:,} samples; "

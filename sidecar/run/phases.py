@@ -93,6 +93,7 @@ async def run_phase(
     for worker in session.workers:
         await worker.send(command)
     started = await _drained(session)
+    session.live.leave()
     machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
     record(session, "phase_end", phase=name, started=started, machine=machine)
 

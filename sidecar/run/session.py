@@ -128,8 +128,9 @@ async def _run(
 
 def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str) -> LiveRun:
     """Return the reader of a run's logs."""
+    from loadgen.requests.slo import parse_slo  # noqa: PLC0415  as in run
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
-    from sidecar.live.view import LiveRun  # noqa: PLC0415  as in run
+    from sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
 
     return LiveRun(
         path,
@@ -138,8 +139,11 @@ def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str
         planned_s=options.duration,
         stale_s=STALE_TICKS * options.scrape_interval,
         protocol=options.endpoint,
-        about={"model": model, "workload": str(options.workload or ""), "url": masked(options.url[0])},
-        tags=options.tags,
+        described=Described(
+            about={"model": model, "workload": str(options.workload or ""), "url": masked(options.url[0])},
+            slo=parse_slo(options.slo) if options.slo else None,
+            tags=options.tags,
+        ),
     )
 
 

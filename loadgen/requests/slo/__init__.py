@@ -19,22 +19,23 @@ objective bounds of one request is its mean gap; for `itl_max` and plain `itl` i
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from loadgen.requests.metrics import RequestMetrics, span_ms
-from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo
+from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, subject_of
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats
 from rundir.fields import UNSET, Count, doc
 from rundir.fields import Missing as Why
 from rundir.stats import Missing, known
 
-__all__ = ["Goodput", "ObjectiveResult", "Slo", "SloResult", "goodput", "parse_slo", "slo_result"]
+__all__ = ["Goodput", "ObjectiveResult", "Slo", "SloResult", "SloTally", "goodput", "parse_slo", "slo_result"]
 
 # The rates of a run that objectives bound, by their names in `throughput`.
 _THROUGHPUT: Mapping[str, str] = {
@@ -52,13 +53,15 @@ class Goodput:
     unknown: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcomes:
-    """What became of requests, bool[n] each: one of the three holds for each of them."""
+@dataclass(slots=True)
+class _Sample:
+    """What requests have of a latency that is bound: the values, how many requests they are of, and how many requests
+    count as infinite.
+    """
 
-    ok: Bools
-    lost: Bools
-    stopped: Bools
+    values_ms: array[float] = field(default_factory=lambda: array("d"))
+    valued: int = 0
+    lost: int = 0
 
 
 class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +95,11 @@ class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     ]
     met: Annotated[bool | None, doc("Whether it was met; null: not known.")]
     missing: Why = UNSET
+
+    @property
+    def name(self) -> str:
+        """Return what is bound, as `--slo` writes it: `ttft_p99`, `error_rate`."""
+        return subject_of(self.metric, self.statistic)
 
 
 class SloResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,93 +146,117 @@ def slo_result(
 
     `met` is true when every objective was met, false when one was not, null when that is not known of one of them.
     """
-    cut_short = ((log.status == "cancelled") | (log.status == "in_flight")) & stopped
-    ok = log.status == "ok"
-    outcomes = _Outcomes(ok=ok, lost=~ok & ~cut_short, stopped=cut_short)
-    good = goodput(slo, log, metrics)
-    results = [
-        _of_latency(objective, log, metrics, outcomes)
-        if objective.of_latency
-        else _of_run(objective, outcomes, good, rates)
-        for objective in slo.objectives
-    ]
-    met = [result.met for result in results]
-    return SloResult(
-        text=slo.text,
-        met=False if False in met else None if None in met else True,
-        good_requests=int(good.met.sum()),
-        undetermined_requests=int(good.unknown.sum()),
-        objectives=results,
-    )
+    tally = SloTally(slo, stopped=stopped)
+    tally.add(log, metrics)
+    return tally.result(rates)
 
 
-def _of_latency(objective: Objective, log: RequestLog, metrics: RequestMetrics, outcomes: _Outcomes) -> ObjectiveResult:
-    of_request, _ = _of_request(objective, log, metrics)
-    lost = outcomes.lost | (outcomes.stopped & _overdue(objective, log))
-    valued = int((outcomes.ok & ~np.isnan(of_request)).sum())
-    if objective.metric == "itl":
-        sample = metrics.itl_ms[outcomes.ok[metrics.itl_request]]
-        infinite = int(lost.sum()) * max(1, math.ceil(len(sample) / max(valued, 1)))
-    else:
-        sample = known(_column(objective, metrics)[outcomes.ok])
-        infinite = int(lost.sum())
-    value_ms = _value_ms(objective, sample, infinite)
-    requests = valued + int(lost.sum())
-    missing = ""
-    if value_ms is None:
-        missing = f"no request that ended ok has a value of {objective.metric}"
-    elif math.isinf(value_ms):
-        missing = f"{lost.sum()} of {requests} requests did not end ok, and their {objective.metric} counts as infinite"
-    return _result(objective, value_ms, lost, outcomes, requests=requests, count=len(sample), missing=missing)
+@dataclass(slots=True)
+class SloTally:
+    """What the objectives need of the requests of a phase, added up batch by batch: no batch is kept.
 
+    `stopped` as for `slo_result`. `good` requests met every objective of a latency, of `undetermined` ones that ended
+    ok that is not known.
+    """
 
-def _of_run(
-    objective: Objective, outcomes: _Outcomes, good: Goodput, rates: Mapping[str, float | Missing]
-) -> ObjectiveResult:
-    requests = int((~outcomes.stopped).sum())
-    value: float | Missing
-    if objective.metric in _THROUGHPUT:
-        value = rates[_THROUGHPUT[objective.metric]]
-    elif not requests:
-        value = Missing(reason="no request had ended")
-    elif objective.metric == "error_rate":
-        value = float(outcomes.lost.sum()) / requests
-    elif outcomes.ok.any() and good.unknown[outcomes.ok].all():
-        value = Missing(reason="no reply has what the objectives of latencies bound")
-    else:
-        value = float(good.met.sum()) / requests
-    missing = value.reason if isinstance(value, Missing) else ""
-    amount = None if isinstance(value, Missing) else value
-    return _result(objective, amount, outcomes.lost, outcomes, requests=requests, count=requests, missing=missing)
+    slo: Slo
+    stopped: bool = False
+    requests: int = 0
+    ok: int = 0
+    cut_short: int = 0
+    good: int = 0
+    undetermined: int = 0
+    _samples: dict[str, _Sample] = field(default_factory=dict)
 
+    def add(self, log: RequestLog, metrics: RequestMetrics) -> None:
+        """Add requests, none of them before; `metrics` are those of the same log."""
+        ok = log.status == "ok"
+        cut_short = ((log.status == "cancelled") | (log.status == "in_flight")) & self.stopped
+        good = goodput(self.slo, log, metrics)
+        self.requests += len(log)
+        self.ok += int(ok.sum())
+        self.cut_short += int(cut_short.sum())
+        self.good += int(good.met.sum())
+        self.undetermined += int(good.unknown.sum())
+        for objective in self.slo.latencies:
+            sample = self._samples.setdefault(objective.text, _Sample())
+            of_request, _ = _of_request(objective, log, metrics)
+            values_ms = of_request[ok]
+            sample.valued += int((~np.isnan(values_ms)).sum())
+            sample.lost += int(((~ok & ~cut_short) | (cut_short & _overdue(objective, log))).sum())
+            if objective.metric == "itl":
+                values_ms = metrics.itl_ms[ok[metrics.itl_request]]
+            sample.values_ms.frombytes(known(values_ms).tobytes())
 
-def _result(
-    objective: Objective,
-    value: float | None,
-    lost: Bools,
-    outcomes: _Outcomes,
-    *,
-    requests: int,
-    count: int,
-    missing: str,
-) -> ObjectiveResult:
-    finite = value if value is not None and math.isfinite(value) else None
-    return ObjectiveResult(
-        text=objective.text,
-        metric=objective.metric,
-        statistic=objective.statistic,
-        unit=objective.unit,
-        bound=objective.bound,
-        value=finite,
-        bound_ms=objective.bound if objective.of_latency else None,
-        value_ms=finite if objective.of_latency else None,
-        count=count,
-        requests=requests,
-        failed_requests=int(lost.sum()),
-        left_out_requests=len(outcomes.ok) - requests,
-        met=None if value is None else objective.holds(value),
-        missing=missing or UNSET,
-    )
+    def result(self, rates: Mapping[str, float | Missing]) -> SloResult:
+        """Return whether the requests so far met each objective; `rates` as for `slo_result`."""
+        results = [
+            self._of_latency(objective) if objective.of_latency else self._of_run(objective, rates)
+            for objective in self.slo.objectives
+        ]
+        met = [result.met for result in results]
+        return SloResult(
+            text=self.slo.text,
+            met=False if False in met else None if None in met else True,
+            good_requests=self.good,
+            undetermined_requests=self.undetermined,
+            objectives=results,
+        )
+
+    def _of_latency(self, objective: Objective) -> ObjectiveResult:
+        sample = self._samples.get(objective.text, _Sample())
+        values_ms = np.frombuffer(sample.values_ms.tobytes())
+        infinite = sample.lost
+        if objective.metric == "itl":
+            infinite *= max(1, math.ceil(len(values_ms) / max(sample.valued, 1)))
+        value_ms = _value_ms(objective, values_ms, infinite)
+        requests = sample.valued + sample.lost
+        missing = ""
+        if value_ms is None:
+            missing = f"no request that ended ok has a value of {objective.metric}"
+        elif math.isinf(value_ms):
+            of_all = f"{sample.lost} of {requests} requests"
+            missing = f"{of_all} did not end ok, and their {objective.metric} counts as infinite"
+        return self._result(objective, value_ms, sample.lost, requests=requests, count=len(values_ms), missing=missing)
+
+    def _of_run(self, objective: Objective, rates: Mapping[str, float | Missing]) -> ObjectiveResult:
+        requests = self.requests - self.cut_short
+        lost = requests - self.ok
+        value: float | Missing
+        if objective.metric in _THROUGHPUT:
+            value = rates[_THROUGHPUT[objective.metric]]
+        elif not requests:
+            value = Missing(reason="no request had ended")
+        elif objective.metric == "error_rate":
+            value = float(lost) / requests
+        elif self.ok and self.undetermined == self.ok:
+            value = Missing(reason="no reply has what the objectives of latencies bound")
+        else:
+            value = float(self.good) / requests
+        missing = value.reason if isinstance(value, Missing) else ""
+        amount = None if isinstance(value, Missing) else value
+        return self._result(objective, amount, lost, requests=requests, count=requests, missing=missing)
+
+    def _result(
+        self, objective: Objective, value: float | None, lost: int, *, requests: int, count: int, missing: str
+    ) -> ObjectiveResult:
+        finite = value if value is not None and math.isfinite(value) else None
+        return ObjectiveResult(
+            text=objective.text,
+            metric=objective.metric,
+            statistic=objective.statistic,
+            unit=objective.unit,
+            bound=objective.bound,
+            value=finite,
+            bound_ms=objective.bound if objective.of_latency else None,
+            value_ms=finite if objective.of_latency else None,
+            count=count,
+            requests=requests,
+            failed_requests=lost,
+            left_out_requests=self.requests - requests,
+            met=None if value is None else objective.holds(value),
+            missing=missing or UNSET,
+        )
 
 
 def _overdue(objective: Objective, log: RequestLog) -> Bools:

@@ -101,7 +101,7 @@ def parse_slo(text: str) -> Slo:
     """Read objectives. Raises ValueError, which names the term, what is wrong with it, and the cure."""
     terms = [term.strip() for term in text.split(",")]
     objectives = tuple(_objective(term) for term in terms)
-    names = [_subject(objective.metric, objective.statistic) for objective in objectives]
+    names = [subject_of(objective.metric, objective.statistic) for objective in objectives]
     for name, term, objective in zip(names, terms, objectives, strict=True):
         if names.count(name) > 1:
             raise ValueError(f"--slo: {term!r}: {name} is bound twice; keep one of the bounds")
@@ -139,7 +139,7 @@ def _objective(term: str) -> Objective:
         raise ValueError(f"--slo: {term!r}: {number!r} is not a bound; write a number above zero, like 500ms")
     label, quantile = _statistic(term, statistic)
     return Objective(
-        text=f"{_subject(metric, label)}{sign}{number}{unit}",
+        text=f"{subject_of(metric, label)}{sign}{number}{unit}",
         metric=metric,
         statistic=label,
         quantile=quantile,
@@ -189,7 +189,8 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _subject(metric: str, statistic: str) -> str:
+def subject_of(metric: str, statistic: str) -> str:
+    """Return what an objective bounds, as it is written."""
     return metric if statistic in (EVERY, WHOLE_RUN) else f"{metric}_{statistic}"
 
 

@@ -76,6 +76,11 @@ CONTRACT = {
     "sidelight_client_time_per_output_token_seconds_bucket": {"le"},
     "sidelight_client_e2e_latency_seconds_bucket": {"le"},
     "sidelight_generator_schedule_lateness_seconds_bucket": {"le"},
+    "sidelight_client_requests_good_total": set(),
+    "sidelight_slo_limit": {"objective"},
+    "sidelight_slo_value": {"objective"},
+    "sidelight_slo_met": {"objective"},
+    "sidelight_generator_schedule_lateness_quantile_seconds": {"quantile"},
     "sidelight_generator_cpu_seconds_total": {"process"},
     "sidelight_generator_loop_delay_max_seconds": set(),
     "sidelight_live_errors_total": set(),
@@ -155,6 +160,11 @@ def test_values_are_the_snapshots() -> None:
     assert samples["sidelight_generator_cpu_seconds_total", frozenset({("process", "worker-0")})] == pytest.approx(0.7)
     assert samples["sidelight_engine_kv_cache_usage_ratio", frozenset({endpoint})] == 0.4
     assert samples["sidelight_engine_preemptions_total", frozenset({endpoint})] == 700
+    ttft, errors = (frozenset({("objective", name)}) for name in ("ttft_p99", "error_rate"))
+    assert [samples["sidelight_slo_limit", ttft], samples["sidelight_slo_limit", errors]] == [0.5, 0.1]
+    assert ("sidelight_slo_value", ttft) not in samples  # infinite: a seventh of all failed
+    assert samples["sidelight_slo_value", errors] == pytest.approx(1 / 6)
+    assert [samples["sidelight_slo_met", ttft], samples["sidelight_slo_met", errors]] == [0, 0]
     assert samples["sidelight_scrapes_total", frozenset({endpoint, ("outcome", "ok")})] == 28
     queue = frozenset({("part", "queue"), ("source", "trace")})
     assert samples["sidelight_ttft_part_seconds_sum", queue] == pytest.approx(7 * 6.5 * 0.12)

@@ -284,6 +284,24 @@ def test_goodput_is_at_most_throughput_and_grows_with_the_bound(
         assert flow.goodput_requests_per_s <= flow.requests_per_s
 
 
+ALL = "ttft_p99<50ms,tpot_mean<9ms,itl_max<30ms,itl_p50<20ms,e2e<90ms,error_rate<10%,goodput_ratio>50%"
+
+
+@given(st.lists(ROWS, max_size=20), st.integers(0, 20), st.booleans())
+def test_objectives_of_requests_that_came_batch_by_batch_are_those_of_all_at_once(
+    rows: list[dict[str, object]], first: int, stopped: bool
+):
+    """A live view adds up what the report evaluates in one go."""
+    objectives = slo.parse_slo(ALL)
+    tally = slo.SloTally(objectives, stopped=stopped)
+    for batch in (rows[:first], rows[first:]):
+        log = request_log(*batch)
+        tally.add(log, request_metrics(log))
+    log = request_log(*rows)
+    whole = slo.slo_result(objectives, log, request_metrics(log), {}, stopped=stopped)
+    assert whole == tally.result({})
+
+
 @given(st.lists(ROWS, min_size=1, max_size=20), st.integers(1, 150))
 def test_when_every_request_is_bound_all_good_means_met(rows: list[dict[str, object]], bound_ms: int):
     """The plain objective is met exactly when each request ended ok and meets it."""

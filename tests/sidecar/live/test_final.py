@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,28 @@ def test_quantiles_of_engines_while_a_run_goes_are_those_of_its_report(tmp_path:
     (reported,) = final(live.snapshot(), derived.run, derived.times.parts, derived.summary).engines
     assert {of for of, _, _ in engine.quantiles} == set(ENGINE_HISTOGRAMS)
     assert engine.quantiles == reported.quantiles
+
+
+def test_objectives_end_as_the_report_has_them(tmp_path: Path):
+    """Values, verdicts and good requests to the digit, rates among them; and lateness."""
+    shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))
+    manifest["config"]["slo"] = "ttft_p99<1000ms,tpot_p99<500ms,error_rate<1%,requests_per_s>1000,goodput>0.1"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    slo, page = derived.summary.client.slo, LivePage()
+    page.update(final(LATEST, derived.run, derived.times.parts, derived.summary))
+    assert slo is not None
+    samples = dict(line.split(" ") for line in page.render().decode().splitlines() if not line.startswith("#"))
+    for each in slo.objectives:
+        value = each.value if each.value_ms is None else each.value_ms * 1e-3
+        shown = (float(samples[f'sidelight_slo_{name}{{objective="{each.name}"}}']) for name in ("value", "met"))
+        assert [value, each.met] == list(shown)
+    assert float(samples["sidelight_client_requests_good_total"]) == slo.good_requests > 0
+    lateness = derived.summary.self_check.schedule_lateness_ms
+    for quantile, value_ms in (("0.5", lateness.p50), ("0.99", lateness.p99)):
+        shown_s = samples[f'sidelight_generator_schedule_lateness_quantile_seconds{{quantile="{quantile}"}}']
+        assert float(shown_s) == pytest.approx(value_ms / 1e3, rel=1e-12)
 
 
 def test_quantiles_are_of_all_values_but_in_a_view_that_counts_each_second():

@@ -11,11 +11,12 @@ from series import scraped
 
 from exporter.prometheus.page import LivePage
 from loadgen.records import WorkerStat, append_record
+from loadgen.requests.slo import parse_slo
 from rundir.clock import anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from sidecar.directory import RAW
-from sidecar.live.view import LiveRun
+from sidecar.live.view import Described, LiveRun
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"
@@ -58,6 +59,36 @@ def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_s
         page.update(live.snapshot())
         assert (1, 1, 2) == (live.view().sent, live.view().ok, live.errors)
     assert b'sidelight_live_errors_total{run_id="r"} 2.0' in page.render().splitlines()
+
+
+def test_objectives_stand_as_the_requests_that_ended_have_them(tmp_path: Path):
+    """Of the measured phase alone; before anything ended only their bounds are known."""
+    raw = tmp_path / RAW
+    raw.mkdir()
+    described = Described(slo=parse_slo("ttft_p99<1ms,error_rate<1%,goodput>1000"))
+    clock = anchor()
+    with LiveRun(tmp_path, run_id="r", clock=clock, planned_s=None, stale_s=2.5, described=described) as live:
+        empty = live.slo()
+        assert empty is not None
+        assert [None] * 3 == [each.met for each in empty.objectives]
+    with LiveRun(tmp_path, run_id="r", clock=clock, planned_s=None, stale_s=2.5, described=described) as live:
+        with FrameLog(raw / "plan-measure.log") as plan, FrameLog(raw / "requests-0.log") as log:
+            for index in range(3):
+                append_record(plan, planned(index, 2))
+                for part in parts(index, 2):
+                    append_record(log, part)
+        live.enter("measure", start_ns=clock.now_ns() - 10**9)
+        live.poll()
+        client = live.snapshot().client
+        assert client is not None
+        assert client.slo is not None
+        shown = {each.name: (each.value, each.met) for each in client.slo.objectives}
+        assert {"ttft_p99": (pytest.approx(0.000997), True), "error_rate": (0.0, True)} == {
+            name: state for name, state in shown.items() if name != "goodput"
+        }
+        goodput, met = shown["goodput"]
+        assert goodput is not None
+        assert (True, False, 3) == (0 < goodput <= 3, met, client.good)
 
 
 def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_workers_say(tmp_path: Path):

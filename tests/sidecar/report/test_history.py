@@ -67,6 +67,20 @@ def test_the_last_point_of_each_series_is_the_reports_number(name: str, tmp_path
     )
 
 
+def test_what_was_due_sent_and_good_ends_as_the_report_has_it(tmp_path: Path):
+    """Of a run with a schedule and objectives: all that was due, all that was sent, nothing pending, each verdict."""
+    run = derived("two_engines", tmp_path)
+    points, summary = samples(run), run.summary
+    due, sent = (last(points, f"sidelight_client_requests_{name}_total") for name in ("scheduled", "submitted"))
+    assert (due, sent) == (summary.workload.planned_requests, summary.client.requests.sent)
+    assert last(points, "sidelight_breakdown_pending") == 0
+    assert summary.client.slo is not None
+    assert last(points, "sidelight_client_requests_good_total") == summary.client.slo.good_requests
+    for objective in summary.client.slo.objectives:
+        assert last(points, "sidelight_slo_met", objective=objective.name) == objective.met
+        assert last(points, "sidelight_slo_value", objective=objective.name) == objective.value_ms * 1e-3
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     """From its first event to its last, ascending in each series; counters never fall."""
@@ -87,9 +101,10 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
 
 def test_every_series_bears_the_run_and_its_tags(tmp_path: Path):
     """As on the live page: else two runs that are sent to one Prometheus are one series there."""
-    run = derived("vllm_plain", tmp_path).run
+    whole = derived("vllm_plain", tmp_path)
+    run = whole.run
     run.manifest["config"]["tag"] = ["build=1234", "note=a=b"]
-    steps = history(run, correlated(run).parts)
+    steps = history(run, correlated(run).parts, whole.summary)
     labels = {"run_id": run.manifest["run_id"], "build": "1234", "note": "a=b"}
     shown = [sample.labels for _, snapshot in steps for family in families(snapshot) for sample in family.samples]
     assert shown
@@ -125,7 +140,7 @@ async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_pat
     async with promql.prometheus(scraping=[], directory=tmp_path) as base_url:
         for again in (False, True):
             url = f"{base_url}/api/v1/write"
-            sent = await write(history(run.run, run.times.parts), url, Access(), report=lambda _: None)
+            sent = await write(history(run.run, run.times.parts, run.summary), url, Access(), report=lambda _: None)
             assert again or sent.reason == ""
             ok = await promql.value_at(base_url, 'sidelight_client_requests_total{status="ok"}', end_s)
             sum_s = await promql.value_at(base_url, "sidelight_client_ttft_seconds_sum", end_s)
