@@ -39,8 +39,9 @@ ENV PATH=/opt/sidelight/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 
-USER sidelight
-# Run directories are written under ./runs, so mount a volume here to keep them.
+# A number: Kubernetes cannot tell of a name that it is not root's (runAsNonRoot).
+USER 10001:10001
+# Run directories are written under ./runs, so mount a volume here to keep them. Nothing else is written but to /tmp.
 WORKDIR /data
 EXPOSE 9464
 

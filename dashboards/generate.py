@@ -1,7 +1,7 @@
-"""Write the Grafana dashboard from `rows`, the same bytes each time.
+"""Write the Grafana dashboard from `rows`, and the alerts as Kubernetes wants them, the same bytes each time.
 
-    python dashboards/generate.py            write dashboards/grafana/sidelight.json
-    python dashboards/generate.py --check    exit 1 if that file is not what would be written
+    python dashboards/generate.py            write the files
+    python dashboards/generate.py --check    exit 1 if one of them is not what would be written
 
 Classic (v1) dashboard JSON: it loads in every Grafana since 10, by provisioning or by hand.
 """
@@ -14,7 +14,9 @@ import sys
 import warnings
 from pathlib import Path
 from string import ascii_uppercase
+from textwrap import indent
 
+import yaml
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_model
@@ -31,7 +33,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import dashboard
 
-TARGET = Path(__file__).parent / "grafana" / "sidelight.json"
+HERE = Path(__file__).parent
+TARGET = HERE / "grafana" / "sidelight.json"
+RULES = HERE / "prometheus" / "rules.yml"
+PROMETHEUS_RULE = HERE / "kubernetes" / "monitoring" / "prometheusrule.yaml"
 DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 # The series of a panel with one for each part.
 PARTS = {part.name for part in E2E_PARTS}
@@ -189,21 +194,28 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
     )
 
 
+def prometheus_rule() -> str:
+    """Return the alerts of rules.yml as an object for Prometheus' operator."""
+    head = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": {"name": "sidelight"}}
+    comment = "# Written by dashboards/generate.py from dashboards/prometheus/rules.yml.\n"
+    return f"{comment}{yaml.safe_dump(head)}spec:\n{indent(RULES.read_text(encoding='utf-8'), '  ')}"
+
+
 def main(arguments: list[str]) -> int:
-    """Write or check the file; return the exit code."""
-    parser = argparse.ArgumentParser(description="Generate the Grafana dashboard.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file differs")
+    """Write or check the files; return the exit code."""
+    parser = argparse.ArgumentParser(description="Generate the Grafana dashboard and the alerts for Kubernetes.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs")
     check: bool = parser.parse_args(arguments).check
-    text = render()
-    if not check:
-        TARGET.parent.mkdir(parents=True, exist_ok=True)
-        TARGET.write_text(text, encoding="utf-8")
-        print(f"wrote {TARGET}")
-        return 0
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{TARGET} is out of date: run python dashboards/generate.py", file=sys.stderr)
-    return 1
+    outdated = 0
+    for path, text in {TARGET: render(), PROMETHEUS_RULE: prometheus_rule()}.items():
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path} is out of date: run python dashboards/generate.py", file=sys.stderr)
+            outdated = 1
+    return outdated
 
 
 if __name__ == "__main__":

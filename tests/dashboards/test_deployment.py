@@ -164,10 +164,11 @@ def test_the_image_is_built_in_two_stages_from_hashes() -> None:
 
 
 def test_the_image_runs_unprivileged_and_is_checked() -> None:
-    """It starts as a plain user, and its health check asks the live page."""
+    """It starts as a plain user, by number as runAsNonRoot wants it, and its health check asks the live page."""
     final = DOCKERFILE.rpartition("\nFROM ")[2]
-    assert "\nUSER sidelight\n" in final
-    assert final.index("USER sidelight") < final.index('ENTRYPOINT ["sidelight"]')
+    assert "--uid 10001 sidelight" in final
+    assert "\nUSER 10001:10001\n" in final
+    assert final.index("USER 10001") < final.index('ENTRYPOINT ["sidelight"]')
     assert "HEALTHCHECK" in final
     assert "http://127.0.0.1:9464/healthz" in final
     assert "EXPOSE 9464" in final
