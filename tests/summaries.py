@@ -298,5 +298,6 @@ def summary(correlated_as: Correlation, server_as: Server | None = None) -> Summ
             missing="none of the draft's tests",
             warmup=None,
             stability=Stability(verdict="stable", reason="nothing waited"),
+            percentiles={},
         ),
     )

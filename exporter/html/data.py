@@ -148,14 +148,19 @@ def _quantiles(values_ms: Floats) -> Floats:
     return np.quantile(values_ms, np.linspace(0, 1, QUANTILES + 1)) if len(values_ms) else values_ms
 
 
-def _percentiles(summary: Summary) -> Iterator[tuple[str, tuple[float | None, ...]]]:
-    """Give of how many requests they are, and p50, p90 and p99, of what the distributions show."""
+def _percentiles(summary: Summary) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give p50, p90 and p99 of what the distributions show: the value, its 95 % interval, and how many requests that
+    needs. `count` is of how many they are; of gaps, of which a sample is drawn, it is not given.
+    """
     client, breakdown = summary.client, summary.correlation.breakdown
-    known = {"ttft": client.ttft_ms, "tpot": client.tpot_ms, "e2e": client.e2e_ms}
-    known |= {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
-    for name, times in known.items():
-        if times.count:
-            yield name, (times.count, times.p50, times.p90, times.p99)
+    known = {"ttft_ms": client.ttft_ms, "tpot_ms": client.tpot_ms, "e2e_ms": client.e2e_ms}
+    known |= {json_name(part): getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
+    for name, intervals in summary.methodology.percentiles.items():
+        marks: dict[str, Any] = {"count": known[name].count} if name in known else {}
+        for label in ("p50", "p90", "p99"):
+            interval = getattr(intervals, label)
+            marks[label] = [interval.estimate, interval.low, interval.high, interval.needed_n]
+        yield name.removesuffix("_ms"), marks
 
 
 def _engine_percentiles(summary: Summary) -> dict[str, dict[str, list[float | None]]]:

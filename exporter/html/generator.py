@@ -8,18 +8,22 @@ from rich.table import Table
 
 from exporter.report.format import ms, percent, table
 from exporter.report.method import basis
+from exporter.report.tables.percentiles import interval_line
 from exporter.summary.result import Summary
 from loadgen.requests.self_check import SelfCheck
 
 
 def how_sure(summary: Summary) -> Iterator[str]:
-    """Yield what the answer rests on, why it names no length of the queue, and the verdict on the load generator."""
+    """Yield what the answer rests on, why it names no length of the queue, how sure percentiles are, and the verdict on
+    the load generator.
+    """
     correlation = summary.correlation
     if not correlation.missing:
         yield from list(basis(correlation, summary.client.requests.sent))[:1]
         tail = correlation.tail_attribution
         if not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing:
             yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}."
+    yield from interval_line(summary)
     if not summary.watch:
         yield _verdict(summary.self_check)
 

@@ -24,6 +24,7 @@ from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
 from exporter.report.tables.gateways import gateway_lines
+from exporter.report.tables.percentiles import percentiles_table
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
@@ -42,7 +43,8 @@ def sections(summary: Summary) -> Iterator[str]:
         slowest = slowest_section(correlation.slowest, correlation.breakdown)
         yield _section("requests", "Every request", behind=("The slowest", slowest))
         own_load = not summary.watch
-        percentiles = [*client_section(summary.client, own_load=own_load), *server_section(summary)]
+        percentiles = [*client_section(summary.client, own_load=own_load), percentiles_table(summary)]
+        percentiles += server_section(summary)
         percentiles += _prose(gateway_lines(summary))
         yield _section("spread", "How times are spread", behind=("Percentiles", percentiles))
         yield _section("causes", "What a long wait went with", _prose(association_line(correlation.association)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
 from exporter.report.format import ms
 from exporter.report.load import sustained
+from exporter.report.tables.percentiles import interval_line
 from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
@@ -20,6 +21,7 @@ def method(summary: Summary) -> Iterator[str]:
     """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
     if not summary.correlation.missing:
         yield from basis(summary.correlation, summary.client.requests.sent)
+    yield from interval_line(summary)
     if summary.watch:
         yield from _unexplained(summary.watch)
         return

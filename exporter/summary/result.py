@@ -16,6 +16,7 @@ from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
+from methodology.percentiles import PercentileIntervals
 from methodology.stability import Stability
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.integrity import Integrity
@@ -131,6 +132,13 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     missing: Missing = UNSET
     stability: Annotated[Stability, doc("Whether the load was sustained, or requests piled up.")]
     warmup: Annotated[WarmupStatement | None, doc("The warm-up; null where the run ended before it did.")]
+    percentiles: Annotated[
+        dict[str, PercentileIntervals],
+        doc(
+            "95 % intervals of percentiles, by metric: `ttft_ms`, `tpot_ms`, `e2e_ms` and `itl_ms` (gaps between "
+            "chunks) of the requests that ended ok, and the parts of the TTFT over those that have a breakdown"
+        ),
+    ]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ class RequestMetrics:
     """Columns float64[n], a row a request of the log, NaN where missing; itl_ms float64[m] of all requests in a row.
 
     itl_request   int64[m]: the row of the log that each gap belongs to, ascending
+    itl_end_ns    int64[m]: when each gap ended
     """
 
     ttft_ms: Floats
@@ -37,6 +38,7 @@ class RequestMetrics:
     max_pause_ms: Floats
     itl_ms: Floats
     itl_request: Ints
+    itl_end_ns: Ints
 
 
 def request_metrics(log: RequestLog) -> RequestMetrics:
@@ -46,7 +48,7 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot_ms = np.where(tokens >= 2, span_ms(log.first_output_ns, log.last_output_ns) / (tokens - 1), np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
-    gaps_ms, row = _gaps(log)
+    gaps_ms, row, gap_end_ns = _gaps(log)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
     return RequestMetrics(
         ttft_ms=ttft_ns(log.submit_ns, log.first_token_ns) / 1e6,
@@ -58,6 +60,7 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
         max_pause_ms=pause_ms,
         itl_ms=gaps_ms,
         itl_request=row,
+        itl_end_ns=gap_end_ns,
     )
 
 
@@ -108,16 +111,16 @@ def counts(values: Ints) -> Floats:
     return np.where(values >= 0, values, np.nan)
 
 
-def _gaps(log: RequestLog) -> tuple[Floats, Ints]:
+def _gaps(log: RequestLog) -> tuple[Floats, Ints, Ints]:
     if len(log.chunk_ns) < 2:
-        return np.empty(0), np.empty(0, np.int64)
+        return np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
     row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))
     first_ns = log.first_token_ns[row]
     # Blank chunks before the first token, and whatever has no first token, are none of it.
     content = (first_ns >= 0) & (log.chunk_ns >= first_ns)
     same = (row[1:] == row[:-1]) & content[:-1] & content[1:]
     gaps_ms: Floats = np.diff(log.chunk_ns)[same] / 1e6
-    return gaps_ms, row[1:][same].astype(np.int64)
+    return gaps_ms, row[1:][same].astype(np.int64), log.chunk_ns[1:][same]
 
 
 def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:

@@ -45,6 +45,8 @@ from loadgen.requests.summary import NO_POWER, HeldBack, client_summary, held_ba
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import WarmupStatement
 from methodology.load import stability_of
+from methodology.percentiles import percentile_intervals
+from methodology.stability import Stability
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
@@ -256,8 +258,19 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=Methodology(draft=DRAFT, tests={}, missing=UNTESTED, stability=stability, warmup=_warm_up(run)),
+        methodology=_methodology(run, measured, times, stability),
         watch=UNSET if run.watched is None else watched_traffic(run, run.watched, window),
+    )
+
+
+def _methodology(run: Run, measured: RequestLog, times: Correlated, stability: Stability) -> Methodology:
+    return Methodology(
+        draft=DRAFT,
+        tests={},
+        missing=UNTESTED,
+        stability=stability,
+        warmup=_warm_up(run),
+        percentiles=percentile_intervals(measured, take(times.parts, run.requests.phase == "measure")),
     )
 
 

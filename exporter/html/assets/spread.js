@@ -36,36 +36,53 @@ function distribution(place, caption, all) {
   const words = element("div");
   const view = canvas(whole, 300, "", (context, width, height) => {
     const shown = curves.map((curve) => ({ ...curve, values: valuesOf(curve.run, curve.name) })).filter(({ values }) => values.length);
-    const labels = shown.map((curve) => [curve.hue, `${curve.label} (${marksOfCurve(curve).join(", ")})`]);
-    view.element.setAttribute("aria-label", `${caption}. ${labels.map(([, text]) => text).join("; ")}`);
-    words.replaceChildren(legend(labels));
+    const texts = shown.map((curve) => `${curve.label}: ${percentilesOf(curve).map(markText).join("; ")}`);
+    view.element.setAttribute("aria-label", `${caption}. ${texts.join(". ")}`);
+    words.replaceChildren(legend(shown.map((curve) => [curve.hue, `${curve.label} (${percentilesOf(curve).map(([share, at]) => `p${100 * share} ${ms(at)}`).join(", ")})`])));
     const low = Math.max(0.1, Math.min(...shown.map(({ values }) => values.find((value) => value > 0) ?? 1)));
     const high = Math.max(...shown.map(({ values }) => values.at(-1)), ...shown.flatMap((curve) => Object.values(engineOf(curve)).flat())) * 1.1;
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
     const { across, up } = axes(context, box, { low: Math.min(low, high / 10), high, log: true, text: axisMs },
       { low: 0, high: 1, ticks: 5, text: (value) => `${grouped(100 * value, 0)} %` });
-    for (const curve of shown) {
+    for (const [order, curve] of shown.entries()) {
       context.strokeStyle = context.fillStyle = colour(curve.hue);
       context.lineWidth = curve.width || 1.75;
       context.setLineDash(curve.dash || []);
       drawSteps(context, curve.values, across, up);
       context.setLineDash([]);
-      for (const share of MARKS) {
-        context.beginPath();
-        context.arc(across(quantile(curve.values, share)), up(share), 3, 0, 7);
-        context.fill();
-      }
+      // Bars beside each other, since those of several curves meet.
+      const aside = 3 * (order - (shown.length - 1) / 2);
+      for (const [share, at, low, high] of percentilesOf(curve)) drawMark(context, across, up(share), aside, at, low, high);
       drawEngine(context, engineOf(curve), across, up);
     }
   });
-  const squares = curves.some((curve) => Object.keys(engineOf(curve)).length) ? " Squares with whiskers: percentiles by the engine's own histograms, with their 90 % intervals." : "";
-  whole.append(words, element("p", { class: "note" }, `Dots: p50, p90 and p99. What is shorter than the axis stands at its left end.${squares}`));
+  const squares = curves.some((curve) => Object.keys(engineOf(curve)).length) ? " Squares: percentiles by the engine's own histograms, with their 90 % intervals." : "";
+  whole.append(words, element("p", { class: "note" }, `Dots: p50, p90 and p99 with their 95 % intervals; an arrow: too few requests to say how high. What is shorter than the axis stands at its left end.${squares}`));
 }
 
-/* The percentiles of a curve as text: the summary's own, where they are of the same requests, since columns are rounded. */
-function marksOfCurve({ run, name, values }) {
-  const [count, ...exact] = run.percentiles[name] || [];
-  return MARKS.map((share, at) => `p${100 * share} ${ms(count === values.length ? exact[at] : quantile(values, share))}`);
+/* Percentiles [share, value, low, high, needed] of a curve: the summary's own, where they are of the same requests. */
+function percentilesOf({ run, name, values }) {
+  const own = run.percentiles[name];
+  return MARKS.map((share) => [share, ...(own && (own.count ?? values.length) === values.length ? own[`p${100 * share}`] : [quantile(values, share)])]);
+}
+
+function markText([share, at, low, high, needed]) {
+  const interval = low === undefined ? "" : high === null ? `, at least ${ms(low)}; an interval needs about ${cell(needed)}` : `, 95 % interval ${ms(low)} to ${ms(high)}`;
+  return `p${100 * share} ${ms(at)}${interval}`;
+}
+
+/* A percentile as a dot, its interval as a bar with ends; a bound has one end and an arrow. */
+function drawMark(context, across, y, aside, at, low, high) {
+  context.beginPath();
+  context.arc(across(at), y, 3, 0, 7);
+  context.fill();
+  if (low === undefined) return;
+  const left = across(low), right = high === null ? across(at) + 12 : across(high), level = y + aside;
+  context.fillRect(left, level - 0.5, right - left, 1);
+  for (const end of high === null ? [left] : [left, right]) context.fillRect(end - 0.75, level - 3, 1.5, 6);
+  context.beginPath();
+  if (high === null) context.moveTo(right, level - 3), context.lineTo(right + 4, level), context.lineTo(right, level + 3);
+  context.fill();
 }
 
 /* At most a step a pixel: with more requests than that, every step stands for several. */

@@ -21,7 +21,7 @@ from packed_columns import read
 from exporter.html import SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.report import as_text
-from exporter.report.format import ms
+from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
 from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
@@ -188,7 +188,21 @@ def test_percentiles_of_charts_are_those_of_the_summary(tmp_path: Path):
     data = json.loads(page_of(run).contents["script"][0])
     client, breakdown = run.summary.client, run.summary.correlation.breakdown
     for name, times in {"ttft": client.ttft_ms, "e2e": client.e2e_ms, "queue": breakdown.queue_ms}.items():
-        assert data["percentiles"][name] == [times.count, times.p50, times.p90, times.p99]
+        shown = data["percentiles"][name]
+        assert [shown["count"], *(shown[label][0] for label in ("p50", "p90", "p99"))] == [
+            times.count, times.p50, times.p90, times.p99,
+        ]  # fmt: skip
+        interval = run.summary.methodology.percentiles[f"{name}_ms"].p99
+        assert shown["p99"][1:] == [interval.low, interval.high, interval.needed_n]
+
+
+def test_the_page_says_how_sure_percentiles_are(tmp_path: Path):
+    """In a sentence, and in the table behind the charts; what too few requests cannot say is not made up."""
+    run = derived("vllm_spans", tmp_path)
+    page, ttft = page_of(run), run.summary.methodology.percentiles["ttft_ms"]
+    assert any(f"p99 at least {spoken(ttft.p99.low)}" in text for text in page.contents["p"])
+    row = next(row for row in page.rows if row[0] == "TTFT" and "?" in row[-1])
+    assert row[1:3] == [ms(ttft.p50.estimate), f"{ms(ttft.p50.low)} - ? (needs {ttft.p50.needed_n})"]
 
 
 def test_the_pages_own_script_and_styles_stay_small():

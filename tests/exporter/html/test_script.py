@@ -101,3 +101,21 @@ def test_a_peak_within_a_step_is_drawn():
     shown += "; process.stdout.write(JSON.stringify(highest(stepsOf(0, 40, 4), timesOf(held), at)))"
     command = [NODE, "-e", script.replace('"use strict";', "") + shown]
     assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == [1, 7, None, None]
+
+
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        ("[0.99, 412, 380, 455, 2000]", "p99 412.0, 95 % interval 380.0 to 455.0"),
+        ("[0.99, 412, 380, null, 7167]", "p99 412.0, at least 380.0; an interval needs about 7,167"),
+        ("[0.5, 9.5]", "p50 9.50"),
+    ],
+)
+def test_a_mark_says_how_sure_it_is(mark: str, text: str):
+    """An interval, a bound, or of another selection of requests nothing."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    assets = resources.files("exporter.html") / "assets"
+    script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "spread.js"))
+    command = [NODE, "-e", script.replace('"use strict";', "") + f"; process.stdout.write(markText({mark}))"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == text

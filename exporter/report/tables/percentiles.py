@@ -1,0 +1,55 @@
+"""How sure percentiles are: their 95 % intervals, or what they are at least and how many requests would say more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from correlator.breakdown import TTFT_PARTS
+from exporter.report.format import ms, spoken, table
+from exporter.report.tables.client import CLIENT_ROWS
+from exporter.summary.breakdown import json_name, label_of
+from exporter.summary.result import Summary
+from methodology.intervals import QuantileInterval
+
+SPOKEN = ("p50", "p95", "p99")
+SHOWN = ("p50", "p90", "p99")
+
+
+def interval_line(summary: Summary) -> Iterator[str]:
+    """Yield a sentence on the percentiles of the TTFT, where there are any."""
+    ttft = summary.methodology.percentiles.get("ttft_ms")
+    if ttft is None:
+        return
+    intervals: dict[str, QuantileInterval] = {label: getattr(ttft, label) for label in SPOKEN}
+    words = [
+        f"{label} {spoken(interval.low)} to {spoken(interval.high)}"
+        if interval.is_known
+        else f"{label} at least {spoken(interval.low)}"
+        for label, interval in intervals.items()
+    ]
+    unbounded = [(interval.needed_n, label) for label, interval in intervals.items() if not interval.is_known]
+    more = ""
+    if unbounded:
+        needed, label = max(unbounded)
+        step = 10 ** max(0, len(str(needed)) - 2)
+        more = f"; how high {label} can be takes at least {-(-needed // step) * step:,} requests to say"
+    yield f"TTFT with 95 % confidence: {', '.join(words)}{more}."
+
+
+def percentiles_table(summary: Summary) -> Table:
+    """Return percentiles beside their intervals, a row for each time that the charts show."""
+    shown = table("Percentiles and their 95 % intervals, ms", *(text for name in SHOWN for text in (name, "from - to")))
+    labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
+    labels |= {json_name(part): label_of(part, summary.correlation.breakdown) for part in TTFT_PARTS}
+    labels["itl_ms"] = "gaps between chunks"
+    for name, percentiles in summary.methodology.percentiles.items():
+        intervals = [getattr(percentiles, label) for label in SHOWN]
+        shown.add_row(labels[name], *(text for interval in intervals for text in _cells(interval)))
+    return shown
+
+
+def _cells(interval: QuantileInterval) -> tuple[str, str]:
+    high = ms(interval.high) if interval.high is not None else f"? (needs {interval.needed_n:,})"
+    return ms(interval.estimate), f"{ms(interval.low)} - {high}"

@@ -1,0 +1,130 @@
+"""Intervals of quantiles: how often they hold the truth, and what values without much to say get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from autoregressive import autoregressive
+from hypothesis import given
+from hypothesis import strategies as st
+from queues import served, took
+from scipy.special import ndtri
+
+from methodology.intervals import LEAST_TAIL, QuantileInterval, autocorrelation_time, quantile
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200)
+QUANTILES = st.floats(0.01, 0.99)
+
+
+def ends(interval: QuantileInterval) -> tuple[float, float]:
+    """The ends of an interval that has both."""
+    assert interval.low is not None
+    assert interval.high is not None
+    return interval.low, interval.high
+
+
+@pytest.mark.parametrize(("phi", "size"), [(0.0, 4000), (0.5, 8000), (0.9, 20_000)])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_intervals_hold_the_truth_as_often_as_they_say(phi: float, size: int, level: float):
+    """Of independent values, and of those that resemble their neighbours: within what 100 series can show."""
+    random = np.random.default_rng(3)
+    series = [autoregressive(random, size, phi) for _ in range(100)]
+    held = [
+        low <= float(ndtri(q)) <= high
+        for q in (0.5, 0.9)
+        for low, high in (ends(quantile(values, q, level)) for values in series)
+    ]
+    assert level - 0.05 <= np.mean(held) <= min(0.995, level + 0.1)
+
+
+def test_requests_that_queue_together_count_as_fewer():
+    """At 80 % load: taken for independent, as many intervals miss the truth as hold it."""
+
+    def times_s(seed: int, size: int) -> np.ndarray:
+        random = np.random.default_rng([7, seed])
+        arrived_s = np.cumsum(random.exponential(1 / 6.4, size))
+        queue = served(arrived_s, took(random, size, 1.0, 1.0), servers=8)
+        return (queue.ended_s - queue.arrived_s)[500:]
+
+    truth = float(np.median(times_s(0, 200_000)))
+    runs = [times_s(seed, 8500) for seed in range(1, 41)]
+    held, shuffled = [], []
+    for values in runs:
+        low, high = ends(quantile(values, 0.5))
+        held.append(low <= truth <= high)
+        low, high = ends(quantile(np.random.default_rng(1).permutation(values), 0.5))
+        shuffled.append(low <= truth <= high)
+    assert np.mean(held) >= 0.85
+    assert np.mean(shuffled) <= 0.6
+
+
+@given(VALUES, QUANTILES)
+def test_an_interval_lies_about_its_estimate(values: list[float], q: float):
+    """And its ends are values of the sample; without enough values it has one end."""
+    interval = quantile(values, q)
+    assert interval.estimate == pytest.approx(np.quantile(values, q))
+    low, high = interval.low, interval.high
+    assert low is None or (low <= interval.estimate and (low in values or low == interval.estimate))
+    assert high is None or (high >= interval.estimate and (high in values or high == interval.estimate))
+    assert low is not None or high is not None
+    assert interval.is_known == (len(values) >= interval.needed_n)
+    assert interval.is_known == (round(interval.effective_tail, 6) >= LEAST_TAIL)
+
+
+@given(VALUES, QUANTILES)
+def test_a_higher_level_is_never_narrower(values: list[float], q: float):
+    """The interval of 90 % lies in that of 99 %."""
+    inner, outer = quantile(values, q, 0.9), quantile(values, q, 0.99)
+    assert inner.low is None or (outer.low is not None and outer.low <= inner.low)
+    assert inner.high is None or (outer.high is not None and outer.high >= inner.high)
+
+
+@given(VALUES, QUANTILES)
+def test_units_do_not_matter(values: list[float], q: float):
+    """Doubling all values doubles the interval: it depends on their order alone."""
+    once, twice = quantile(values, q), quantile([2 * value for value in values], q)
+    assert once.tau == twice.tau
+    for name in ("estimate", "low", "high"):
+        value = getattr(once, name)
+        assert getattr(twice, name) == (None if value is None else pytest.approx(2 * value))
+
+
+def test_too_few_values_give_a_bound():
+    """Of a p99 a lower one, of a p1 an upper one; and how many values it takes."""
+    values = np.random.default_rng(1).exponential(size=1000)
+    high, low = quantile(values, 0.99), quantile(values, 0.01)
+    assert high.low is not None
+    assert high.high is None
+    assert low.low is None
+    assert low.high is not None
+    assert high.needed_n == pytest.approx(2000 * high.tau, abs=1)
+    assert quantile(np.arange(200) % 2, 0.9).needed_n == 200
+
+
+def test_equal_values_have_an_interval_without_width():
+    """Nothing about them varies."""
+    interval = quantile([5.0] * 100, 0.5)
+    assert (interval.low, interval.estimate, interval.high, interval.tau) == (5.0, 5.0, 5.0, 1.0)
+
+
+def test_no_values_say_how_many_are_needed():
+    """Nothing else is known."""
+    interval = quantile([], 0.99)
+    assert (interval.estimate, interval.low, interval.high, interval.needed_n) == (None, None, None, 2000)
+
+
+@pytest.mark.parametrize(
+    ("values", "q", "level"),
+    [([1.0, np.nan], 0.5, 0.95), ([np.inf], 0.5, 0.95), ([1.0], 0.0, 0.95), ([1.0], 1.0, 0.95), ([1.0], 0.5, 1.0)],
+)
+def test_what_has_no_quantile_is_refused(values: list[float], q: float, level: float):
+    """A missing value, and quantiles and levels that are none."""
+    with pytest.raises(ValueError, match="must"):
+        quantile(values, q, level)
+
+
+def test_the_autocorrelation_time_of_a_long_series_is_taken_from_stretches_of_it():
+    """That of an AR(1) is (1 + phi) / (1 - phi), of 2,000 values and of 200,000."""
+    random = np.random.default_rng(2)
+    assert autocorrelation_time(autoregressive(random, 20_000, 0.8)) == pytest.approx(9, rel=0.2)
+    assert autocorrelation_time(autoregressive(random, 500_000, 0.8)) == pytest.approx(9, rel=0.1)
