@@ -23,14 +23,17 @@ from correlator.live.client_spans import request_log
 from correlator.live.traces import TracedRequest
 from correlator.requests import Requests
 from loadgen.requests.table import RequestLog
-from rundir.columns import Bools, concat, take
+from rundir.columns import Bools, Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.resets import restarts_of
 from scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
-STEP_S = 15.0  # an estimate of a window costs from a fifth of a millisecond to one a request
+# Between two estimates of a window, each of which takes 20 ms and from 0.04 to 0.5 ms a request. The first come sooner:
+# a step is a third of the time that the window holds.
+LEAST_STEP_S, MOST_STEP_S = 7.5, 12.0
 MOST_REQUESTS = 2000
+_END_NS = np.iinfo(np.int64).max
 
 
 Rows = TypeVar("Rows", Requests, RequestLog)
@@ -57,12 +60,40 @@ class _Batch(Generic[Rows]):
         return len(self.waits)
 
 
-class EstimateWindow(Generic[Rows]):
-    """Owns the scrapes and requests of the last WINDOW_S. Requests that are too many for it are not estimated."""
+@dataclass(slots=True)
+class _Outflow(Generic[Rows]):
+    """Estimates of one window, in the order of their requests' ends, when each is given out [n], and how many were."""
 
-    def __init__(self, *, window_s: float = WINDOW_S, step_s: float = STEP_S, most: int = MOST_REQUESTS) -> None:
-        self._window_ns, self._step_ns = round(window_s * 1e9), round(step_s * 1e9)
+    estimated: Estimated[Rows]
+    due_ns: Ints
+    given: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.due_ns) - self.given
+
+    def until(self, moment_ns: int) -> list[Estimated[Rows]]:
+        """Give out what is due by a moment."""
+        rows = np.arange(self.given, max(self.given, int(np.searchsorted(self.due_ns, moment_ns, side="right"))))
+        self.given += len(rows)
+        of = self.estimated
+        some = Estimated(
+            requests=take(of.requests, rows), attribution=take(of.attribution, rows), parts=take(of.parts, rows)
+        )
+        return [some] if len(rows) else []
+
+
+class EstimateWindow(Generic[Rows]):
+    """Owns the scrapes and requests of the last WINDOW_S. Requests that are too many for it are not estimated.
+
+    Estimates are made of the whole window at once, and given out one by one until the next ones are there: who counts
+    them sees as even a flow as that of the requests.
+    """
+
+    def __init__(self, *, window_s: float = WINDOW_S, most: int = MOST_REQUESTS) -> None:
+        self._window_ns = round(window_s * 1e9)
         self._most = most
+        self._outflow: _Outflow[Rows] | None = None
         self._pages: dict[str, SeriesTable] = {}
         self._scraped_ns: dict[str, int] = {}
         self._batches: deque[_Batch[Rows]] = deque()
@@ -76,11 +107,13 @@ class EstimateWindow(Generic[Rows]):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return how many requests are in the window, and how many of them wait for an estimate."""
-        return {
-            "requests": sum(map(len, self._batches)),
-            "waiting": sum(int(batch.waits.sum()) for batch in self._batches),
-        }
+        """Return how many requests are in the window, and how many wait for an estimate or to be given out with it."""
+        outflow = self._outflow.waiting if self._outflow else 0
+        return {"requests": sum(map(len, self._batches)), "waiting": self._unestimated + outflow}
+
+    @property
+    def _unestimated(self) -> int:
+        return sum(int(batch.waits.sum()) for batch in self._batches)
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         """Take in one scrape."""
@@ -110,6 +143,8 @@ class EstimateWindow(Generic[Rows]):
         """Note that the clock that stamps scrapes was set by so much: those before cannot be compared with new ones."""
         self.forget_pages(())
         self._next_ns += moved_ns
+        if self._outflow:
+            self._outflow.due_ns = self._outflow.due_ns + moved_ns
         for batch in self._batches:
             batch.held_ns += moved_ns
 
@@ -128,14 +163,21 @@ class EstimateWindow(Generic[Rows]):
             excess -= len(batch)
 
     def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Estimated[Rows]]:
-        """Return the requests that waited and are estimated now; at most every `step_s` there are any.
+        """Return the requests that waited and whose estimates are given out now; with `all_of_it`, whatever is left.
 
         What cannot be estimated is tried again in a fuller window until `leaving` gives it out.
         """
-        if not self._batches or (now_ns < self._next_ns and not all_of_it):
-            return []
-        self._next_ns = now_ns + self._step_ns
-        return self._estimate()
+        due: list[Estimated[Rows]] = []
+        is_full = 2 * self._unestimated > self._most
+        if self._batches and (now_ns >= self._next_ns or is_full or all_of_it):
+            due += self._outflow.until(_END_NS) if self._outflow else []
+            held_s = (now_ns - self._batches[0].held_ns) / 1e9
+            step_ns = round(1e9 * min(MOST_STEP_S, max(LEAST_STEP_S, held_s / 3)))
+            self._next_ns = now_ns + step_ns
+            self._outflow = self._estimate(now_ns, step_ns)
+        if self._outflow:
+            due += self._outflow.until(_END_NS if all_of_it else now_ns)
+        return due
 
     def leaving(self, now_ns: int, *, all_of_it: bool = False) -> list[Estimated[Rows]]:
         """Return the requests that leave the window without an estimate; with `all_of_it`, whatever still waits."""
@@ -152,20 +194,26 @@ class EstimateWindow(Generic[Rows]):
         if len(waiting):
             self._given_up.append(take(batch.requests, waiting))
 
-    def _estimate(self) -> list[Estimated[Rows]]:
-        """Estimate what waits and ended before the last scrape, with all of the window: all of it shares the sums."""
+    def _estimate(self, now_ns: int, step_ns: int) -> _Outflow[Rows] | None:
+        """Estimate what waits and ended before the last scrape, with all of the window: all of it shares the sums.
+
+        From now on, as many of them are given out in each part of the step.
+        """
         requests = concat([batch.requests for batch in self._batches])
         waits = np.concatenate([batch.waits for batch in self._batches])
         ready = waits & (requests.end_ns < min(self._scraped_ns.values(), default=0))
         if not ready.any():
-            return []
+            return None
         table = attribute(requests, [page.view() for page in self._pages.values()])
         ready &= table.quality != "none"
         first = 0
         for batch in self._batches:
             batch.waits = batch.waits & ~ready[first : first + len(batch)]
             first += len(batch)
-        return [_break_down(take(requests, ready), take(table, ready))] if ready.any() else []
+        rows = np.flatnonzero(ready)
+        rows = rows[np.argsort(requests.end_ns[rows], kind="stable")]
+        due_ns = now_ns + np.arange(len(rows)) * step_ns // max(1, len(rows))
+        return _Outflow(_break_down(take(requests, rows), take(table, rows)), due_ns)
 
 
 def hold_traced(

@@ -97,6 +97,7 @@ class WatchView:
         lost = self._requests.defective
         return replace(
             self._parts,
+            pending=self._requests.pending + self._requests.estimates.sizes["waiting"],
             requests={**self._parts.requests, SOURCES[-1]: self._parts.requests[SOURCES[-1]] + lost},
             missing={**self._parts.missing, DEFECT: lost},
         )

@@ -48,8 +48,11 @@ def pages_of(case: Case) -> list[Row]:
     ]
 
 
-def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, ExportRecord]) -> None:
-    """Let a run go by, a second at a time; spans come a second after their request's end."""
+def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, ExportRecord]) -> list[int]:
+    """Let a run go by, a second at a time, and return how many estimates were counted in each; spans come a second
+    after their request's end.
+    """
+    counts = []
     order = np.argsort(log.end_ns)
     now_ns, last_ns = int(log.submit_ns.min()), int(log.end_ns.max()) + 40 * S
     while now_ns < last_ns:
@@ -61,7 +64,10 @@ def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int,
             parts.ended(take(log, ended), now_ns)
         while pages and pages[0].response_ns < now_ns:
             parts.scraped(pages.pop(0))
+        before = parts.counts.requests["histogram"]
         parts.poll(now_ns)
+        counts.append(parts.counts.requests["histogram"] - before)
+    return counts
 
 
 def sum_s(parts: LiveParts, source: str) -> float:
@@ -76,6 +82,25 @@ def test_requests_are_estimated_as_they_end(case: Case):
     assert float((log.first_token_ns - log.submit_ns).sum() / 1e9) == pytest.approx(sum_s(parts, "histogram"))
     queue_s = parts.counts.ttft["queue", "histogram"].sum_s
     assert float(case.queue_s.sum()) == pytest.approx(queue_s, rel=0.01)
+
+
+def test_estimates_flow_out_as_evenly_as_requests_end(case: Case):
+    """In each 5 s from the first to the last, and in none of them most; what is not counted yet is pending."""
+    log, parts = case.requests, LiveParts()
+    counts = passed(log, parts, pages_of(case), {})
+    flowing = np.trim_zeros(counts)
+    by_step = [sum(flowing[at : at + 5]) for at in range(len(flowing) - 4)]
+    assert len(flowing) >= 25
+    assert (True, True) == (min(by_step) > 0, max(by_step) < 161 / 2)
+    half, gone = LiveParts(), take(log, np.flatnonzero(log.end_ns < np.median(log.end_ns)))
+    half.ended(gone, int(log.end_ns.max()))
+    half.poll(int(log.end_ns.max()))
+    for page in pages_of(case):
+        half.scraped(page)
+    for second in range(30):
+        half.poll(int(log.end_ns.max()) + second * S)
+        assert len(gone) == half.pending + half.counts.requests["histogram"]
+    assert half.pending == 0
 
 
 def test_spans_that_come_in_time_go_before_estimates(case: Case):
