@@ -1,12 +1,13 @@
 """`report.md`: conclusion, objectives and the main tables in Markdown, short enough for a pull request's comment.
 
-Paragraphs and tables are those of the report for terminals. What servers said is escaped: it is read as text.
+Paragraphs and tables are those of the report for terminals. What servers said is read as text: it marks nothing up,
+links to nothing, and mentions neither people nor issues.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
@@ -16,12 +17,17 @@ from exporter.report.conclusion import conclusion
 from exporter.report.format import plain, shown_columns
 from exporter.report.heading import heading
 from exporter.report.load import overload, rate_lines
-from exporter.report.objectives import objectives
+from exporter.report.objectives import evidence
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
 from exporter.summary.result import Summary
+from loadgen.requests.slo import ObjectiveResult
 
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
+# GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.
+_MENTION = re.compile(r"([@#!]|\bGH-)(?=\w)", re.IGNORECASE)
+_APART = "\N{ZERO WIDTH SPACE}"
+_VERDICTS = {True: "met", False: "**missed**", None: "**not known**"}
 
 
 def as_markdown(summary: Summary) -> str:
@@ -32,16 +38,24 @@ def as_markdown(summary: Summary) -> str:
 def _blocks(summary: Summary) -> Iterator[str]:
     loaded = bool(summary.client.requests.sent)
     yield from (f"**{_escaped(line)}**" for line in (*damage_lines(summary.integrity), *overload(summary)))
-    if loaded:
-        yield from map(_escaped, conclusion(summary))
-        yield "\n".join(f"- {_escaped(objective.text)}" for objective in objectives(summary))
+    if summary.client.slo:
+        yield from _objectives(summary.client.slo.objectives)
     yield "\n".join(f"- {_escaped(alert)}" for alert in alerts(summary))
     if loaded:
+        yield from map(_escaped, conclusion(summary))
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
         yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary.client, own_load=not summary.watch))
-    yield "\n".join(f"<sub>{_escaped(line)}</sub>" for line in heading(summary).plain.splitlines())
+    yield " · ".join(map(_escaped, heading(summary).plain.splitlines()))  # a line of its own could begin a list
+
+
+def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
+    """Yield the verdict, and a table with a row for each objective."""
+    met = sum(objective.met is True for objective in objectives)
+    yield f"**{met} of {len(objectives)} objectives met**"
+    rows = ((_escaped(each.text), _VERDICTS[each.met], _escaped(evidence(each))) for each in objectives)
+    yield _rows([("objective", "", "measured"), ("---", "---", "---"), *rows])
 
 
 def _table(table: Table) -> str:
@@ -52,10 +66,13 @@ def _table(table: Table) -> str:
         return ""
     head = [_escaped(plain(column.header)) for column in columns]
     rule = ["---" if column.justify == "left" else "--:" for column in columns]
-    lines = (f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
     title = plain(table.title) if table.title else ""
-    return "\n".join([f"**{_escaped(title)}**", "", *lines])
+    return f"**{_escaped(title)}**\n\n{_rows([head, rule, *rows])}"
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _escaped(text: str) -> str:
-    return _MARKUP.sub(r"\\\1", text)
+    return _MENTION.sub(rf"\1{_APART}", _MARKUP.sub(r"\\\1", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -17,6 +18,8 @@ from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult, SloResult
 
 ATTACK = "a|b <img src=x> [x](http://y) **c**\x1b[2J\x00"
+# What GitHub and GitLab make links of without any markup, and mentions that send mail.
+LINKS = "@team #12 !12 org/repo#12 GH-12 a@b.example www.b.example https://b.example"
 
 
 def summary(*met: bool | None, **changes: Any) -> Summary:
@@ -78,11 +81,19 @@ def test_whatever_a_server_said_the_file_is_xml(text: str):
 
 
 def test_the_comment_has_the_conclusion_the_objectives_and_the_tables():
-    """The answer first; bars of characters are left out of tables."""
-    text = as_markdown(summary(False))
+    """The verdict first, then the answer; bars of characters are left out of tables."""
+    text = as_markdown(summary(False, True))
     lines = text.splitlines()
-    assert lines[0].startswith("TTFT was 200 ms in the mean")
-    assert "- Objective ttft\\_p90\\<1ms: MISSED, 24.0 ms over 4 requests" in lines
+    assert lines[:6] == [
+        "**1 of 2 objectives met**",
+        "",
+        "| objective |  | measured |",
+        "| --- | --- | --- |",
+        "| ttft\\_p90\\<1ms | **missed** | 24.0 ms over 4 requests |",
+        "| ttft\\_p91\\<1ms | met | 24.0 ms over 4 requests |",
+    ]
+    assert lines[7].startswith("- The load generator was slow")
+    assert lines[9].startswith("TTFT was 200 ms in the mean")
     assert "| queue | 150.0 | 150.0 | 150.0 | 75 % | engine spans |" in lines
     assert "█" not in text
     heads = [at for at, line in enumerate(lines) if line.startswith("| ---")]
@@ -94,5 +105,15 @@ def test_what_servers_said_is_no_markup(field: str):
     """Neither a cell's end, HTML, a link nor a control."""
     of = summary()
     text = as_markdown(msgspec.structs.replace(of, config={**of.config, field: ATTACK}, warnings=[ATTACK]))
-    assert "a\\|b \\<img src=x\\> \\[x\\](http://y) \\*\\*c\\*\\*\\\\x1b\\[2J\\\\x00" in text
+    assert "a\\|b \\<img src=x\\> \\[x\\](http\\://y) \\*\\*c\\*\\*\\\\x1b\\[2J\\\\x00" in text
     assert "<img" not in text.replace("\\<img", "")
+
+
+@pytest.mark.parametrize("field", ["model", "url"])
+def test_what_servers_said_links_to_nothing(field: str):
+    """Neither a mention, a reference nor an address; and the last line begins with words of ours, so with no list."""
+    of = summary()
+    text = as_markdown(msgspec.structs.replace(of, config={**of.config, field: LINKS}, warnings=[LINKS]))
+    assert re.findall(r"[@#!]\w|GH-\d|(?<!\\):/|www\.", text) == []
+    assert text.count("GH-\N{ZERO WIDTH SPACE}12") == 2
+    assert text.splitlines()[-1].startswith("sidelight ")
