@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from correlator.statistics.server_load import waiting_samples
+from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.table import RequestLog
 from methodology.stability import Stability, verdict
 from scraper.series.table import EndpointSeries
@@ -34,5 +34,5 @@ def stability_of(requests: RequestLog, endpoints: Sequence[EndpointSeries], *, c
     given_up = np.array([error.startswith("timeout") for error in requests.error], dtype=np.bool_)
     ended = (requests.end_ns >= 0) & ~given_up & ~np.isin(requests.status, ("cancelled", "in_flight"))
     ended_s = np.where(ended, (requests.end_ns - begin_ns) / 1e9, np.nan)
-    at_ns, waiting = waiting_samples(endpoints)
-    return verdict((at_ns - begin_ns) / 1e9, waiting, (due_ns - begin_ns) / 1e9, ended_s[sent])
+    queue = gauge_samples(endpoints, "requests_waiting")
+    return verdict((queue.at_ns - begin_ns) / 1e9, queue.amount, (due_ns - begin_ns) / 1e9, ended_s[sent])

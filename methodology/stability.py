@@ -235,8 +235,8 @@ def _judge_short(flow: _Flow, evidence: Stability) -> tuple[Verdict, str]:
         if more >= MOST * evidence.arrivals:
             return "growing", f"requests waiting in the engine rose by {more:.0f}, of {evidence.arrivals} that arrived"
     return "undecided", (
-        f"the load lasted {flow.load_s:.1f} s and its first requests took {flow.took_s:.1f} s: it must last at least "
-        f"{RAMP_RESIDENCES / (1 - LEAST_SHARE):.0f} times as long to tell"
+        f"the load lasted {flow.load_s:.1f} s and its first requests took {flow.took_s:.1f} s; to tell, it must last "
+        f"{RAMP_RESIDENCES / (1 - LEAST_SHARE):.0f} times what they took"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -10,6 +11,20 @@ from typing import Any
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufffe\uffff]"
 )
+
+# Blocks of bars and sparklines, rules and signs of tables, for terminals whose encoding lacks them.
+_LOOKALIKES = str.maketrans(dict(zip("▁▂▃▄▅▆▇█─≤≥±", "_.:-=+*#-<>~", strict=True)))
+IN_ASCII = "sidelight.ascii"
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_LOOKALIKES)
+    return text.encode("ascii", "replace").decode("ascii"), error.end
+
+
+codecs.register_error(IN_ASCII, _in_ascii)
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from typing import IO, Literal, Self
 
 from rich.console import Console, Group, RenderableType
@@ -19,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rundir.printable import printable
+from rundir.printable import IN_ASCII, printable
 
 Mode = Literal["panel", "lines", "json", "quiet"]
 LINE_EVERY_S = 5.0
@@ -65,8 +66,14 @@ def mode_for(*, quiet: bool, as_json: bool, stream_is_terminal: bool) -> Mode:
 class Terminal(Console):
     """Standard output or standard error; when its reader has gone, as in `| head`, it falls silent.
 
-    Rich would end the process with 1, in the middle of a run and as if an objective had been missed.
+    Rich would end the process with 1, in the middle of a run and as if an objective had been missed. What the
+    terminal's encoding lacks is written in ASCII.
     """
+
+    def __init__(self, *, stderr: bool = False, highlight: bool = True) -> None:
+        super().__init__(stderr=stderr, highlight=highlight)
+        if isinstance(self.file, TextIOWrapper):
+            self.file.reconfigure(errors=IN_ASCII)
 
     def on_broken_pipe(self) -> None:
         """Write to nowhere from now on; what the stream still buffers goes there too."""

@@ -7,7 +7,7 @@ quantities are the business of `scraper.engines`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -111,14 +111,26 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
     }
 
 
-def waiting_samples(endpoints: Sequence[EndpointSeries]) -> tuple[Ints, Floats]:
-    """Return how many requests waited in all engines together at the scrapes of the first [t]; NaN where unknown."""
-    queues = [quantities["requests_waiting"] for _, quantities in engine_samples(endpoints)]
-    known = [queue for queue in queues if not isinstance(queue, Missing)]
-    if not known or len(known) < len(queues):
-        return np.empty(0, np.int64), np.empty(0)
-    at_ns = known[0].at_ns
-    return at_ns, np.add.reduce([_held(queue, at_ns)[0] for queue in known])
+def gauge_samples(endpoints: Sequence[EndpointSeries], name: str) -> Samples:
+    """Return a gauge of all engines together at the scrapes of the first [t], NaN where it is unknown of one; none
+    where an engine does not show it.
+    """
+    gauges = [quantities[name] for _, quantities in engine_samples(endpoints)]
+    known = [gauge for gauge in gauges if not isinstance(gauge, Missing)]
+    if not known or len(known) < len(gauges):
+        return Samples(at_ns=np.empty(0, np.int64), amount=np.empty(0), over=None, fresh_ns=0.0)
+    total = np.add.reduce([_held(gauge, known[0].at_ns)[0] for gauge in known])
+    return replace(known[0], amount=total)
+
+
+def most_within(samples: Samples, edges_ns: Ints) -> Floats:
+    """Return the largest amount from each edge [n + 1] to the next [n], NaN where none is known of that time."""
+    begins_ns = edges_ns[:-1]
+    most = np.where(np.isfinite(held := _held(samples, begins_ns)[0]), held, -np.inf)
+    column = np.searchsorted(edges_ns, samples.at_ns, side="right") - 1
+    inside = np.isfinite(samples.amount) & (column >= 0) & (column < len(begins_ns))
+    np.maximum.at(most, column[inside], samples.amount[inside])
+    return np.where(np.isfinite(most), most, np.nan)
 
 
 def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:

@@ -46,7 +46,7 @@ def _blocks(summary: Summary) -> Iterator[str]:
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
-        yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary.client, own_load=not summary.watch))
+        yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary))
     yield " · ".join(map(_escaped, heading(summary).plain.splitlines()))  # a line of its own could begin a list
 
 

@@ -43,8 +43,7 @@ def sections(summary: Summary) -> Iterator[str]:
         slowest = slowest_section(correlation.slowest, correlation.breakdown)
         yield _section("requests", "Every request", behind=("The slowest", slowest))
         own_load = not summary.watch
-        percentiles = [*client_section(summary.client, own_load=own_load), percentiles_table(summary)]
-        percentiles += server_section(summary)
+        percentiles = [*client_section(summary), percentiles_table(summary), *server_section(summary)]
         percentiles += _prose(gateway_lines(summary))
         yield _section("spread", "How times are spread", behind=("Percentiles", percentiles))
         yield _section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
@@ -64,7 +63,7 @@ def _answer(summary: Summary) -> Iterator[RenderableType]:
         yield from (Prose(line, "bold") for line in conclusion(summary))
         yield from _prose(how_sure(summary))
         yield from objectives(summary)
-        yield from (Prose(line) for line in rate_lines(summary.client, own_load=not summary.watch))
+        yield from (Prose(line) for line in rate_lines(summary))
 
 
 def _section(

@@ -27,6 +27,7 @@ from exporter.report.tables.energy import energy_section
 from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
+from exporter.report.tables.timeline import timeline_lines
 from exporter.summary.result import Summary
 from rundir.printable import printable_all
 
@@ -64,7 +65,8 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
         yield from (Prose(sentence, "bold") for sentence in conclusion(summary))
         yield from objectives(summary)
         yield Text("")
-        yield from client_section(summary.client, own_load=not summary.watch)
+        yield from timeline_lines(correlation.timeline)
+        yield from client_section(summary)
         if not correlation.missing:
             yield breakdown_table(correlation.breakdown)
             yield from group_tables(correlation)

@@ -26,25 +26,91 @@ CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What was seen, and what follows from it, each as words of a sentence."""
+    """What was seen, "" for nothing, and what follows from it, each as words of a sentence."""
 
-    seen: str
+    seen: str = ""
     cure: str
 
 
 def advice(summary: Summary) -> Iterator[str]:
-    """Yield what was seen beside the largest part of slow requests' TTFT, and what to do about it.
+    """Yield what was seen that says what to do, where something was, and one line that says what to do.
 
-    Nothing where every objective was met, where no part is large, and where nothing was seen that explains it.
+    A change of the system is advised only where something was seen that explains the largest part of slow requests'
+    TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
     """
-    slo = summary.client.slo
-    if summary.correlation.missing or (slo is not None and slo.met):
-        return
-    advise = ADVISERS.get(_largest(summary))
-    advised = None if advise is None else advise(summary)
-    if advised is not None:
+    rules = (_untrusted, _good_enough, _by_part, _overloaded, _not_broken_down)
+    advised = next(filter(None, (rule(summary) for rule in rules)), None) or _unexplained(summary)
+    if advised.seen:
         yield f"{advised.seen}."
-        yield f"What to do: {advised.cure}{_less_load(summary)}."
+    yield f"What to do: {advised.cure}."
+
+
+def _untrusted(summary: Summary) -> Advice | None:
+    """Return what comes before any change of the system: numbers that mean something."""
+    client = summary.client
+    if summary.integrity.state == "damaged":
+        return Advice(cure="restore the recorded data, or measure again, before acting on what is left of them")
+    if not client.requests.ok and not summary.correlation.requests:
+        commonest = next(iter(client.errors), "")
+        why = f"; most often: {commonest}" if commonest else ""
+        return Advice(cure=f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{why})")
+    if summary.self_check.error_ms.ttft.exceeded and not summary.watch:
+        return Advice(
+            cure="measure again before changing the system: the load generator was too slow, and the line that begins "
+            "with `! TTFT may be wrong` says what helps"
+        )
+    return None
+
+
+def _good_enough(summary: Summary) -> Advice | None:
+    slo = summary.client.slo
+    if slo is None or not slo.met or summary.methodology.stability.verdict == "growing":
+        return None
+    return Advice(cure="nothing, every objective was met")
+
+
+def _by_part(summary: Summary) -> Advice | None:
+    """Return what was seen beside the largest part of slow requests' TTFT, and what to do about it."""
+    adviser = None if summary.correlation.missing else ADVISERS.get(_largest(summary))
+    advised = None if adviser is None else adviser(summary)
+    return None if advised is None else Advice(seen=advised.seen, cure=f"{advised.cure}{_less_load(summary)}")
+
+
+def _overloaded(summary: Summary) -> Advice | None:
+    if summary.methodology.stability.verdict != "growing":
+        return None
+    return Advice(cure=f"add a replica{_less_load(summary) or '; or send fewer requests/s'}")
+
+
+def _not_broken_down(summary: Summary) -> Advice | None:
+    """Return what would tell where the time went, where that is not known."""
+    correlation, server = summary.correlation, summary.server
+    if not correlation.missing:
+        return None
+    if summary.client.ttft_ms.mean is None and not correlation.requests:
+        return Advice(cure="nothing for the TTFT, which only a streamed reply has")
+    if summary.config.get("otlp_listen"):
+        return Advice(cure="see to what the line above names, and measure again")
+    spans = "have the engine send its spans here (--otlp-listen HOST:PORT)"
+    if server.engine is None and not server.endpoints:
+        return Advice(cure=f"name the engine's metrics page (--metrics URL), or {spans}, to see where the time goes")
+    return Advice(cure=f"{spans}, to see where the time goes")
+
+
+def _unexplained(summary: Summary) -> Advice:
+    """Return what helps with the largest part, of which nothing was seen; or that no wait stands out.
+
+    Prefill is the engine's work on a request, and no wait: it is only too long where an objective was missed.
+    """
+    largest, slo = _largest(summary), summary.client.slo
+    if largest in UNEXPLAINED:
+        return Advice(cure=UNEXPLAINED[largest])
+    if slo is None:
+        goal = "" if summary.watch else "; --slo says what is good enough"
+        return Advice(cure=f"nothing, if these times are good enough: no wait stands out{goal}")
+    if largest == "prefill" and any("ttft" in objective.text for objective in slo.objectives if not objective.met):
+        return Advice(cure=MORE_PREFILL)
+    return Advice(cure="look at what the objective that was not met is about: in the TTFT no wait stands out")
 
 
 def _less_load(summary: Summary) -> str:
@@ -204,6 +270,19 @@ def _inside(summary: Summary) -> Advice | None:
 
 
 ADVISERS = {"queue": _queue, "prefill": _prefill, "network": _outside, "gateway": _gateway, "other": _inside}
+
+
+# What helps with a part of which nothing was seen that explains it.
+UNEXPLAINED = {
+    "queue": "add a replica or send fewer requests at once; what the engine waits for shows in a longer run, or in "
+    "more scrapes (--scrape-interval)",
+    "network": "look at what stands between client and engine; a gateway that sends spans is shown apart "
+    "(docs/reference/gateways.md)",
+    "gateway": "look at the gateway first",
+    "other": "look at the engine's API server; where `other` includes several parts, the engine's spans tell them "
+    "apart (--otlp-listen HOST:PORT)",
+}
+MORE_PREFILL = "shorten prompts, or add prefill capacity: prefill is most of the TTFT"
 
 
 def _limits(summary: Summary) -> Limits:

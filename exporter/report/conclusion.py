@@ -80,7 +80,7 @@ def where_it_went(summary: Summary) -> str:
         return f"Of the mean, {_shared_out(shares, correlation)}."
     if server.engine is None and not server.endpoints:
         why = f" ({server.reason})" if server.reason else ""
-        return f"No breakdown: this server has no metrics page{why}. Give --metrics URL, or send spans (--otlp-listen)."
+        return f"No breakdown: this server has no metrics page{why}."
     return f"No breakdown: {correlation.missing}."
 
 

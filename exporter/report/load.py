@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from exporter.report.format import cell, spoken
 from exporter.summary.result import Summary
-from loadgen.requests.summary import ClientSummary, HeldBack
+from loadgen.requests.rates import Rates
+from loadgen.requests.summary import HeldBack
+
+DRAWN_OFF = 0.05  # of the rate that was asked for: arrivals drawn at random that are further off are worth a sentence
 
 
 def overload(summary: Summary) -> Iterator[str]:
@@ -47,30 +51,48 @@ def sustained(summary: Summary) -> str:
     return f"{heads[stability.verdict]}: {stability.reason}."
 
 
-def rate_lines(client: ClientSummary, *, own_load: bool = True) -> Iterator[str]:
-    """Yield the throughput, which includes the drain, and what was offered, sent and served while the load lasted.
-
-    Without a load of our own, the throughput alone: others sent the requests.
+def rate_lines(summary: Summary) -> Iterator[str]:
+    """Yield what was asked for, offered, sent and served while the load lasted, then the throughput, which includes the
+    drain. Without a load of our own, the throughput alone: others sent the requests.
     """
-    rates = client.rates
+    rates, own_load = summary.client.rates, not summary.watch
+    if own_load and rates.load_s is not None:
+        yield from _flow(summary, rates)
     names = (
         ("requests_per_s", "requests/s"),
         ("input_tokens_per_s", "input tokens/s"),
         ("output_tokens_per_s", "output tokens/s"),
         ("goodput_requests_per_s", "requests/s that met every objective"),
     )
-    known = ((getattr(client.throughput, key), label) for key, label in names)
+    known = ((getattr(summary.client.throughput, key), label) for key, label in names)
     shown = [f"{cell(rate)} {label}" for rate, label in known if rate is not None]
     if shown:
         drain = f" including {cell(rates.drain_s)} s of drain" if rates.drain_s and own_load else ""
         yield f"Throughput{drain}: {', '.join(shown)}"
-    if not own_load:
-        return
-    steps = (
-        (rates.offered_requests_per_s, "offered"),
-        (rates.realised_requests_per_s, "sent"),
-        (rates.served_requests_per_s, f"served after a ramp of {cell(rates.ramp_s)} s"),
-    )
-    flow = [f"{cell(rate)} {label}" for rate, label in steps if rate is not None]
-    if flow:
-        yield f"Requests/s in the {cell(rates.load_s)} s of load: {', '.join(flow)}"
+
+
+def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
+    offered, sent = cell(rates.offered_requests_per_s), cell(rates.realised_requests_per_s)
+    asked = _asked_per_s(summary.config)
+    steps = [f"{cell(asked)} asked for"] if asked else []
+    steps += [f"{offered} offered"] if rates.offered_requests_per_s is not None and offered != sent else []
+    steps += [f"{sent} sent"] if rates.realised_requests_per_s is not None else []
+    if rates.served_requests_per_s is not None:
+        steps.append(f"{cell(rates.served_requests_per_s)} served (after a ramp of {cell(rates.ramp_s)} s)")
+    elif rates.completed_requests_per_s is not None and summary.methodology.stability.verdict != "growing":
+        late = f" (the last {cell(rates.drain_s)} s later)" if rates.drain_s else ""
+        steps.append(f"{cell(rates.completed_requests_per_s)} served{late}")
+    if steps:
+        yield f"Requests/s in the {cell(rates.load_s)} s of load: {', '.join(steps)}"
+    drawn = rates.offered_requests_per_s
+    if asked and drawn is not None and abs(drawn - asked) > DRAWN_OFF * asked:
+        yield (
+            f"The arrivals that were drawn at random for {cell(asked)} requests/s came to {offered}: so few requests "
+            "vary by chance, and a longer run comes nearer."
+        )
+
+
+def _asked_per_s(config: Mapping[str, Any]) -> float | None:
+    """Return the rate that was asked for, None where it is not one number."""
+    is_one = not config.get("ramp_to") and not config.get("trace") and not config.get("replay_requests")
+    return config.get("rate") if is_one else None

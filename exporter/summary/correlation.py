@@ -40,6 +40,7 @@ from exporter.summary.breakdown import (
 from exporter.summary.gateways import GatewaySummary, gateway_summaries
 from exporter.summary.slowest import SlowRequest
 from exporter.summary.tail import TailAttribution, tail_attribution
+from exporter.summary.timeline import Timeline
 from loadgen.requests.metrics import stamped_ms
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts
@@ -260,6 +261,9 @@ class Correlation(Struct, frozen=True, kw_only=True):
         ),
     ]
     timeslices_missing: Annotated[Reason | UnsetType, doc("Why there are none here; absent where there are.")] = UNSET
+    timeline: Annotated[
+        Timeline | UnsetType, doc("TTFT and the engines' load over the window; absent of one without duration.")
+    ] = UNSET
     clock: Annotated[Clock, doc("The engine's clock beside the run's, by causality.")]
     estimate_accuracy: Annotated[EstimateAccuracy, doc("Errors of the estimates, where a run has exact times too.")]
     server_percentiles: Annotated[ServerTimes, doc("Percentiles of the server's own times.", "ms")]
@@ -297,6 +301,7 @@ class Findings(Explained):
     tail: TailShares | Missing
     slowest: Sequence[SlowRequest]
     evidence: Evidence
+    timeline: Timeline | UnsetType = UNSET
 
 
 def correlation(of: Findings) -> Correlation:
@@ -334,6 +339,7 @@ def correlation(of: Findings) -> Correlation:
         classes=_groups(of, of.workload_class),
         urls=_groups(of, of.endpoint_url),
         timeslices=list(_slices(of, timed)),
+        timeline=of.timeline,
         clock=_clocks(of.clocks),
         estimate_accuracy=_accuracy(of),
         server_percentiles=ServerTimes(**{name: _percentiles(times) for name, times in of.percentiles.items()}),

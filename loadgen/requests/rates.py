@@ -22,9 +22,11 @@ RAMP_RESIDENCES = 2.0
 # Less of the load than that, behind the ramp, has no rate.
 LEAST_SHARE = 1 / 2
 CLOSED = "a closed loop offers no rate of its own: each request waits for another one to end"
+AT_ONCE = "all requests were sent at one moment"
 FEW = "fewer than two requests were sent"
 NUMBERS = (
     "load_s", "ramp_s", "drain_s", "offered_requests_per_s", "realised_requests_per_s", "served_requests_per_s",
+    "completed_requests_per_s",
 )  # fmt: skip
 
 
@@ -49,6 +51,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     ]
     served_requests_per_s: Annotated[
         float | None, doc("requests that ended ok while the load ran, behind the ramp", "requests/s")
+    ]
+    completed_requests_per_s: Annotated[
+        float | None,
+        doc(
+            "`realised_requests_per_s` times the share of the requests that ended ok, also in the drain: of an "
+            "overloaded system more than it served meanwhile",
+            "requests/s",
+        ),
     ]
     ended_in_load: Annotated[Count, doc("requests that ended, however, before the last was dispatched", "requests")]
     open_at_end: Annotated[Count, doc("requests in flight when the last was dispatched, that one included", "requests")]
@@ -77,10 +87,14 @@ def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:
     known = {
         "drain_s": (drain_s, "no request ended"),
         "offered_requests_per_s": (offered, "all requests were due at one moment" if open_loop else CLOSED),
-        "realised_requests_per_s": (realised, "all requests were sent at one moment"),
+        "realised_requests_per_s": (realised, AT_ONCE),
         "served_requests_per_s": (
             served,
             f"the load lasted {load_s:.1f} s, and its first requests took {ramp_s / RAMP_RESIDENCES:.1f} s",
+        ),
+        "completed_requests_per_s": (
+            None if realised is None else realised * float((log.status[sent] == "ok").mean()),
+            AT_ONCE,
         ),
     }
     return Rates(

@@ -34,10 +34,12 @@ from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
 from exporter.summary.slowest import slowest
+from exporter.summary.timeline import timeline
 from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, take
+from rundir.fields import UNSET
 from rundir.stats import Missing
 from scraper.spans.requests import PROBE
 from scraper.window.window import Window, slice_edges
@@ -141,6 +143,7 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int, *
         records=times.records,
         associations=associations(measured, {"ttft_ms": parts.ttft_s}, run.endpoints),
         tail=tail_shares(parts, measured.submit_ns, waiting if steady else ONLY_GREW),
+        timeline=timeline(measured.submit_ns, parts.ttft_s, run.endpoints, window) if edges else UNSET,
         slowest=slowest(measured, parts, waiting, running, start_ns=window.start_ns),
         evidence=Evidence(
             while_waiting=while_waiting(run.endpoints, window),

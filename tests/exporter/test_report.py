@@ -19,6 +19,7 @@ from exporter.report.conclusion import where_it_went
 from exporter.report.format import Prose, cell, ms, percent
 from exporter.summary.correlation import Correlation
 from exporter.summary.slowest import SlowRequest
+from exporter.summary.timeline import COLUMNS, Timeline
 from loadgen.requests.summary import client_summary
 from loadgen.requests.warmup import parse_warmup, statement
 from rundir.stats import Missing
@@ -269,3 +270,18 @@ def test_the_draft_is_stated_only_where_its_warm_up_was_asked_for():
         methodology=msgspec.structs.replace(plain.methodology, warmup=warmup),
     )
     assert "draft-gaikwad-00: none of the draft's tests. Warm-up: as asked." in as_text(asked)
+
+
+def test_the_run_is_drawn_on_one_axis():
+    """A block a column, the largest value beside it; what is known of no column has no line, and any width is kept."""
+    columns = [None] * COLUMNS
+    ttft_ms, waiting = [*columns[:-2], 50.0, 1604.0], [0.0, 1.0, *columns[2:-1], 5.0]
+    drawn = Timeline(column_s=10.7 / COLUMNS, ttft_ms=ttft_ms, requests_waiting=waiting, requests_running=columns)
+    text = as_text(summaries.summary(msgspec.structs.replace(summaries.correlated(), timeline=drawn)))
+    rows = [line for line in text.splitlines() if line.startswith(("TTFT  ", "waiting", "running", "         0 s"))]
+    assert rows == [
+        f"TTFT     {'':{COLUMNS - 2}}▂█  up to 1,604 ms",
+        f"waiting  ▁▃{'':{COLUMNS - 3}}█  up to 5",
+        f"         0 s{'10.7 s':>{COLUMNS - 3}}  TTFT by when sent",
+    ]
+    assert "up to" not in as_text(summaries.summary(summaries.correlated()))

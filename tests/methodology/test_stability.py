@@ -87,7 +87,7 @@ def test_a_run_too_short_to_tell_says_how_long_it_must_be():
     judgement = verdict([], [], np.arange(0.0, 20.0, 0.2), np.arange(0.0, 20.0, 0.2) + 15.0)
     assert judgement.verdict == "undecided"
     assert judgement.reason == (
-        "the load lasted 19.8 s and its first requests took 15.0 s: it must last at least 4 times as long to tell"
+        "the load lasted 19.8 s and its first requests took 15.0 s; to tell, it must last 4 times what they took"
     )
 
 

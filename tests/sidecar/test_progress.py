@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 from rich.console import Console
 
-from sidecar.progress import Mode, Progress, View, line, mode_for, panel
+from sidecar.progress import Mode, Progress, Terminal, View, line, mode_for, panel
 
 VIEW = View(
     loaded=True,
@@ -154,3 +154,11 @@ def test_a_page_that_falls_silent_is_said_once_and_so_is_its_return(capsys: pyte
         "! http://e/metrics does not answer: connect: Connection refused",
         "! http://e/metrics answers again",
     ] == said
+
+
+def test_what_a_terminal_cannot_write_is_written_in_ascii(monkeypatch: pytest.MonkeyPatch):
+    """A report on one was an error: blocks, rules and signs have lookalikes, any other character a question mark."""
+    written = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(written, encoding="ascii", write_through=True))
+    Terminal().print("▁▂▃▄▅▆▇█ ── ≤ 3 ±1 é ok", soft_wrap=True)
+    assert b"_.:-=+*# -- < 3 ~1 ? ok\n" == written.getvalue()

@@ -9,8 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.report.format import cell, ms, table
+from exporter.report.format import Prose, cell, ms, table
 from exporter.report.load import rate_lines
+from exporter.summary.result import Summary
 from loadgen.requests.delivery import Delivery
 from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
 from rundir.stats import Statistics
@@ -28,8 +29,9 @@ CLIENT_ROWS = (
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def client_section(client: ClientSummary, *, own_load: bool) -> Iterator[RenderableType]:
+def client_section(summary: Summary) -> Iterator[RenderableType]:
     """Yield the tables and the rates; what is missing stands below with its reason, so that it widens no column."""
+    client = summary.client
     shown = client_table(client)
     if not shown.row_count:  # the conclusion says why
         return
@@ -40,7 +42,7 @@ def client_section(client: ClientSummary, *, own_load: bool) -> Iterator[Rendera
             missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
-    yield from (Text(line) for line in rate_lines(client, own_load=own_load))
+    yield from map(Prose, rate_lines(summary))
     yield from _first_tokens(client.delivery)
     yield Text("")
     yield from _classes(client.classes)

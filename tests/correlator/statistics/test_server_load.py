@@ -9,7 +9,7 @@ import pytest
 from engine_series import SECOND, engine, requests
 from series import scraped
 
-from correlator.statistics.server_load import met_at_submission, server_loads, waiting_samples
+from correlator.statistics.server_load import gauge_samples, met_at_submission, most_within, server_loads
 from rundir.stats import Missing
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
@@ -37,11 +37,19 @@ def test_the_queue_of_several_engines_is_their_sum():
     """At the scrapes of the first; unknown where one of them is, and nothing at all without a page."""
     first = engine([1, 2, 3], waiting=[1, 2, 3])
     second = engine([1.5, 2, 2.5], waiting=[10, 20, 30])
-    at_ns, waiting = waiting_samples([first, second])
+    queue = gauge_samples([first, second], "requests_waiting")
 
-    assert (first.at_ns == at_ns).all()
-    assert [None, 22.0, None] == [None if np.isnan(value) else value for value in waiting.tolist()]
-    assert [0, 0] == [len(column) for column in waiting_samples([])]
+    assert (first.at_ns == queue.at_ns).all()
+    assert [None, 22.0, None] == [None if np.isnan(value) else value for value in queue.amount.tolist()]
+    assert 0 == len(gauge_samples([], "requests_waiting").at_ns)
+
+
+def test_the_most_of_a_gauge_between_two_moments_counts_what_it_stood_at():
+    """The scrape before the first moment too; nothing is known before the first scrape and after the last."""
+    queue = gauge_samples([engine([2, 3, 3.4, 6], waiting=[4, 1, 9, 2])], "requests_waiting")
+    edges_ns = np.array([0, 1, 2.5, 3.2, 3.3, 5, 6, 8]) * 1e9
+    most = most_within(queue, edges_ns.astype(np.int64))
+    assert [None, 4.0, 4.0, 1.0, 9.0, 9.0, 2.0] == [None if np.isnan(value) else value for value in most.tolist()]
 
 
 def test_a_gauge_grows_stale():

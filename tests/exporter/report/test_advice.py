@@ -1,4 +1,4 @@
-"""What the report advises, and that it advises nothing without evidence."""
+"""What the report says to do: one line in every case, and no change of the system without evidence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import summaries
 
 from correlator.breakdown import TTFT_PARTS
 from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
-from exporter.report.advice import advice
+from exporter.report.advice import MORE_PREFILL, UNEXPLAINED, advice
 from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Evidence
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
-from loadgen.requests.slo import SloResult
+from loadgen.requests.slo import ObjectiveResult, SloResult
 from scraper.window.quantities import GatewayPage
 from scraper.window.summary import Server
 
@@ -71,6 +71,15 @@ BOUNDED = GatewaySummary(
     name="envoy",
     of_whole_ms=5.0,
 )
+FINE = "nothing, if these times are good enough: no wait stands out; --slo says what is good enough"
+SOURCES = (
+    "name the engine's metrics page (--metrics URL), or have the engine send its spans here (--otlp-listen HOST:PORT), "
+    "to see where the time goes"
+)
+OBJECTIVE = ObjectiveResult(
+    text="ttft_p99<1ms", metric="ttft", statistic="p99", unit="ms", bound=1.0, value=24.0, bound_ms=1.0, value_ms=24.0,
+    count=4, requests=4, failed_requests=0, left_out_requests=0, met=False,
+)  # fmt: skip
 SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to cache
 
 
@@ -161,19 +170,20 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
 
 
 @pytest.mark.parametrize(
-    "summary",
+    ("summary", "action"),
     [
-        made_of("queue"),
-        made_of("queue", waiting=replace(SEATS, scrapes=4)),
-        made_of("queue", waiting=replace(SEATS, at_most_ratio=0.3)),
-        made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.5, kv_cache_max=0.85)),
-        made_of("queue", waiting=replace(SEATS, kv_cache_p50=None, kv_cache_max=None)),
-        made_of("prefill"),
-        made_of("prefill", rho=0.3, **TOKENS),
-        made_of("prefill", **UNCACHED, client=replace(summaries.client(), input_tokens=SHORT)),
-        made_of("network"),
-        made_of("other"),
-        summaries.summary(summaries.uncorrelated("no page")),
+        (made_of("queue"), UNEXPLAINED["queue"]),
+        (made_of("queue", waiting=replace(SEATS, scrapes=4)), UNEXPLAINED["queue"]),
+        (made_of("queue", waiting=replace(SEATS, at_most_ratio=0.3)), UNEXPLAINED["queue"]),
+        (made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.5, kv_cache_max=0.85)), UNEXPLAINED["queue"]),
+        (made_of("queue", waiting=replace(SEATS, kv_cache_p50=None, kv_cache_max=None)), UNEXPLAINED["queue"]),
+        (made_of("prefill"), FINE),
+        (made_of("prefill", rho=0.3, **TOKENS), FINE),
+        (made_of("prefill", **UNCACHED, client=replace(summaries.client(), input_tokens=SHORT)), FINE),
+        (made_of("network"), UNEXPLAINED["network"]),
+        (made_of("other"), UNEXPLAINED["other"]),
+        (made_of("none"), FINE),
+        (summaries.summary(summaries.uncorrelated("no page"), summaries.NO_SERVER), SOURCES),
     ],
     ids=[
         "nothing seen",
@@ -186,11 +196,34 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
         "too short to cache",
         "no round trip",
         "not the API server",
+        "no part is large",
         "no breakdown",
     ],
 )
-def test_there_is_no_advice_without_evidence(summary: Summary):
-    assert [] == list(advice(summary))
+def test_without_evidence_the_action_claims_no_cause(summary: Summary, action: str):
+    """One line all the same: what would tell more, or that nothing stands out."""
+    assert [f"What to do: {action}."] == list(advice(summary))
+
+
+def test_numbers_that_mean_nothing_are_measured_again_first():
+    """Before any change of the system: the load generator was too slow, records are lost, or nothing succeeded."""
+    wanted = made_of("queue", waiting=SEATS)
+    error = wanted.self_check.error_ms
+    off = replace(error, ttft=replace(error.ttft, p99=9.0, limit=1.0))
+    slow = replace(wanted, self_check=replace(wanted.self_check, error_ms=off))
+    damaged = replace(wanted, integrity=replace(wanted.integrity, state="damaged"))
+    failed = summaries.summary(replace(summaries.uncorrelated("no request succeeded"), requests=0))
+    counts = replace(failed.client.requests, ok=0, failed=failed.client.requests.sent)
+    errors = {"HTTP 401": 9, "timeout": 1}
+    failed = replace(failed, client=replace(failed.client, requests=counts, errors=errors))
+    actions = [action for run in (slow, damaged, failed) for action in advice(run)]
+    assert 3 == len(actions)
+    assert "measure again before changing the system" in actions[0]
+    assert "restore the recorded data" in actions[1]
+    assert (
+        "find out why no request succeeded (`sidelight doctor` looks at an endpoint; most often: HTTP 401)"
+        in (actions[2])
+    )
 
 
 def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
@@ -200,9 +233,22 @@ def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
     assert action.endswith("add a replica; or send less than 3.08 requests/s.")
 
 
-def test_there_is_no_advice_where_every_objective_was_met():
-    """What is good enough needs no change."""
+def test_an_overloaded_system_without_evidence_needs_more_capacity_or_less_load():
+    wanted = made_of("prefill")
+    stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
+    assert ["What to do: add a replica; or send less than 3.08 requests/s."] == list(
+        advice(replace(wanted, methodology=replace(wanted.methodology, stability=stability)))
+    )
+
+
+def test_objectives_decide_what_is_good_enough():
+    """What met them needs no change, unless requests piled up; prefill is too long only where one was missed."""
     wanted = made_of("queue", waiting=SEATS)
-    assert 2 == len(list(advice(wanted)))
     met = SloResult(text="ttft_p99<1s", met=True, good_requests=100, undetermined_requests=0, objectives=[])
-    assert [] == list(advice(replace(wanted, client=replace(wanted.client, slo=met))))
+    good = replace(wanted, client=replace(wanted.client, slo=met))
+    assert ["What to do: nothing, every objective was met."] == list(advice(good))
+    stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
+    assert 2 == len(list(advice(replace(good, methodology=replace(good.methodology, stability=stability)))))
+    missed = replace(met, met=False, objectives=[OBJECTIVE])
+    client = replace(wanted.client, slo=missed)
+    assert [f"What to do: {MORE_PREFILL}."] == list(advice(made_of("prefill", client=client)))

@@ -11,6 +11,7 @@ from logs import request_log
 from queues import loaded
 
 from exporter.report import as_text
+from exporter.report.format import cell
 from exporter.report.load import overload, rate_lines, sustained
 from exporter.summary.result import Summary
 from loadgen.requests.summary import HeldBack, client_summary
@@ -93,14 +94,43 @@ def test_each_verdict_has_its_words(verdict: str | None, head: str):
 
 
 def test_throughput_is_called_what_it_is():
-    """Of the whole window, with the drain named; beside it what was offered, sent and served without it."""
-    throughput, load = rate_lines(loaded_run(2.0, seconds=60).client)
+    """What was sent and served while the load lasted, then what counts the drain in, which is named."""
+    load, throughput = rate_lines(asked_for(12.4, loaded_run(2.0, seconds=60)))
+    assert load.startswith("Requests/s in the 59.9 s of load: 12.4 asked for, 12.4 sent, 5.81 served (after a ramp of ")
     assert throughput.startswith("Throughput including 69.1 s of drain: 5.76 requests/s")
-    assert load.startswith("Requests/s in the 59.9 s of load: 12.4 offered, 12.4 sent, ")
-    assert load.endswith(" s")
+
+
+def test_a_short_run_of_a_system_that_served_all_says_so():
+    """Its requests took about as long as the load: none can be counted behind a ramp, and the drain halves the rest."""
+    run = loaded_run(0.5, seconds=8, per_s=1.0)
+    rates = run.client.rates
+    assert rates.served_requests_per_s is None
+    assert rates.completed_requests_per_s == rates.realised_requests_per_s
+    sent = cell(rates.realised_requests_per_s)
+    load, throughput = rate_lines(asked_for(rates.offered_requests_per_s or 0.0, run))
+    assert load == (
+        f"Requests/s in the {cell(rates.load_s)} s of load: {sent} asked for, {sent} sent, {sent} served "
+        f"(the last {cell(rates.drain_s)} s later)"
+    )
+    assert throughput.startswith(f"Throughput including {cell(rates.drain_s)} s of drain: ")
+
+
+def test_arrivals_that_came_to_another_rate_than_was_asked_for_are_named():
+    """As 203 in a minute where four a second were asked for."""
+    run = loaded_run(0.5, seconds=60)
+    offered = run.client.rates.offered_requests_per_s or 0.0
+    assert 2 == len(list(rate_lines(asked_for(1.04 * offered, run))))
+    load, chance, _ = rate_lines(asked_for(1.2 * offered, run))
+    asked = cell(1.2 * offered)
+    assert f"load: {asked} asked for, {cell(offered)} sent" in load
+    assert chance.startswith(f"The arrivals that were drawn at random for {asked} requests/s came to {cell(offered)}: ")
+
+
+def asked_for(rate: float, run: Summary) -> Summary:
+    return msgspec.structs.replace(run, config=run.config | {"rate": rate})
 
 
 def test_a_run_without_rates_has_one_line():
     """Of a single request."""
     client = client_summary(request_log({"dispatch": 0, "submit": 0, "end": 100}))
-    assert 1 == len(list(rate_lines(client)))
+    assert 1 == len(list(rate_lines(msgspec.structs.replace(summaries.summary(summaries.correlated()), client=client))))
