@@ -99,6 +99,7 @@ class EstimateWindow(Generic[Rows]):
         self._batches: deque[_Batch[Rows]] = deque()
         self._given_up: list[Rows] = []
         self._next_ns = 0
+        self._fresh = 0  # that came to wait since the last estimates
 
     @property
     def has_pages(self) -> bool:
@@ -108,12 +109,10 @@ class EstimateWindow(Generic[Rows]):
     @property
     def sizes(self) -> dict[str, int]:
         """Return how many requests are in the window, and how many wait for an estimate or to be given out with it."""
-        outflow = self._outflow.waiting if self._outflow else 0
-        return {"requests": sum(map(len, self._batches)), "waiting": self._unestimated + outflow}
-
-    @property
-    def _unestimated(self) -> int:
-        return sum(int(batch.waits.sum()) for batch in self._batches)
+        waiting = sum(int(batch.waits.sum()) for batch in self._batches)
+        if self._outflow:
+            waiting += self._outflow.waiting
+        return {"requests": sum(map(len, self._batches)), "waiting": waiting}
 
     def scraped(self, scrape: Row | FailureRecord) -> None:
         """Take in one scrape."""
@@ -152,6 +151,7 @@ class EstimateWindow(Generic[Rows]):
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):
             self._batches.append(_Batch(requests=requests, waits=waits, held_ns=now_ns))
+            self._fresh += int(waits.sum())
         excess = self.sizes["requests"] - self._most
         while excess > 0:
             batch = self._batches.popleft()
@@ -168,8 +168,9 @@ class EstimateWindow(Generic[Rows]):
         What cannot be estimated is tried again in a fuller window until `leaving` gives it out.
         """
         due: list[Estimated[Rows]] = []
-        is_full = 2 * self._unestimated > self._most
-        if self._batches and (now_ns >= self._next_ns or is_full or all_of_it):
+        is_half_full = 2 * self._fresh > self._most
+        if self._batches and (now_ns >= self._next_ns or is_half_full or all_of_it):
+            self._fresh = 0
             due += self._outflow.until(_END_NS) if self._outflow else []
             held_s = (now_ns - self._batches[0].held_ns) / 1e9
             step_ns = round(1e9 * min(MOST_STEP_S, max(LEAST_STEP_S, held_s / 3)))

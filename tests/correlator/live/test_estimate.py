@@ -154,6 +154,13 @@ def test_the_window_is_bounded(traffic: Traffic):
     assert (161, {"not_estimated"}) == (len(reasons), set(reasons))
 
 
+def test_a_window_that_is_half_full_is_estimated_before_requests_have_to_make_room(traffic: Traffic):
+    """At more requests a second than it can hold between two of its steps, each is estimated all the same."""
+    by_place = watched(traffic, EstimateWindow(most=40), TraceWindow())
+    assert 161 == len(by_place)
+    assert {"histogram"} == {str(ended.parts.source[0]) for ended in by_place.values()}
+
+
 def test_without_pages_no_request_waits_for_an_estimate(traffic: Traffic):
     """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
     never, no_more = EstimateWindow(), EstimateWindow()
