@@ -1,56 +1,71 @@
-"""What a panel and a row are, and the PromQL they are made of; `rows` holds them, `generate` writes JSON.
+"""What a dashboard, a row and a panel are, and the PromQL that they are made of; `shapes` and `generate` write JSON.
 
-Rules kept throughout: `sum by (le)` before a quantile, `max` for usage, `> 0` on denominators (no traffic is no data,
-not NaN), `$__rate_interval` for rates over time, and `$__range` for tiles that answer for the whole range shown.
-Means come from sum and count and are exact; quantiles are interpolated inside a bucket.
+Rules kept throughout: quantiles of a run come from gauges, which are exact (the client's) or have an interval (the
+engine's); buckets only serve lines of the last seconds, and `watch`, whose requests are not kept. `> 0` stands on
+denominators (no traffic is no data, not NaN), `$__rate_interval` in rates over time, and `$__range` in tiles and
+tables, which are of the whole range shown. Means come from sum and count and are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-SIDECAR = 'instance=~"$instance"'
-ENGINE = 'instance=~"$instance", endpoint=~"$endpoint"'
+from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, SCHEDULER_INTAKE, TTFT_PARTS
 
-# A series of this name has this colour in every panel: blue is the client's clock, orange the engine's.
-COLOURS = {
-    "client p50": "light-blue",
-    "client p99": "dark-blue",
-    "client mean": "blue",
-    "client": "blue",
-    "engine p99": "dark-orange",
-    "engine mean": "orange",
-    "engine": "orange",
+Kind = Literal["tile", "lines", "stack", "heatmap", "table", "bars"]
+Steps = tuple[tuple[float | None, str], ...]
+
+# What people read for a part, in every panel, and its colour there; a part that a dashboard shows has one.
+NAMES = {part.name: part.label for part in (*E2E_PARTS, ENGINE_FRONTEND, SCHEDULER_INTAKE)} | {NETWORK: OUTSIDE_ENGINE}
+PART_COLOURS = {
+    NETWORK: "blue",
+    "gateway": "light-blue",
     "queue": "purple",
     "prefill": "yellow",
-    "network": "blue",
-    "gateway": "light-blue",
-    "engine_frontend": "orange",
-    "scheduler_intake": "dark-orange",
     "decode": "green",
     "other": "#8e8e8e",
-    "waiting": "purple",
-    "running": "orange",
-    "in flight, client": "blue",
+    ENGINE_FRONTEND.name: "orange",
+    SCHEDULER_INTAKE.name: "dark-orange",
 }
-
-# What people read for a series where its label's value would mislead: proxies without spans are in that part too.
-DISPLAYED = {"network": "outside the engine, no known gateway"}
-
-Kind = Literal["tile", "lines", "stack", "heatmap"]
+# A series of this name has this colour in every panel: blue is the client's clock, orange the engine's.
+COLOURS = {NAMES[part]: colour for part, colour in PART_COLOURS.items()} | {
+    "client": "blue",
+    "client p50": "light-blue",
+    "client p90": "blue",
+    "client p99": "dark-blue",
+    "engine": "orange",
+    "engine p50": "light-orange",
+    "engine p99": "dark-orange",
+    "in flight, client": "blue",
+    "running": "orange",
+    "waiting": "purple",
+    "offered": "#8e8e8e",
+    "sent": "light-blue",
+    "ended": "blue",
+    "met every objective": "green",
+    "spans": "green",
+    "estimate": "yellow",
+    "none": "red",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One panel.
 
-    queries      the name of each series and its PromQL
+    queries      the name of each series, or column, and its PromQL
     description  what to conclude from it
     steps        thresholds as (from, colour), base first
-    instant      asks only for the end of the range
+    shows        what a tile writes: the value, the name of its series, or both
+    words        texts that stand for a tile's values
+    units        of a table's columns that have another one than the panel
+    coloured     thresholds of a table's columns
+    verdicts     the columns of a table that are 1 for yes and 0 for no
+    exemplars    whether single requests are marked, with a link to their traces
+    link         title and URL that a click on a value offers
     """
 
     kind: Kind
@@ -61,39 +76,96 @@ class Panel:
     width: int = 12
     height: int = 8
     highest: float | None = None
-    steps: tuple[tuple[float | None, str], ...] = ((None, "text"),)
-    instant: bool = False
-    shows_name: bool = False
+    steps: Steps = ((None, "text"),)
+    shows: Literal["value", "name", "value_and_name"] = "value"
+    words: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+    coloured: Mapping[str, Steps] = field(default_factory=dict)
+    verdicts: tuple[str, ...] = ()
+    exemplars: bool = False
+    link: tuple[str, str] | None = None
     empty: str = "no data"
+
+    @property
+    def instant(self) -> bool:
+        """Whether it is asked for once, at the end of the range."""
+        return self.kind in {"tile", "table", "bars"}
 
 
 tile = partial(Panel, "tile", width=4, height=4)
 lines = partial(Panel, "lines")
 stack = partial(Panel, "stack")
+table = partial(Panel, "table", width=24)
+bars = partial(Panel, "bars")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled row of panels; widths add up to 24 a line."""
+    """A titled row of panels, whose widths add up to 24 a line; collapsed where most runs have nothing to show."""
 
     title: str
     panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What a user picks, of the values of a label; `newest_first` sorts run ids, which begin with their date."""
+
+    name: str
+    label: str
+    query: str
+    several: bool = True
+    newest_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A dashboard; `phases` are the series whose label `phase` is marked over all panels."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...]
+    phases: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The labels of the series that a dashboard is about: of a sidecar, and of the engines that it scrapes."""
+
+    client: str
+
+    @property
+    def engine(self) -> str:
+        return f'{self.client}, endpoint=~"$endpoint"'
 
 
 def quantile(q: float, metric: str, labels: str, window: str = "$__rate_interval") -> str:
-    """Return the PromQL of a quantile over all label sets."""
+    """Return the PromQL of a quantile of the requests of a window, from buckets."""
     return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{labels}}}[{window}])))"
 
 
-def exact_quantile(q: float, of: str, labels: str) -> str:
-    """Return the PromQL of the client's exact quantile, the last in the range; of a watch, that of its buckets."""
-    exact = f'max (last_over_time(sidelight_client_quantile_seconds{{{labels}, of="{of}", quantile="{q}"}}[$__range]))'
-    return f"{exact} or {quantile(q, f'sidelight_client_{of}_seconds', labels, '$__range')}"
+def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.9, 0.99)) -> dict[str, str]:
+    """Return the PromQL of each quantile, named after the side and the percentile ("client p99")."""
+    return {f"{side} p{q * 100:g}".strip(): quantile(q, metric, labels) for q in qs}
 
 
-def seen(info: str, labels: str, by: str) -> str:
-    """Return the PromQL of what an info metric stated anywhere in the range shown."""
-    return f"group by ({by}) (last_over_time({info}{{{labels}}}[$__range]))"
+def last(series: str, labels: str, by: str = "", fold: str = "max") -> str:
+    """Return the PromQL of the last value in the range shown, also of a run that ended long before its end."""
+    return f"{fold}{f' by ({by})' if by else ''} (last_over_time({series}{{{labels}}}[$__range]))"
+
+
+def client_quantile(of: str, q: float, labels: str, by: str = "") -> str:
+    """Return the PromQL of a quantile of a run, exact, as its report has it."""
+    return last("sidelight_client_quantile_seconds", f'{labels}, of="{of}", quantile="{q}"', by)
+
+
+def engine_quantile(of: str, q: float, labels: str, bound: str = "estimate") -> str:
+    """Return the PromQL of a quantile by the engine's page so far; of several engines, the highest."""
+    of_quantile = f'{labels}, of="{of}", quantile="{q}", bound="{bound}"'
+    return f"max (sidelight_engine_quantile_seconds{{{of_quantile}}})"
 
 
 def mean(metric: str, labels: str) -> str:
@@ -101,9 +173,9 @@ def mean(metric: str, labels: str) -> str:
     return f"{total(f'{metric}_sum', labels)} / ({total(f'{metric}_count', labels)} > 0)"
 
 
-def total(counter: str, labels: str, by: str = "") -> str:
+def total(counter: str, labels: str, by: str = "", window: str = "$__rate_interval") -> str:
     """Return the PromQL of a rate per second, added up over what `by` does not name."""
-    return f"sum{f' by ({by})' if by else ''} (rate({counter}{{{labels}}}[$__rate_interval]))"
+    return f"sum{f' by ({by})' if by else ''} (rate({counter}{{{labels}}}[{window}]))"
 
 
 def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_interval") -> str:
@@ -111,22 +183,26 @@ def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_int
     return f"sum{f' by ({by})' if by else ''} (increase({counter}{{{labels}}}[{window}]))"
 
 
-def share(counter: str, of: str, pending: str = "") -> str:
-    """Return the PromQL of the share that series with further labels have of a counter, over the range shown, and of
-    what the gauge `pending` says is still to be counted.
-    """
-    part = increase(counter, f"{SIDECAR}, {of}", window="$__range")
-    whole = increase(counter, SIDECAR, window="$__range")
-    if pending:
-        whole = f"({whole} + (max ({pending}{{{SIDECAR}}}) or vector(0)))"
+def share(part: str, whole: str) -> str:
+    """Return the PromQL of a share: zero where there is no part yet, nothing where there is no whole."""
     return f"({part} or vector(0)) / ({whole} > 0)"
 
 
-def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5, 0.99)) -> dict[str, str]:
-    """Return the PromQL of each quantile, named after the side and the percentile ("client p99")."""
-    return {f"{side} p{q * 100:g}".strip(): quantile(q, metric, labels) for q in qs}
-
-
 def heatmap(title: str, metric: str, labels: str, description: str) -> Panel:
-    """Return a panel of how a histogram's observations are spread over time."""
-    return Panel("heatmap", title, {"{{le}}": increase(f"{metric}_bucket", labels, by="le")}, description)
+    """Return a panel of how a histogram's observations are spread over time, with single requests marked."""
+    buckets = {"{{le}}": increase(f"{metric}_bucket", labels, by="le")}
+    return Panel("heatmap", title, buckets, description, exemplars=True)
+
+
+def of_parts(metric: str, labels: str, parts: tuple[str, ...], window: str = "$__rate_interval") -> dict[str, str]:
+    """Return the PromQL of each part's mean over the requests that are broken down, by what people read for it.
+
+    Every such request has an observation of the part `other`, of others only where they are known.
+    """
+    counted = total(f"{metric}_count", f'{labels}, part="other"', window=window)
+    sums = {part: total(f"{metric}_sum", f'{labels}, part="{part}"', window=window) for part in parts}
+    return {NAMES[part]: f"{sums[part]} / ({counted} > 0)" for part in parts}
+
+
+TTFT_NAMES = tuple(part.name for part in TTFT_PARTS)
+E2E_NAMES = tuple(part.name for part in E2E_PARTS)

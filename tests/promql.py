@@ -1,15 +1,14 @@
-"""Ask a Prometheus what the dashboard's panels would show.
+"""Ask a Prometheus what the dashboards' panels would show, as Grafana does.
 
-Loaded by path (tests are files, not packages), also by the end-to-end test of a whole demo:
-
-    async with prometheus(scraping=["127.0.0.1:9464"], directory=tmp_path) as base_url:
-        ... the run goes on ...
-        assert {} == await empty_queries(base_url, json.loads(DASHBOARD.read_text()), deadline_s=10)
+async with prometheus(scraping=["127.0.0.1:9464"], directory=tmp_path) as base_url:
+    ... the run goes on ...
+    assert {} == await empty_queries(base_url, board("run"), deadline_s=10)
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import shutil
@@ -23,11 +22,20 @@ from typing import Any
 import aiohttp
 from waiting import BOUND_S
 
-DASHBOARD = Path(__file__).parents[1] / "dashboards" / "grafana" / "sidelight.json"
+BOARDS = Path(__file__).parents[1] / "dashboards" / "grafana"
+NAMES = ("run", "compare", "watch")
 PROMETHEUS = shutil.which("prometheus")
 # What Prometheus logs once it has the port that the system gave it.
 LISTENING = re.compile(r'Listening on" address=(\S+)')
-VARIABLES = {"instance": ".*", "endpoint": ".*", "__rate_interval": "5s", "__range": "60s", "__interval": "1s"}
+# "All" of each, and what Grafana makes of a range of a minute.
+VARIABLES = {
+    **dict.fromkeys(("instance", "endpoint", "model"), ".*"),
+    "run": "run-1",
+    "base": "run-1",
+    "__rate_interval": "5s",
+    "__range": "60s",
+    "__interval": "1s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +55,24 @@ class Exemplar:
     value: float
 
 
+def board(name: str) -> dict[str, Any]:
+    """Return the dashboard `run`, `compare` or `watch`."""
+    loaded: dict[str, Any] = json.loads((BOARDS / f"sidelight-{name}.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard, also those in collapsed rows."""
+    inner = [panel for row in dashboard["panels"] for panel in (row, *row.get("panels", ()))]
+    return [panel for panel in inner if panel.get("type") != "row"]
+
+
 def panel_queries(dashboard: dict[str, Any]) -> tuple[PanelQuery, ...]:
     """Return every query of every panel, of panels inside collapsed rows too, and those of the annotations."""
-    panels = [inner for panel in dashboard["panels"] for inner in (panel, *panel.get("panels", ()))]
     queries = [
         PanelQuery(where=f"{panel['title']} / {target['refId']}", expr=target["expr"])
-        for panel in panels
-        for target in panel.get("targets", ())
+        for panel in panels(dashboard)
+        for target in panel["targets"]
     ]
     annotations = dashboard.get("annotations", {}).get("list", ())
     queries += [

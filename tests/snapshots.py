@@ -22,6 +22,7 @@ from exporter.prometheus.snapshot import (
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.slo import SloResult, SloTally, parse_slo
 from scraper.spans.log import Counts
+from sidecar.live.tally import RATES
 
 PARTS_S = {"network": 0.01, "gateway": 0.004, "queue": 0.12, "prefill": 0.05, "other": 0.05}
 ENDPOINT = "http://127.0.0.1:8000/metrics"
@@ -47,6 +48,8 @@ def snapshot(step: int) -> Snapshot:
         version="0.1.0",
         run_id="run-1",
         phase="measure",
+        about={"model": "sim-llama", "workload": "synthetic-uniform", "engine": "vllm", "version": "0.32.0"},
+        verdicts={"load": True, "generator": True},
         client=ClientCounts(
             requests={"ok": 5 * step, "failed": step, "refused": 0, "cancelled": 0},
             scheduled=7 * step,
@@ -61,6 +64,7 @@ def snapshot(step: int) -> Snapshot:
             quantiles={("ttft", "0.5"): 0.2, ("ttft", "0.99"): 0.2},
             good=4 * step,
             slo=slo(step),
+            rates=dict.fromkeys(RATES, 5.0),
         ),
         generator=GeneratorCounts(
             schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),

@@ -21,16 +21,16 @@ PROMTOOL = shutil.which("promtool")
 DEADLINE_S = 60.0
 
 
-DASHBOARD: dict[str, Any] = json.loads(promql.DASHBOARD.read_text(encoding="utf-8"))
-# What a run of vLLM without a gateway has not: a resident sidecar's counts, a gateway's part, and SGLang's own.
+DASHBOARD = promql.board("run")
+# What a run of vLLM without a gateway or objectives has not: a gateway's part and page, and SGLang's own.
 ABSENT = re.compile(
-    r'sidelight_(receiver|window|watch|breakdown_missing|health_probes|broken_traces|whole_traces)_|part="(gateway|scheduler_intake)"'
+    r'sidelight_(slo|gateway_(?!requests_total)|client_requests_good)|part="(gateway|scheduler_intake)"'
 )
 
 
 def of_a_run(panel: dict[str, Any]) -> dict[str, Any]:
     """Return a panel with the queries alone that a run has data for."""
-    queries = [query for query in panel.get("targets", ()) if not ABSENT.search(query["expr"])]
+    queries = [query for query in panel["targets"] if not ABSENT.search(query["expr"])]
     return {**panel, "targets": queries}
 
 
@@ -81,7 +81,12 @@ async def test_prometheus_scrapes_a_demo_and_every_panel_has_data(tmp_path: Path
         try:
             page = await page_of_a_run(f"http://{address}/metrics", demo)
             assert (0, "") == await check_metrics(page)
-            asked = {**DASHBOARD, "panels": [of_a_run(panel) for panel in DASHBOARD["panels"]]}
+            (run_id,) = set(re.findall(rb'run_id="([^"]+)"', page))
+            asked = json.loads(
+                json.dumps({"panels": [of_a_run(panel) for panel in promql.panels(DASHBOARD)]}).replace(
+                    "$run", run_id.decode()
+                )
+            )
             assert {} == await promql.empty_queries(base_url, asked, deadline_s=BOUND_S)
             said, complained = await asyncio.wait_for(ending, DEADLINE_S)
         finally:

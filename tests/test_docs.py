@@ -110,7 +110,7 @@ def test_the_example_gateway_states_its_first_chunk():
 
 
 def test_the_example_job_and_services_have_valid_commands():
-    """What the job for a hosted runner and the compose file start has options that exist."""
+    """What the job for a hosted runner and the compose files start has options that exist."""
     known = options()
     job = yaml.safe_load(text("examples/ci.yaml"))["jobs"]["ttft"]
     lines = [step["run"] for step in job["steps"] if "sidelight run" in step.get("run", "")]
@@ -118,9 +118,11 @@ def test_the_example_job_and_services_have_valid_commands():
     assert set(re.findall(r"--[a-z-]+", " ".join(lines))) <= known["run"]
     (shown, _) = re.findall(r"```yaml\n(.+?)```", text("docs/how-to/gate-in-ci.md"), re.DOTALL)
     assert [step for step in yaml.safe_load(shown) if step not in job["steps"]] == []
-    services = yaml.safe_load(text("examples/compose-watch.yaml"))["services"]
-    command, *arguments = services["sidelight"]["command"]
-    assert {word for word in arguments if word.startswith("--")} <= known[command]
+    watched = yaml.safe_load(text("examples/compose-watch.yaml"))["services"]
+    composed = yaml.safe_load(text("dashboards/compose.yaml"))["services"]
+    for service in (watched["sidelight"], composed["sidelight"], composed["watch"]):
+        command, *arguments = service["command"]
+        assert {word for word in arguments if word.startswith("--")} <= known[command]
 
 
 def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

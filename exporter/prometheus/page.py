@@ -168,6 +168,8 @@ def _about(snapshot: Snapshot) -> Iterator[Metric]:
         "The run this page is about, and its phase.",
         {**snapshot.about, "run_id": snapshot.run_id, "phase": snapshot.phase},
     )
+    what = "Of a run that has ended: whether its load was sustained, and its generator can be trusted; 1 or 0."
+    yield _series(GaugeMetricFamily, "sidelight_run_verdict", what, ("of",), snapshot.verdicts)
 
 
 def _client(client: ClientCounts | None) -> Iterator[Metric]:
@@ -200,6 +202,8 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     for (of, quantile), value_s in client.quantiles.items():
         quantiles.add_sample(quantiles.name, {"of": of, "quantile": quantile}, value_s)
     yield quantiles
+    what = "Per second of the measured phase so far; at the end as the report has it: the drain counts for what ended."
+    yield _series(GaugeMetricFamily, "sidelight_client_rate_per_second", what, ("of",), client.rates)
 
 
 def _slo(client: ClientCounts | None) -> Iterator[Metric]:

@@ -71,7 +71,7 @@ class ClientCounts:
     ended that way: Prometheus cannot see the first increase of a series that begins above zero. `scheduled` are those
     whose time has come (of an open loop), `submitted` those that were sent. `quantiles` are exact, in s, by what they
     are of and which. With --slo, `good` requests met every objective of a latency, and `slo` says how each objective
-    stands, which may be some seconds old.
+    stands, which may be some seconds old. `rates` are per second, by what is counted.
     """
 
     requests: Mapping[str, int]
@@ -87,6 +87,7 @@ class ClientCounts:
     quantiles: Mapping[tuple[str, str], float] = field(default_factory=dict)
     good: int | None = None
     slo: SloResult | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +192,9 @@ class WatchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything the page shows, at one moment. `about` says what is measured; `labels` are those of every series."""
+    """Everything the page shows, at one moment. `about` says what is measured; `labels` are those of every series;
+    `verdicts` are those of a run that has ended, by what is judged.
+    """
 
     version: str
     run_id: str
@@ -202,6 +205,7 @@ class Snapshot:
     parts: PartCounts | None = None
     watch: WatchCounts | None = None
     about: Mapping[str, str] = field(default_factory=dict)
+    verdicts: Mapping[str, bool] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ from exporter.summary.result import Summary
 from rundir.columns import take
 from sidecar.directory import Run
 from sidecar.live.quantiles import histograms_of, stated
-from sidecar.live.tally import Tally
+from sidecar.live.tally import Tally, reported_rates
 
 INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
@@ -38,7 +38,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         scheduled=run.scheduled_by("measure", int(log.end_ns.max(initial=0))),
         slo=slo,
     )
-    client = replace(client, good=None if slo is None else slo.good_requests)
+    client = replace(client, good=None if slo is None else slo.good_requests, rates=reported_rates(summary.client))
     generator = replace(
         latest.generator or GeneratorCounts(),
         schedule_lateness=tally.lateness,
@@ -51,7 +51,22 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         replace(engine, quantiles=stated(histograms_of(pages[engine.endpoint]))) if engine.endpoint in pages else engine
         for engine in latest.engines
     )
-    return replace(latest, phase="done", client=client, generator=generator, parts=counts, engines=engines)
+    return replace(
+        latest,
+        phase="done",
+        client=client,
+        generator=generator,
+        parts=counts,
+        engines=engines,
+        verdicts=verdicts(summary),
+    )
+
+
+def verdicts(summary: Summary) -> dict[str, bool]:
+    """Return what the report judges of a run; what it cannot decide is left out."""
+    load, trusted = summary.methodology.stability.verdict, summary.self_check.trusted
+    judged = {"load": load == "stable" if load in {"stable", "growing"} else None, "generator": trusted}
+    return {of: verdict for of, verdict in judged.items() if verdict is not None}
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

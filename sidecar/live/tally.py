@@ -6,8 +6,10 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import asdict
 
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -25,11 +27,24 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
 from rundir.stats import Missing
 
+if TYPE_CHECKING:
+    from loadgen.requests.summary import ClientSummary
+
 STATUSES = ("ok", "failed", "refused", "cancelled")
 QUANTILES = ("0.5", "0.9", "0.95", "0.99")
 LATENESS_QUANTILES = ("0.5", "0.99")
 LATENCIES = ("ttft", "time_per_output_token", "e2e_latency")
 LATENESS = "schedule_lateness"
+# What is counted of rates on the page, by the report's names.
+RATES = {
+    "offered": "offered_requests_per_s",
+    "sent": "realised_requests_per_s",
+    "served": "served_requests_per_s",
+    "requests": "requests_per_s",
+    "goodput": "goodput_requests_per_s",
+    "input_tokens": "input_tokens_per_s",
+    "output_tokens": "output_tokens_per_s",
+}
 
 
 @dataclass(slots=True)
@@ -155,3 +170,22 @@ class Tally:
             time_per_output_token=self.tpot,
             e2e=self.e2e,
         )
+
+
+def rates_so_far(counts: ClientCounts, elapsed_s: float, load_s: float) -> dict[str, float]:
+    """Return the rates of a measured phase so far, whose load has lasted `load_s` of them."""
+    amounts = {
+        "offered": (counts.scheduled, load_s),
+        "sent": (counts.submitted, load_s),
+        "requests": (counts.requests["ok"], elapsed_s),
+        "goodput": (counts.good, elapsed_s),
+        "input_tokens": (counts.input_tokens, elapsed_s),
+        "output_tokens": (counts.output_tokens, elapsed_s),
+    }
+    return {of: amount / over_s for of, (amount, over_s) in amounts.items() if amount is not None and over_s > 0}
+
+
+def reported_rates(client: ClientSummary) -> dict[str, float]:
+    """Return the rates that the report states."""
+    stated = {**asdict(client.throughput), **asdict(client.rates)}
+    return {of: stated[name] for of, name in RATES.items() if stated[name] is not None}

@@ -27,7 +27,7 @@ from sidecar import VERSION
 from sidecar.directory import News, RunLogs
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
-from sidecar.live.tally import QUANTILES, Tally
+from sidecar.live.tally import QUANTILES, Tally, rates_so_far
 from sidecar.progress import View
 
 if TYPE_CHECKING:
@@ -158,16 +158,18 @@ class LiveRun:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         quantiles = self._quantiles.latest if self._quantiles else {}
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
+        elapsed_s = self._measured_s()
+        client = tally.client_counts(
+            in_flight=self._in_flight,
+            scheduled=self._scheduled("measure"),
+            submitted=self._submitted("measure"),
+            slo=self.slo(),
+        )
         return Snapshot(
             version=VERSION,
             run_id=self._run_id,
             phase=self._phase,
-            client=tally.client_counts(
-                in_flight=self._in_flight,
-                scheduled=self._scheduled("measure"),
-                submitted=self._submitted("measure"),
-                slo=self.slo(),
-            ),
+            client=replace(client, rates=rates_so_far(client, elapsed_s, min(elapsed_s, self._planned_s or elapsed_s))),
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness,
                 lateness_quantiles_s=tally.lateness_quantiles_s(),
@@ -187,12 +189,15 @@ class LiveRun:
         """Return how the objectives stood some seconds ago, of the measured phase; None without any."""
         began_s = time.monotonic()
         if began_s >= self._slo_due_s:
-            start_ns = self._starts_ns.get("measure", self._phase_ns)
-            elapsed_s = (self._clock.now_ns() - start_ns) / 1e9
-            self._slo = self._tallies["measure"].slo_result(elapsed_s)
+            self._slo = self._tallies["measure"].slo_result(self._measured_s())
             ended_s = time.monotonic()
             self._slo_due_s = ended_s + max(SLO_EVERY_S, (ended_s - began_s) / SLO_SHARE)
         return self._slo
+
+    def _measured_s(self) -> float:
+        """Return for how long the measured phase has been going on, 0 before."""
+        start_ns = self._starts_ns.get("measure")
+        return 0.0 if start_ns is None else (self._clock.now_ns() - start_ns) / 1e9
 
     @property
     def _in_flight(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,8 @@ from scraper.series.table import EndpointSeries
 from sidecar import VERSION
 from sidecar.directory import Run
 from sidecar.live.engine import EngineView, known_of
-from sidecar.live.tally import Tally
+from sidecar.live.final import verdicts
+from sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidecar.options.load import tags_of
 from sidecar.progress import Progress
 
@@ -45,6 +46,7 @@ def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Sna
     tally = Tally(slo=None if slo is None else parse_slo(slo.text))
     counts, done = nothing_counted(), 0
     run_id = str(run.manifest["run_id"])
+    about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
     for at_ns in _moments(run):
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
@@ -61,6 +63,8 @@ def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Sna
                 run_id=run_id,
                 labels=labels,
                 phase=begun[-1] if begun else "start",
+                about=about,
+                verdicts=judged if done == len(order) else {},
                 client=_client(run, summary, log, tally, at_ns),
                 generator=GeneratorCounts(
                     schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
@@ -83,18 +87,34 @@ def _moments(run: Run) -> Iterator[int]:
     yield last_ns
 
 
+def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
+    """Return what the live page said of the run."""
+    config, target = run.manifest["config"], run.manifest.get("target") or {}
+    urls = config.get("url") or [""]
+    known = (view.known.engine for view in engines if view.known.engine)
+    engine = next(({"engine": engine.name, "version": engine.version or ""} for engine in known), {})
+    stated = {"model": target.get("model"), "workload": config.get("workload"), "url": urls[0]}
+    return {**{name: str(value or "") for name, value in stated.items()}, **engine}
+
+
 def _client(run: Run, summary: Summary, log: RequestLog, tally: Tally, at_ns: int) -> ClientCounts:
     """Return what the client had seen by a moment; objectives are the report's once all has ended."""
     submitted = int(np.count_nonzero((log.submit_ns >= 0) & (log.submit_ns <= at_ns)))
     ended = sum(tally.statuses.values())
     window, slo = summary.window, summary.client.slo
-    if at_ns < window.end_ns or ended < np.count_nonzero(log.end_ns >= 0):
+    has_ended = at_ns >= window.end_ns and ended == np.count_nonzero(log.end_ns >= 0)
+    if not has_ended:
         slo = tally.slo_result((at_ns - window.start_ns) / 1e9)
-    return tally.client_counts(
+    client = tally.client_counts(
         in_flight=max(0, submitted - ended),
         scheduled=run.scheduled_by("measure", at_ns),
         submitted=submitted,
         slo=slo,
+    )
+    elapsed_s = max(0.0, (at_ns - window.start_ns) / 1e9)
+    load_s = min(elapsed_s, summary.client.rates.load_s or elapsed_s)
+    return replace(
+        client, rates=reported_rates(summary.client) if has_ended else rates_so_far(client, elapsed_s, load_s)
     )
 
 

@@ -42,21 +42,29 @@ def promtool(*arguments: str) -> str:
     return done.stdout
 
 
-def test_compose_brings_up_the_four() -> None:
-    """An engine (real or simulated, one profile each), the sidecar, Prometheus and Grafana."""
-    assert set(SERVICES) == {"vllm", "simulator", "sidelight", "prometheus", "grafana"}
-    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
-        "vllm": ["vllm"],
-        "simulator": ["simulator"],
+def test_each_profile_brings_up_a_whole() -> None:
+    """An engine (real or simulated), the sidecar (a run or a watch), Prometheus, Tempo and Grafana."""
+    always = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert always == {"prometheus", "tempo", "grafana"}
+    profiles = {
+        profile: {name for name, service in SERVICES.items() if profile in service.get("profiles", ())}
+        for profile in ("vllm", "simulator", "watch", "watch-simulator")
     }
+    assert profiles == {
+        "vllm": {"vllm", "sidelight"},
+        "simulator": {"simulator", "sidelight"},
+        "watch": {"vllm", "watch"},
+        "watch-simulator": {"simulator", "watch"},
+    }
+    assert SERVICES["watch"]["networks"]["default"]["aliases"] == ["sidelight"]
     assert "COMPOSE_PROFILES=vllm" in (DASHBOARDS / ".env").read_text().splitlines()
 
 
 def test_either_engine_answers_to_the_same_name() -> None:
     """The sidecar and Prometheus need not know which engine it is."""
     assert {SERVICES[name]["networks"]["default"]["aliases"][0] for name in ("vllm", "simulator")} == {"engine"}
-    assert SERVICES["simulator"]["command"] == ["simulate", "--host", "0.0.0.0", "--port", "8000"]
-    assert set(SERVICES["sidelight"]["depends_on"]) == {"vllm", "simulator", "prometheus"}
+    assert SERVICES["simulator"]["command"][:5] == ["simulate", "--host", "0.0.0.0", "--port", "8000"]
+    assert set(SERVICES["sidelight"]["depends_on"]) == {"vllm", "simulator", "prometheus", "tempo"}
     assert all(not SERVICES["sidelight"]["depends_on"][name]["required"] for name in ("vllm", "simulator"))
 
 
@@ -68,6 +76,24 @@ def test_the_sidecar_serves_what_prometheus_scrapes() -> None:
     jobs = {job["job_name"]: job for job in read("prometheus/prometheus.yml")["scrape_configs"]}
     assert jobs["sidelight"]["static_configs"] == [{"targets": ["sidelight:9464"]}]
     assert jobs["engine"]["static_configs"] == [{"targets": ["engine:8000"]}]
+
+
+def test_spans_go_from_the_engine_through_the_sidecar_to_tempo() -> None:
+    """The engine traces, the sidecar listens and passes on, Tempo takes it, and an exemplar leads there."""
+    for name, option in (("vllm", "--otlp-traces-endpoint"), ("simulator", "--otlp-endpoint")):
+        command = SERVICES[name]["command"]
+        assert command[command.index(option) + 1] == "http://sidelight:4317"
+    for name in ("sidelight", "watch"):
+        command = SERVICES[name]["command"]
+        assert command[command.index("--otlp-listen") + 1] == "0.0.0.0:4317"
+        assert command[command.index("--otlp-forward") + 1] == "http://tempo:4317"
+    protocols = read("tempo/tempo.yaml")["distributor"]["receivers"]["otlp"]["protocols"]
+    assert protocols["grpc"]["endpoint"] == "0.0.0.0:4317"  # by default Tempo listens on loopback alone
+    assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
+    prometheus, tempo = read("provisioning/datasources/prometheus.yaml")["datasources"]
+    (destination,) = prometheus["jsonData"]["exemplarTraceIdDestinations"]
+    assert (destination["name"], destination["datasourceUid"]) == ("trace_id", tempo["uid"])
+    assert tempo["url"] == f"http://tempo:{read('tempo/tempo.yaml')['server']['http_listen_port']}"
 
 
 def test_every_command_is_text() -> None:
@@ -98,7 +124,7 @@ def test_ports_are_published_on_loopback_once() -> None:
     """Nothing is open to the network by default, and no two services want one port."""
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert sorted(port.split(":")[1] for port in ports) == ["3000", "9090", "9464"]
+    assert sorted({port.split(":")[1] for port in ports}) == ["3000", "4317", "4318", "8000", "9090", "9464"]
 
 
 def test_images_have_a_tag_and_no_registry_host() -> None:
@@ -117,16 +143,16 @@ def test_grafana_finds_data_source_and_dashboard() -> None:
     assert inside["/etc/grafana/provisioning"] == "./provisioning"
     (provider,) = read("provisioning/dashboards/sidelight.yaml")["providers"]
     folder = DASHBOARDS / inside[provider["options"]["path"]]
-    assert [path.name for path in folder.glob("*.json")] == ["sidelight.json"]
+    assert len(list(folder.glob("*.json"))) == 3
     home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert (folder / home.name).is_file()
-    (source,) = read("provisioning/datasources/prometheus.yaml")["datasources"]
+    source, _ = read("provisioning/datasources/prometheus.yaml")["datasources"]
     assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
 
 
 def test_grafana_knows_the_scrape_interval() -> None:
     """$__rate_interval is made from it: were it smaller than the real one, every rate would be empty."""
-    (source,) = read("provisioning/datasources/prometheus.yaml")["datasources"]
+    source, _ = read("provisioning/datasources/prometheus.yaml")["datasources"]
     interval = read("prometheus/prometheus.yml")["global"]["scrape_interval"]
     assert source["jsonData"]["timeInterval"] == interval
 

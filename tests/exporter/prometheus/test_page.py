@@ -63,7 +63,9 @@ def bare(**parts: object) -> Snapshot:
 
 CONTRACT = {
     "sidelight_build_info": {"version"},
-    "sidelight_run_info": {"run_id", "phase"},
+    "sidelight_run_info": {"run_id", "phase", "model", "workload", "engine", "version"},
+    "sidelight_run_verdict": {"of"},
+    "sidelight_client_rate_per_second": {"of"},
     "sidelight_client_requests_total": {"status"},
     "sidelight_client_requests_scheduled_total": set(),
     "sidelight_client_requests_submitted_total": set(),

@@ -134,3 +134,18 @@ async def test_a_page_that_was_never_scraped_is_not_kept():
     await asyncio.sleep(0)
     waiting.cancel()
     assert not await waiting
+
+
+def test_rates_and_verdicts_end_as_the_report_has_them(tmp_path: Path):
+    """Tiles show the throughput and the realised rate to the digit, and tables whether the generator is trusted."""
+    shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    summary = derived.summary
+    last = final(LATEST, derived.run, derived.times.parts, summary)
+    assert last.client is not None
+    throughput, rates = summary.client.throughput, summary.client.rates
+    assert last.client.rates["output_tokens"] == throughput.output_tokens_per_s
+    assert last.client.rates["requests"] == throughput.requests_per_s
+    assert last.client.rates["sent"] == rates.realised_requests_per_s
+    assert ("goodput" in last.client.rates) == (throughput.goodput_requests_per_s is not None)
+    assert last.verdicts.get("generator") == summary.self_check.trusted

@@ -1,0 +1,331 @@
+"""Dashboard *Run*: one load run, from the answer at the top to the tool's own error at the bottom."""
+
+from __future__ import annotations
+
+from panels import (
+    Board,
+    Row,
+    Scope,
+    Variable,
+    client_quantile,
+    engine_quantile,
+    last,
+    lines,
+    quantiles,
+    share,
+    table,
+    tile,
+    total,
+)
+from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
+
+SCOPE = Scope('run_id="$run", instance=~"$instance"')
+RUN, ENGINE = SCOPE.client, SCOPE.engine
+MET = {"0": "missed", "1": "met"}
+MISSED_MET = ((None, "red"), (1.0, "green"))
+LATE = ((None, "green"), (0.005, "orange"), (0.02, "red"))
+FAILED = ((None, "green"), (0.001, "orange"), (0.01, "red"))
+TTFT_SUM = "sidelight_ttft_part_seconds_sum"
+REQUESTS = "sidelight_client_requests_total"
+ENDED = last(REQUESTS, RUN, fold="sum")
+PENDING = f"({last('sidelight_breakdown_pending', RUN)} or vector(0))"
+COUNTED = f"({last('sidelight_requests_total', RUN, fold='sum')} + {PENDING})"
+
+
+def rate(of: str, by: str = "", labels: str = RUN) -> str:
+    """Return the PromQL of a rate of a run's measured phase, as its report has it."""
+    return last("sidelight_client_rate_per_second", f'{labels}, of="{of}"', by)
+
+
+ANSWER_FIRST = Row(
+    "Answer first",
+    (
+        tile(
+            "Run",
+            {"{{run_id}}": f"group by (run_id, instance) (last_over_time(sidelight_run_info{{{RUN}}}[$__range]))"},
+            "The run that is shown: pick another above. While it goes, its live page is behind the link.",
+            unit="none",
+            width=5,
+            shows="name",
+            link=("Live page of the sidecar", "http://${__field.labels.instance}/"),
+            empty="no run in this range",
+        ),
+        tile(
+            "Engine",
+            {"{{engine}} {{version}}": last("sidelight_engine_info", ENGINE, "engine, version", "group")},
+            "The engine that was found behind the scraped endpoint. Empty: nothing known was found on its page, and "
+            "the engine panels stay empty too.",
+            unit="none",
+            width=5,
+            shows="name",
+            empty="none found",
+        ),
+        tile(
+            "TTFT",
+            {"p50": client_quantile("ttft", 0.5, RUN), "p99": client_quantile("ttft", 0.99, RUN)},
+            "How long users waited for the first token, by the client's clock, over the measured phase up to the end "
+            "of the range: exact, and at the run's end as in its report.",
+            width=5,
+            shows="value_and_name",
+        ),
+        tile(
+            "Requests / s",
+            {name: rate(of) for name, of in (("offered", "offered"), ("sent", "sent"), ("ended ok", "requests"))},
+            "Over the measured phase up to the end of the range. Sent below offered: the generator or its cap holds "
+            "requests back. Ended ok is over the drain too, as throughput is: below sent in a short run.",
+            unit="reqps",
+            width=6,
+            shows="value_and_name",
+        ),
+        tile(
+            "Output tokens / s",
+            {"tokens / s": rate("output_tokens")},
+            "Over the measured phase up to the end of the range. The same in a run with more load: the engine is "
+            "saturated.",
+            unit="short",
+            width=3,
+        ),
+        tile(
+            "Objectives",
+            {"{{objective}}": last("sidelight_slo_met", RUN, "objective", "min")},
+            "Whether each objective of --slo is met so far; the row below has limits and values.",
+            unit="none",
+            width=6,
+            shows="value_and_name",
+            words=MET,
+            steps=MISSED_MET,
+            empty="no --slo was given",
+        ),
+        tile(
+            "Queue's share of TTFT",
+            {
+                "queue": share(
+                    last(TTFT_SUM, f'{RUN}, part="queue"', fold="sum"),
+                    last(TTFT_SUM, RUN, fold="sum"),
+                )
+            },
+            "How much of the client's TTFT was waiting in the engine's queue. Above one half, add capacity or lower "
+            "the load; below, look at prefill (prompt length, prefix cache).",
+            unit="percentunit",
+            width=3,
+            steps=((None, "green"), (0.5, "orange"), (0.8, "red")),
+        ),
+        tile(
+            "Waiting, at most",
+            {"waiting": f"max (max_over_time(sidelight_engine_requests_waiting{{{ENGINE}}}[$__range]))"},
+            "The longest queue that a scrape saw: requests that waited to be scheduled.",
+            unit="short",
+            width=3,
+            steps=((None, "green"), (1, "orange"), (50, "red")),
+        ),
+        tile(
+            "KV cache, at most",
+            {"fullest": f"max (max_over_time(sidelight_engine_kv_cache_usage_ratio{{{ENGINE}}}[$__range]))"},
+            "The fullest engine's KV cache. Near 100 % requests wait for memory, not compute; preemptions begin.",
+            unit="percentunit",
+            width=3,
+            steps=((None, "green"), (0.9, "orange"), (0.98, "red")),
+        ),
+        tile(
+            "Failed or refused",
+            {"share": share(last(REQUESTS, f'{RUN}, status!~"ok|cancelled"', fold="sum"), ENDED)},
+            "Share of the requests that ended. Above zero, latencies are those of the survivors and look better than "
+            "they are.",
+            unit="percentunit",
+            width=3,
+            steps=FAILED,
+        ),
+        tile(
+            "Generator lateness p99",
+            {"p99": last("sidelight_generator_schedule_lateness_quantile_seconds", f'{RUN}, quantile="0.99"')},
+            "Is this the load that was asked for? How late our own requests left, against their schedule. That changes "
+            "no latency; but later than the gap between them, they leave in bunches: use more workers or another host.",
+            width=3,
+            steps=LATE,
+            empty="no schedule",
+        ),
+        tile(
+            "Broken down",
+            {"share": share(last("sidelight_requests_total", f'{RUN}, source!="none"', fold="sum"), COUNTED)},
+            "Share of the requests that ended whose TTFT is broken down, those that still wait for it counted in the "
+            "whole. Below 100 % the parts describe some requests only.",
+            unit="percentunit",
+            width=3,
+            steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
+        ),
+    ),
+)
+
+OBJECTIVES = Row(
+    "Objectives (--slo)",
+    (
+        table(
+            "Limits and values",
+            {
+                what.capitalize(): last(f"sidelight_slo_{what}", RUN, "objective", "min")
+                for what in ("limit", "value", "met")
+            },
+            "Each objective over the measured phase up to the end of the range; limits and values are in seconds, "
+            "shares or requests a second.",
+            unit="short",
+            width=8,
+            verdicts=("Met",),
+        ),
+        lines(
+            "Value over limit",
+            {
+                "{{objective}}": f"max by (objective) (sidelight_slo_value{{{RUN}}}) / on (objective) "
+                f"(max by (objective) (sidelight_slo_limit{{{RUN}}}) > 0)"
+            },
+            "At 100 % an objective is just met. Latencies must stay below it, goodput and rates above.",
+            unit="percentunit",
+            width=8,
+        ),
+        lines(
+            "Goodput",
+            {
+                "sent": total("sidelight_client_requests_submitted_total", RUN),
+                "ended": total("sidelight_client_requests_total", RUN),
+                "met every objective": total("sidelight_client_requests_good_total", RUN),
+            },
+            "Requests a second. The gap between those that ended and those that met every objective of latency is "
+            "service that users would not call good.",
+            unit="reqps",
+            width=8,
+        ),
+    ),
+    collapsed=True,
+)
+
+
+def so_far(of: str, what: str) -> dict[str, str]:
+    """Return quantiles of the measured phase so far by both clocks, the engine's p99 with its bounds."""
+    named = {f"client p{q * 100:g}": (q, "sidelight_client_quantile_seconds") for q in (0.5, 0.99)}
+    client = {name: f'max ({series}{{{RUN}, of="{of}", quantile="{q}"}})' for name, (q, series) in named.items()}
+    engine = {f"engine p{q * 100:g}": engine_quantile(what, q, ENGINE) for q in (0.5, 0.99)}
+    bounds = {f"engine p99, {bound}": engine_quantile(what, 0.99, ENGINE, bound) for bound in ("low", "high")}
+    return client | engine | bounds
+
+
+ONE_AXIS = Row(
+    "Client and engine on one time axis",
+    (
+        lines(
+            "TTFT over time",
+            quantiles("sidelight_client_ttft_seconds", RUN, "client"),
+            "Of the requests of the last seconds, by the client's clock. From buckets, ten a decade: a value may be "
+            "off by some 10 %, the tile above is exact. A marked request leads to its trace.",
+            exemplars=True,
+        ),
+        lines(
+            "Requests: waiting, running, in flight",
+            {
+                "waiting": f"sum (sidelight_engine_requests_waiting{{{ENGINE}}})",
+                "running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})",
+                "in flight, client": f"sum (sidelight_client_requests_in_flight{{{RUN}}})",
+            },
+            "Waiting rises with TTFT: the queue explains it. In flight well above waiting plus running: requests are "
+            "on the way, held before the engine by a proxy, or in its front end.",
+            unit="short",
+        ),
+        lines(
+            "TTFT so far by both clocks",
+            so_far("ttft", "ttft"),
+            "Percentiles of the measured phase up to each moment. The client's are exact, the engine's are estimated "
+            "from its buckets; the band is its p99's 90 % interval. The engine's clock starts later, so the client's "
+            "line is the higher one; within the band, no difference is known.",
+        ),
+        lines(
+            "Requests / s: offered, sent, ended",
+            {
+                "offered": total("sidelight_client_requests_scheduled_total", RUN),
+                "sent": total("sidelight_client_requests_submitted_total", RUN),
+                "ended": total("sidelight_client_requests_total", RUN),
+                "engine": total("sidelight_engine_requests_finished_total", ENGINE),
+            },
+            "Offered above sent: our own generator or its cap is behind. Sent above ended for long: a queue grows. "
+            "Engine above ended: it serves others too. A closed loop offers nothing by itself.",
+            unit="reqps",
+        ),
+        *by_both_clocks(SCOPE),
+        lines(
+            "End to end so far by both clocks",
+            so_far("e2e_latency", "e2e_latency"),
+            "From the request's last byte to the last token, over the measured phase up to each moment. It grows with "
+            "the output length: compare runs of the same workload only.",
+        ),
+        lines(
+            "Time per output token, client",
+            quantiles("sidelight_client_time_per_output_token_seconds", RUN, "client"),
+            "One value a request: how fast it streamed after its first token. It rises with the number of running "
+            "requests long before TTFT does. From buckets.",
+        ),
+    ),
+)
+
+GENERATOR = Row(
+    "The generator itself",
+    (
+        lines(
+            "Schedule lateness",
+            quantiles("sidelight_generator_schedule_lateness_seconds", RUN, "", (0.5, 0.99)),
+            "How late requests of the last seconds left, against their schedule. It delays load but is not part of "
+            "TTFT. Rising with the rate: the generator is saturated, not the engine.",
+        ),
+        lines(
+            "CPU of our processes",
+            {"{{process}}": total("sidelight_generator_cpu_seconds_total", RUN, by="process")},
+            "100 % is one core. A worker above 70 % adds its own queueing to every stamp: add workers.",
+            unit="percentunit",
+        ),
+        lines(
+            "Requests by status",
+            {"{{status}}": total("sidelight_client_requests_total", RUN, by="status")},
+            "How requests ended. Refusals begin where the engine's admission limit is; failures with the connection "
+            "or the engine itself.",
+            unit="reqps",
+            width=8,
+        ),
+        *scrapes(SCOPE, 8),
+        lines(
+            "Longest event-loop delay so far",
+            {"longest delay": f"max (sidelight_generator_loop_delay_max_seconds{{{RUN}}})"},
+            "The latest that a worker's timer came: an upper bound of what a single time stamp can be off.",
+        ),
+        lines(
+            "Records not shown live",
+            {"records / s": total("sidelight_live_errors_total", RUN)},
+            "Records that this page passes over, a defect of ours; they are in the report all the same.",
+            unit="short",
+        ),
+    ),
+)
+
+BOARD = Board(
+    uid="sidelight-run",
+    title="Sidelight: run",
+    description="A load run and the engine under it on one time axis: how long clients waited, and where.",
+    rows=(
+        ANSWER_FIRST,
+        OBJECTIVES,
+        breakdown_row(SCOPE),
+        ONE_AXIS,
+        engine_row(SCOPE, "the measured phase so far"),
+        distributions_row(SCOPE),
+        gateways_row(SCOPE),
+        GENERATOR,
+    ),
+    variables=(
+        Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)'),
+        Variable("instance", "Sidecar", 'label_values(sidelight_run_info{phase!="watch", model=~"$model"}, instance)'),
+        Variable(
+            "run",
+            "Run",
+            'label_values(sidelight_run_info{phase!="watch", model=~"$model", instance=~"$instance"}, run_id)',
+            several=False,
+            newest_first=True,
+        ),
+        Variable("endpoint", "Engine endpoint", 'label_values(sidelight_engine_info{run_id="$run"}, endpoint)'),
+    ),
+    phases=f"sidelight_run_info{{{RUN}}}",
+)

@@ -1,0 +1,262 @@
+"""Dashboard *Watch*: the TTFT of real traffic, where it goes, and what a resident sidecar says of itself."""
+
+from __future__ import annotations
+
+from panels import (
+    Board,
+    Row,
+    Scope,
+    Variable,
+    engine_quantile,
+    increase,
+    last,
+    lines,
+    quantile,
+    quantiles,
+    share,
+    stack,
+    tile,
+    total,
+)
+from run_board import FAILED
+from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
+
+# A watch's series bear no run_id.
+SCOPE = Scope('run_id="", instance=~"$instance"')
+WATCH, ENGINE = SCOPE.client, SCOPE.engine
+
+
+def in_range(counter: str, labels: str = WATCH) -> str:
+    return increase(counter, labels, window="$__range")
+
+
+REQUESTS = "sidelight_client_requests_total"
+PENDING = f"(max (sidelight_breakdown_pending{{{WATCH}}}) or vector(0))"
+COUNTED = f"({in_range('sidelight_requests_total')} + {PENDING})"
+TTFT_SUM = "sidelight_ttft_part_seconds_sum"
+
+ANSWER_FIRST = Row(
+    "Answer first",
+    (
+        tile(
+            "Engine",
+            {"{{engine}} {{version}}": last("sidelight_engine_info", ENGINE, "engine, version", "group")},
+            "The engines that were found behind the scraped endpoints. Empty: nothing known was found on their pages.",
+            unit="none",
+            width=6,
+            shows="name",
+            empty="none found",
+        ),
+        tile(
+            "TTFT",
+            {f"p{q * 100:g}": quantile(q, "sidelight_client_ttft_seconds", WATCH, "$__range") for q in (0.5, 0.99)},
+            "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
+            "decade: a watch keeps no requests, and a value may be off by some 10 %.",
+            width=6,
+            shows="value_and_name",
+            empty="no span says its first token",
+        ),
+        tile(
+            "Requests / s",
+            {"ended": total("sidelight_client_requests_total", WATCH, window="$__range")},
+            "Requests whose outermost span came, whatever became of them, over the range shown.",
+            unit="reqps",
+        ),
+        tile(
+            "Output tokens / s",
+            {"engines": total("sidelight_engine_generation_tokens_total", ENGINE, window="$__range")},
+            "By the engines' own pages, over the range shown.",
+            unit="short",
+        ),
+        tile(
+            "Failed",
+            {"share": share(in_range(REQUESTS, f'{WATCH}, status!~"ok|cancelled"'), in_range(REQUESTS))},
+            "Share of the requests in the range shown. Latencies are those of the others.",
+            unit="percentunit",
+            steps=FAILED,
+        ),
+        tile(
+            "Queue's share of TTFT",
+            {"queue": share(in_range(TTFT_SUM, f'{WATCH}, part="queue"'), in_range(TTFT_SUM))},
+            "How much of the TTFT was waiting in the engines' queues, over the range shown. Above one half, add "
+            "capacity; below, look at prefill (prompt length, prefix cache).",
+            unit="percentunit",
+            width=5,
+            steps=((None, "green"), (0.5, "orange"), (0.8, "red")),
+        ),
+        tile(
+            "Running",
+            {"running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})"},
+            "Requests in the engines' batches now. At the engines' limits further ones can only wait.",
+            unit="short",
+        ),
+        tile(
+            "Waiting",
+            {"waiting": f"sum (sidelight_engine_requests_waiting{{{ENGINE}}})"},
+            "Requests that wait to be scheduled now. This gauge is live, whereas queue time is only observed when a "
+            "request ends: a stalled queue shows here first.",
+            unit="short",
+            width=5,
+            steps=((None, "green"), (1, "orange"), (50, "red")),
+        ),
+        tile(
+            "KV cache, fullest",
+            {"fullest": f"max (sidelight_engine_kv_cache_usage_ratio{{{ENGINE}}})"},
+            "The fullest engine's KV cache now. Near 100 % requests wait for memory, not compute.",
+            unit="percentunit",
+            width=5,
+            steps=((None, "green"), (0.9, "orange"), (0.98, "red")),
+        ),
+        tile(
+            "Broken down",
+            {"share": share(in_range("sidelight_requests_total", f'{WATCH}, source!="none"'), COUNTED)},
+            "Share of the requests in the range shown that are broken down, those that still wait for it counted in "
+            "the whole. Below 100 %, the panel of reasons says what to switch on.",
+            unit="percentunit",
+            width=5,
+            steps=((None, "red"), (0.9, "orange"), (0.98, "green")),
+        ),
+    ),
+)
+
+NOT_BROKEN_DOWN = stack(
+    "Not broken down, by why",
+    {"{{reason}}": total("sidelight_breakdown_missing_total", WATCH, by="reason")},
+    "What to switch on or mend: spans that never come, clients that note no first token, pages that cannot be scraped.",
+    unit="reqps",
+    width=24,
+)
+
+ONE_AXIS = Row(
+    "Client and engine on one time axis",
+    (
+        lines(
+            "TTFT over time",
+            quantiles("sidelight_client_ttft_seconds", WATCH, "client"),
+            "Of the requests of the last seconds, by the clock of their client or gateway. From buckets, ten a decade: "
+            "a value may be off by some 10 %. A marked request leads to its trace.",
+            exemplars=True,
+        ),
+        lines(
+            "Requests: waiting, running",
+            {
+                "waiting": f"sum (sidelight_engine_requests_waiting{{{ENGINE}}})",
+                "running": f"sum (sidelight_engine_requests_running{{{ENGINE}}})",
+            },
+            "Waiting rises with TTFT: the queue explains it.",
+            unit="short",
+        ),
+        lines(
+            "Engine's TTFT of the last 5 minutes",
+            {
+                "engine p50": engine_quantile("ttft", 0.5, ENGINE),
+                "engine p99": engine_quantile("ttft", 0.99, ENGINE),
+                **{f"engine p99, {bound}": engine_quantile("ttft", 0.99, ENGINE, bound) for bound in ("low", "high")},
+            },
+            "By the engine's clock, estimated from its buckets and sums together; the band is the p99's 90 % interval. "
+            "Of several engines, the slowest.",
+        ),
+        lines(
+            "Requests / s: clients and engines",
+            {
+                "ended": total("sidelight_client_requests_total", WATCH),
+                "engine": total("sidelight_engine_requests_finished_total", ENGINE),
+            },
+            "Engine above ended: it serves requests whose clients send no spans here.",
+            unit="reqps",
+        ),
+        *by_both_clocks(SCOPE),
+    ),
+)
+
+RECEIVER = Row(
+    "The sidecar itself",
+    (
+        lines(
+            "Spans and exports / s",
+            {
+                "spans": total("sidelight_receiver_spans_total", WATCH),
+                "exports": total("sidelight_receiver_exports_total", WATCH),
+                "spans that came again": total("sidelight_window_repeated_spans_total", WATCH),
+                "health probes": total("sidelight_health_probes_total", WATCH),
+                "exports of {{signal}}": total("sidelight_receiver_other_exports_total", WATCH, by="signal"),
+            },
+            "Nothing here while traffic goes on: the engine's or the gateway's exporter is off, or sends elsewhere.",
+            unit="ops",
+        ),
+        lines(
+            "Refused, dropped, evicted / s",
+            {
+                "{{kind}}": total("sidelight_receiver_refused_total", WATCH, by="kind"),
+                "not passed on": total("sidelight_receiver_forward_dropped_total", WATCH),
+                "{{signal}} not passed on": total("sidelight_receiver_other_dropped_total", WATCH, by="signal"),
+                "passed on": total("sidelight_receiver_forwarded_total", WATCH),
+                "evicted": total("sidelight_window_evicted_spans_total", WATCH),
+            },
+            "Anything but passed on is a loss, counted here and said once in the log. Turned away means that senders "
+            "were asked to come again, off_clock that a machine's clock is over 10 minutes off: set it by NTP, its "
+            "spans are used by nobody. Logs and metrics are not read here: not passed on is no loss where nothing is "
+            "forwarded.",
+            unit="ops",
+        ),
+        lines(
+            "Requests / s whose client and engine are in two traces",
+            {
+                "{{service}} {{how}}": total("sidelight_broken_traces_total", WATCH, by="service, how"),
+                "in one trace": total("sidelight_whole_traces_total", WATCH),
+            },
+            "By the service at which traces break: it begins a new trace (new_trace), or is the last in the client's "
+            "(not_passed_on; without a name, no gateway's span says where).",
+            unit="reqps",
+        ),
+        lines(
+            "Waiting for the next collector",
+            {
+                "bytes": f'max (sidelight_receiver_forward_queue{{what="bytes",{WATCH}}})',
+                "at most": f'max (sidelight_receiver_forward_queue{{what="limit_bytes",{WATCH}}})',
+            },
+            "At most so many bytes wait: beyond it exports are not passed on. It fills while the collector that "
+            "--otlp-forward names is away or slow.",
+            unit="bytes",
+        ),
+        lines(
+            "Kept for requests that go on",
+            {"{{what}}": f"max by (what) (sidelight_window_size{{{WATCH}}})"},
+            "Bounded. At its ceiling, spans are evicted before their request is whole: the traffic is more than one "
+            "sidecar should take.",
+            unit="short",
+        ),
+        lines(
+            "Restarts, defects, CPU",
+            {
+                "receiver restarts": increase("sidelight_receiver_restarts_total", WATCH),
+                "defects": increase("sidelight_watch_errors_total", WATCH),
+                "cores used": total("sidelight_watch_cpu_seconds_total", WATCH),
+            },
+            "A restart loses what had come and was not logged yet: senders that retry send it again. A defect is "
+            "ours: its trace is in the log.",
+            unit="short",
+        ),
+        *scrapes(SCOPE, 12),
+    ),
+)
+
+BOARD = Board(
+    uid="sidelight-watch",
+    title="Sidelight: watch",
+    description="Where the TTFT of real traffic goes, by spans and scrapes, without any load of our own.",
+    rows=(
+        ANSWER_FIRST,
+        breakdown_row(SCOPE, NOT_BROKEN_DOWN),
+        ONE_AXIS,
+        engine_row(SCOPE, "the last 5 minutes"),
+        distributions_row(SCOPE),
+        gateways_row(SCOPE),
+        RECEIVER,
+    ),
+    variables=(
+        Variable("instance", "Sidecar", "label_values(sidelight_watch_cpu_seconds_total, instance)"),
+        Variable("endpoint", "Engine endpoint", f"label_values(sidelight_engine_info{{{WATCH}}}, endpoint)"),
+    ),
+    phases='sidelight_run_info{instance=~"$instance", phase!="watch"}',
+)
