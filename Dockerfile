@@ -4,12 +4,13 @@ FROM python:3.11-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 
-RUN python -m venv /opt/sidelight
+# Without pip of its own: what runs needs none.
+RUN python -m venv --without-pip /opt/sidelight
 WORKDIR /src
 
 # Dependencies first: they change less often than the sources, so this layer is mostly reused.
 COPY requirements.lock ./
-RUN /opt/sidelight/bin/pip install --require-hashes -r requirements.lock
+RUN pip --python /opt/sidelight/bin/python install --require-hashes -r requirements.lock
 
 COPY pyproject.toml README.md LICENSE ./
 COPY correlator ./correlator
@@ -22,7 +23,7 @@ COPY sidecar ./sidecar
 COPY sidelight ./sidelight
 COPY simulator ./simulator
 RUN pip wheel --no-deps --wheel-dir /dist . \
-    && /opt/sidelight/bin/pip install --no-deps /dist/*.whl
+    && pip --python /opt/sidelight/bin/python install --no-deps /dist/*.whl
 
 
 FROM python:3.11-slim

@@ -185,8 +185,9 @@ def test_the_image_is_built_in_two_stages_from_hashes() -> None:
         ("python:3.11-slim", " AS build"),
         ("python:3.11-slim", ""),
     ]
-    assert "pip install --require-hashes -r requirements.lock" in DOCKERFILE
-    assert "pip install --no-deps /dist/*.whl" in DOCKERFILE
+    assert "venv --without-pip /opt/sidelight" in DOCKERFILE
+    assert "pip --python /opt/sidelight/bin/python install --require-hashes -r requirements.lock" in DOCKERFILE
+    assert "pip --python /opt/sidelight/bin/python install --no-deps /dist/*.whl" in DOCKERFILE
 
 
 def test_the_image_runs_unprivileged_and_is_checked() -> None:
