@@ -28,6 +28,10 @@ LEAST_TAIL = 20.0  # effective values beyond a quantile; with fewer, intervals c
 _MOST_POINTS = 2**16  # of a series whose autocorrelation is taken
 
 
+# An estimate and the ends of its interval, None of one that is not known.
+Ends = tuple[float, float | None, float | None]
+
+
 class QuantileInterval(msgspec.Struct, frozen=True, kw_only=True):
     """A quantile and the interval that holds the true one; an end that the values cannot say is null."""
 
@@ -89,6 +93,33 @@ def quantile(values_in_order: npt.ArrayLike, q: float, level: float = 0.95) -> Q
 def _needed(tau: float, thin: float) -> int:
     """Return from how many values on there are enough beyond a quantile."""
     return math.ceil(round(LEAST_TAIL * tau / thin, 6))
+
+
+def mean(values_in_order: npt.ArrayLike, level: float = 0.95) -> Ends:
+    """Return the mean of finite values [n > 0] in the order in which they came, and its interval by Student's t.
+
+    Its ends are None below three effective values.
+    """
+    values = np.asarray(values_in_order, np.float64).ravel()
+    middle, effective = float(values.mean()), len(values) / autocorrelation_time(values)
+    if effective < 3:
+        return middle, None, None
+    from scipy.special import stdtrit  # noqa: PLC0415  as below
+
+    half = float(stdtrit(effective - 1, (1 + level) / 2) * values.std(ddof=1)) / math.sqrt(effective)
+    return middle, middle - half, middle + half
+
+
+def difference(first: Ends, second: Ends) -> Ends:
+    """Return by how much the second of two independent estimates is above the first, and the interval of that.
+
+    It follows from their own intervals; an end that would need an unknown one is None. Zou and Donner 2008,
+    "Construction of confidence limits about effect measures".
+    """
+    (a, a_low, a_high), (b, b_low, b_high) = first, second
+    low = None if a_high is None or b_low is None else b - a - math.hypot(b - b_low, a_high - a)
+    high = None if a_low is None or b_high is None else b - a + math.hypot(b_high - b, a - a_low)
+    return b - a, low, high
 
 
 def _ranks(size: int, effective: float, q: float, level: float) -> list[int]:

@@ -11,7 +11,7 @@ from correlator.breakdown import TTFT_PARTS, Parts
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval, quantile
-from rundir.columns import take
+from rundir.columns import Floats, take
 from rundir.fields import doc
 
 
@@ -28,18 +28,22 @@ QUANTILES = {name: int(name[1:]) / 100 for name in PercentileIntervals.__struct_
 
 
 def percentile_intervals(measured: RequestLog, parts: Parts) -> dict[str, PercentileIntervals]:
-    """Return the intervals by metric, ms, of those that any request has: of those that ended ok, and of the parts of
-    those that have a breakdown, in the order in which they were sent; of gaps between chunks, in that of the gaps.
+    """Return the intervals of the percentiles of `times_in_order`, by metric."""
+    return {
+        name: PercentileIntervals(**{label: quantile(values, q) for label, q in QUANTILES.items()})
+        for name, values in times_in_order(measured, parts).items()
+    }
+
+
+def times_in_order(measured: RequestLog, parts: Parts) -> dict[str, Floats]:
+    """Return times by metric, ms, of those that any request has: of requests that ended ok, and the parts of those that
+    have a breakdown, in the order in which they were sent; gaps between chunks in that in which they ended.
     """
     order = np.argsort(measured.submit_ns, kind="stable")
     measured, parts = take(measured, order), take(parts, order)
     metrics = request_metrics(take(measured, measured.status == "ok"))
-    values_ms = {"ttft_ms": metrics.ttft_ms, "tpot_ms": metrics.tpot_ms, "e2e_ms": metrics.e2e_ms}
-    values_ms["itl_ms"] = metrics.itl_ms[np.argsort(metrics.itl_end_ns, kind="stable")]
-    values_ms |= {f"{part.name}_ms": 1e3 * part.of(parts)[parts.covered] for part in TTFT_PARTS}
-    known = {name: values[np.isfinite(values)] for name, values in values_ms.items()}
-    return {
-        name: PercentileIntervals(**{label: quantile(values, q) for label, q in QUANTILES.items()})
-        for name, values in known.items()
-        if len(values)
-    }
+    times_ms = {"ttft_ms": metrics.ttft_ms, "tpot_ms": metrics.tpot_ms, "e2e_ms": metrics.e2e_ms}
+    times_ms["itl_ms"] = metrics.itl_ms[np.argsort(metrics.itl_end_ns, kind="stable")]
+    times_ms |= {f"{part.name}_ms": 1e3 * part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    known = {name: values[np.isfinite(values)] for name, values in times_ms.items()}
+    return {name: values for name, values in known.items() if len(values)}

@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
+from typing import Any
 
+from exporter.comparison import Compared
 from exporter.html.data import Recorded, page_data
-from exporter.html.sections import sections
+from exporter.html.sections import comparison_sections, sections
 from exporter.report import without_controls
 from exporter.summary.result import Summary
 
 STYLES = ("uplot.css", "page.css")
-SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "page.js")
+SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "compare.js", "page.js")
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -49,13 +52,23 @@ def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str
     Prompts and replies are never in it.
     """
     shown = without_controls(summary)
+    title = f"Sidelight {'watch' if summary.watch else 'run'} {shown.run_id}"
+    return _page(title, sections(shown), page_data(summary, recorded, trace_url=trace_url))
+
+
+def as_comparison(runs: Sequence[Compared], recorded: Sequence[Recorded]) -> str:
+    """Return the page of several runs: the same charts, with a curve a run."""
+    data = [{"label": run.label, **page_data(run.summary, of_run)} for run, of_run in zip(runs, recorded, strict=True)]
+    return _page(f"Sidelight: {len(runs)} runs compared", comparison_sections(runs), {"runs": data})
+
+
+def _page(title: str, content: Iterable[str], data: Mapping[str, Any]) -> str:
     style, script = _assets(STYLES), _assets(SCRIPTS)
-    data = page_data(summary, recorded, trace_url=trace_url)
     return _PAGE.format(
         policy=_POLICY.format(style=_hash(style), script=_hash(script)),
-        title=escape(f"Sidelight {'watch' if summary.watch else 'run'} {shown.run_id}"),
+        title=escape(title),
         style=style,
-        sections="\n".join(sections(shown)),
+        sections="\n".join(content),
         # An element of script ends at the first "</script", whatever stands around it.
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,

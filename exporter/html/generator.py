@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from exporter.report.format import ms, percent, table
-from exporter.report.method import basis
+from exporter.report.method import basis, generator_verdict
 from exporter.report.tables.percentiles import interval_line
 from exporter.summary.result import Summary
 from loadgen.requests.self_check import SelfCheck
@@ -25,16 +25,7 @@ def how_sure(summary: Summary) -> Iterator[str]:
             yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}."
     yield from interval_line(summary)
     if not summary.watch:
-        yield _verdict(summary.self_check)
-
-
-def _verdict(check: SelfCheck) -> str:
-    judged = {
-        True: f"The load generator can be trusted: it {check.verdict}.",
-        False: f"The load generator is not to be trusted with everything: it {check.verdict} (see the line with !).",
-        None: f"The load generator {check.verdict}.",
-    }
-    return f"{judged[check.trusted]} {check.statement}".rstrip()
+        yield generator_verdict(summary.self_check)
 
 
 def generator_table(check: SelfCheck) -> Table:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from exporter.comparison import Compared, answer, configuration_table, difference_tables, runs_table
 from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks
 from exporter.html.slices import slices_table
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.conclusion import conclusion
-from exporter.report.format import Prose, cell, table
+from exporter.report.format import Prose, setting, table
 from exporter.report.heading import heading
 from exporter.report.load import overload, rate_lines
 from exporter.report.method import method
@@ -55,6 +55,19 @@ def sections(summary: Summary) -> Iterator[str]:
     yield _section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
 
 
+def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
+    """Yield the sections of several runs beside each other."""
+    legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
+    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>"
+    yield _section("answer", "", answer(runs))
+    yield _section("differences", "Differences", [*difference_tables(runs)])
+    behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
+    yield _section("time", "Over time, each run from its own start", behind=("By time", behind))
+    behind = [piece for run in runs for piece in (Prose(run.label, "bold"), percentiles_table(run.summary))]
+    yield _section("spread", "How times are spread", behind=("Percentiles", behind))
+    yield _section("about", "Runs", [runs_table(runs), configuration_table(runs)])
+
+
 def _answer(summary: Summary) -> Iterator[RenderableType]:
     """Yield what the report for terminals begins with, and the rates."""
     yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))
@@ -93,13 +106,5 @@ def _configuration(summary: Summary) -> RenderableType:
     facts = {"run": summary.run_id, "sidelight": summary.tool.version, "schema of summary.json": summary.schema_version}
     for name, value in (facts | summary.config).items():
         if value not in (None, "", [], {}, False):
-            shown.add_row(Text(str(name).replace("_", " ")), Text(_value(value)))
+            shown.add_row(Text(str(name).replace("_", " ")), Text(setting(value)))
     return shown
-
-
-def _value(value: object) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return cell(value)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

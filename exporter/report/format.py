@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import textwrap
@@ -94,6 +95,15 @@ def cell(value: float | None) -> str:
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def setting(value: object) -> str:
+    """Return a value of the configuration as a table shows it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return cell(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def duration(seconds: float) -> str:

@@ -136,3 +136,13 @@ def _error(check: SelfCheck) -> Iterator[str]:
     arrivals = check.arrivals
     if arrivals is not None and arrivals.sentence and not arrivals.distorted:
         yield arrivals.sentence
+
+
+def generator_verdict(check: SelfCheck) -> str:
+    """Say whether the load generator can be trusted, and how far off latencies are."""
+    judged = {
+        True: f"The load generator can be trusted: it {check.verdict}.",
+        False: f"The load generator is not to be trusted with everything: it {check.verdict} (see the line with !).",
+        None: f"The load generator {check.verdict}.",
+    }
+    return f"{judged[check.trusted]} {check.statement}".rstrip()

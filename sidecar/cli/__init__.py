@@ -41,6 +41,7 @@ from sidecar.options.fields import (
     check_formats,
     check_trace_url,
     flag,
+    option,
     read_seconds,
 )
 from sidecar.options.load import DoctorOptions, RunOptions
@@ -241,19 +242,27 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
 
 @app.command(group=INSPECT)
 def report(
-    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory.")],
-    *,
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory; of several, one page is written.")],
+    *others: Annotated[Path, Parameter(show=False)],
     formats: Formats = (),
     trace_url: TraceUrl = None,
     exports: ExportOptions = ExportOptions(),  # noqa: B008  frozen
     otlp_header: OtlpHeader = (),
     otlp_ca: OtlpCa = None,
     as_json: Annotated[bool, flag(OUTPUT, "Print summary.json in place of the report.", name="--json")] = False,
+    output: Annotated[
+        Path | None, option(OUTPUT, "Where the page of several runs is written. Default: comparison.html.")
+    ] = None,
     verbose: Verbose = False,
 ) -> int:
     """Derive the results of a run again from its directory, also of an interrupted or crashed run.
 
     Without --formats, the formats of the run are written.
+
+    Of several runs, one page: what differs between the first and each other, with intervals, and why. The directories
+    stay as they are.
+
+    sidelight report runs/before runs/after --output difference.html
     """
     del verbose
     from sidecar.report import derive  # noqa: PLC0415  as above
@@ -263,6 +272,15 @@ def report(
     spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
     check_spans(spans)
     check_exports(exports)
+    if others:
+        if as_json or trace_url or set(formats) - {"html"} or exports != ExportOptions():
+            raise ConfigurationError("report: of several runs, only --formats html and --output can be given")
+        from sidecar.report import comparison  # noqa: PLC0415  as above
+
+        comparison.compare([run_directory, *others], output or comparison.DEFAULT_OUTPUT)
+        return 0
+    if output is not None:
+        raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
     derived = derive.derive(run_directory, formats, trace_url=trace_url)
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -94,8 +94,21 @@ def derive(
 
     Raises ConfigurationError where there is none, or one that holds what no run has written.
     """
-    try:
+    with _named(path):
         return derive_run(open_run(path, span_bytes=span_bytes), formats, trace_url=trace_url)
+
+
+def evaluate(path: Path) -> Derived:
+    """Read a run directory and return what it says; nothing is written. Raises as `derive` does."""
+    with _named(path):
+        return _evaluated(open_run(path))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Raise ConfigurationError in place of what evaluating raises where a directory holds what no run writes."""
+    try:
+        yield
     except _IMPOSSIBLE as error:
         raise ConfigurationError(
             f"{path}: cannot be evaluated: {MANIFEST} or {RAW}/ holds what no run writes ({type(error).__name__}: "
@@ -103,19 +116,21 @@ def derive(
         ) from error
 
 
+def _evaluated(run: Run) -> Derived:
+    times = correlated(run)
+    return Derived(run=run, times=times, summary=summarise(run, window_of(run), times))
+
+
 def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None = None) -> Derived:
     """Write the derived files of a run into its directory, as far as that is possible, and return what they say.
 
     `formats` and `trace_url` are those of `--formats` and `--trace-url`; none: those that the run was asked for.
     """
-    window = window_of(run)
-    times = correlated(run)
-    summary = summarise(run, window, times)
-    derived = Derived(run=run, times=times, summary=summary)
+    derived = _evaluated(run)
     try:
         _write(
             derived,
-            window,
+            window_of(run),
             formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS,
             trace_url=trace_url or run.manifest["config"].get("trace_url") or "",
         )
@@ -143,13 +158,18 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url
         steps = history(run, derived.times.parts, summary)
         write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(steps)))
     if "html" in wanted:
-        recorded = Recorded(
-            requests=run.requests,
-            parts=derived.times.parts,
-            endpoints=run.endpoints,
-            phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
-        )
-        write_text(path / "report.html", as_html(summary, recorded, trace_url=str(trace_url)))
+        write_text(path / "report.html", as_html(summary, recorded(derived), trace_url=str(trace_url)))
+
+
+def recorded(derived: Derived) -> Recorded:
+    """Return what a page draws of a run."""
+    run = derived.run
+    return Recorded(
+        requests=run.requests,
+        parts=derived.times.parts,
+        endpoints=run.endpoints,
+        phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
+    )
 
 
 def as_json(summary: Summary) -> str:

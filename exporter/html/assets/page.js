@@ -2,9 +2,10 @@
 /* Put the charts where the page has places for them. Without this, its tables stand open. */
 
 async function openPage() {
-  await openRun(DATA);
   const places = (name) => document.querySelector(`#${name} .charts`);
-  if (DATA.columns.sent.values.length) {
+  await Promise.all((DATA.runs || [DATA]).map(openRun));
+  if (DATA.runs) comparisonCharts(places("time"), places("spread"), DATA.runs);
+  else if (DATA.columns.sent.values.length) {
     timeCharts(places("time"), DATA);
     waterfall(places("requests"), DATA);
     spreadCharts(places("spread"), DATA);

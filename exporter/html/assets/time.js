@@ -16,7 +16,7 @@ function timeCharts(place, run) {
 /* Charts [caption, height, rows] of runs on one axis, each run from its own start; `run.view` is what part is in sight. */
 function onOneAxis(place, runs, kinds, draw) {
   const [first] = runs, charts = [];
-  const all = () => [Math.min(0, ...runs.map(({ columns }) => columns.sent.values[0] ?? 0)),
+  const all = () => [runs.length > 1 ? 0 : Math.min(0, first.columns.sent.values[0] ?? 0),
     Math.max(...runs.map(({ duration, columns }) => Math.max(duration, columns.sent.values.at(-1) ?? 0)))];
   const paint = () => {
     const [from, to] = first.view || all();
@@ -54,7 +54,7 @@ function zoomControls(view, show) {
 /* Rows to draw: a name for the colour, a label, `at(steps)` giving the value of each step, and whether it is stacked. */
 function partRows(run) {
   const mean = (name) => (steps) => meansOf(run, steps)[name];
-  const rows = partsOf(run).map(({ name, label }) => ({ name, label, at: mean(name), text: ms, stacked: true }));
+  const rows = partsOf(run).map(({ name, label }) => ({ name, label, at: mean(name), text: ms, mean: true, stacked: true }));
   rows.push({ name: "rest", label: "TTFT without a breakdown", text: ms, at: mean("uncovered") });
   const { sent } = run.columns, whole = stepsOf(sent.values[0], sent.values.at(-1) + 1, 1);
   return rows.filter(({ at }) => at(whole).some((value) => value));
@@ -140,7 +140,7 @@ function timeChart(place, height, rows, show, draw) {
     cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
     axes: [
       { ...grid, values: (_, values) => values.map((value) => `${cell(value)} s`) },
-      { ...grid, size: 70, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
+      { ...grid, size: 70, space: 22, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
     ],
     series: [{ label: "after the start", value: (_, value) => (value === null ? "-" : `${cell(value)} s`) }, ...order.map((row) => ({
       label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
@@ -162,7 +162,7 @@ function timeChart(place, height, rows, show, draw) {
   return {
     fit: () => chart.setSize({ width: width(), height }),
     show: (from, to, requests) => {
-      const count = stepCount(place.clientWidth, stacked.length ? Math.ceil(requests / 3) : Infinity);
+      const count = stepCount(place.clientWidth, rows[0].mean ? Math.ceil(requests / 3) : Infinity);
       const steps = stepsOf(from, to, count);
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
       const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);

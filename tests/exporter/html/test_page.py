@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from golden_files import GOLDEN, names
+from html_page import ATTACK, Page
 from packed_columns import read
 
 from exporter.html import SCRIPTS, STYLES, as_html
@@ -25,43 +25,6 @@ from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
 from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
-
-ATTACK = "</script><img src=x onerror=alert(1)>"
-VOID = {"meta", "br"}
-
-
-class Page(HTMLParser):
-    """The elements of a page, the text of its tables by row, and its scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.contents: dict[str, list[str]] = {"script": [], "style": [], "p": []}
-        self.stack: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.stack.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag in self.contents:
-            self.contents[tag].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data: str) -> None:
-        if self.stack and self.stack[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-        for tag in self.contents:
-            if self.stack and self.stack[-1] == tag:
-                self.contents[tag][-1] += data
 
 
 def derived(name: str, tmp_path: Path, **manifest: Any) -> Derived:

@@ -1,0 +1,221 @@
+"""Several runs beside each other, in sentences and tables: by how much the first and each other differ, and why.
+
+The intervals are about the requests of these runs alone; what differs from run to run of one system is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from correlator.breakdown import TTFT_PARTS, Parts
+from exporter.report.alerts import alerts, damage_lines
+from exporter.report.format import Prose, cell, ms, setting, spoken, table
+from exporter.report.load import overload, sustained
+from exporter.report.method import generator_verdict
+from exporter.report.tables.client import CLIENT_ROWS
+from exporter.summary.breakdown import json_name, label_of
+from exporter.summary.result import Summary
+from loadgen.requests.table import RequestLog
+from methodology.intervals import Ends, difference, mean
+from methodology.percentiles import times_in_order
+
+LABELS = "ABCDEF"
+STATISTICS = ("mean", "p50", "p90", "p99")
+LEAST_PART = 0.05  # of the change of the mean: less of a part is not named
+CAUTION = (
+    "The intervals are about the requests of these runs alone: of means by Student's t, of percentiles by order "
+    "statistics, of differences by Zou and Donner's method from both. Runs of one and the same system often differ by "
+    "more; to claim a difference, repeat each run at least three times, in turn."
+)
+_METHOD = {"out", "prometheus_write", "otlp_export", "formats", "quiet", "tag"}  # say nothing about what was measured
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the runs: the label that stands for it, the name of its directory, its summary and measured requests."""
+
+    label: str
+    name: str
+    summary: Summary
+    measured: RequestLog
+    parts: Parts
+
+    @cached_property
+    def means(self) -> dict[str, Ends]:
+        """Return the mean of each time, ms, with its interval."""
+        return {name: mean(values) for name, values in times_in_order(self.measured, self.parts).items()}
+
+    def ends(self, name: str, statistic: str) -> Ends | None:
+        """Return a statistic of a time, ms, with its interval; None where no request has that time."""
+        if statistic == "mean":
+            return self.means.get(name)
+        percentiles = self.summary.methodology.percentiles.get(name)
+        if percentiles is None:
+            return None
+        interval = getattr(percentiles, statistic)
+        return interval.estimate, interval.low, interval.high
+
+
+def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
+    """Yield the answer, what differs between the runs, and how far each is to be trusted."""
+    yield from answer(runs)
+    yield Text("")
+    yield from difference_tables(runs)
+    yield runs_table(runs)
+    yield configuration_table(runs)
+
+
+def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
+    """Yield by how much the TTFT differs and which parts make that, and whether each run is to be trusted."""
+    for run in runs:
+        summary = run.summary
+        severe = (*damage_lines(summary.integrity), *overload(summary))
+        yield from (Prose(f"! {run.label}: {line}", "red") for line in severe)
+        yield from (Prose(f"! {run.label}: {line}", "yellow") for line in alerts(summary))
+    first, *others = runs
+    for other in others:
+        yield from (Prose(line, "bold") for line in _against(first, other))
+    yield Prose(_same_requests(runs))
+    yield Prose(CAUTION)
+    for run in runs:
+        trust = [] if run.summary.watch else [generator_verdict(run.summary.self_check)]
+        trust += [sustained(run.summary)] if run.summary.methodology.stability.verdict else []
+        yield Prose(f"{run.label}: {' '.join(trust)}")
+
+
+def _against(first: Compared, other: Compared) -> Iterator[str]:
+    """Yield the change of the mean TTFT, what parts make of it, and that of its p99."""
+    changes = {statistic: _change(first, other, "ttft_ms", statistic) for statistic in ("mean", "p99")}
+    if changes["mean"] is None:
+        yield f"{other.label} against {first.label}: no TTFT in {' and '.join(_without_ttft(first, other))}."
+        return
+    yield f"{other.label} against {first.label}: the mean TTFT is {changes['mean']}."
+    parts = [
+        (end[0], label_of(part, other.summary.correlation.breakdown))
+        for part in TTFT_PARTS
+        if (end := _difference(first, other, json_name(part), "mean"))
+    ]
+    largest = max((abs(change) for change, _ in parts), default=0.0)
+    named = sorted((part for part in parts if abs(part[0]) >= LEAST_PART * largest > 0), key=lambda part: -abs(part[0]))
+    if named:
+        yield f"By part: {', '.join(f'{label} {_moved(change)}' for change, label in named)}."
+    if changes["p99"]:
+        yield f"Its p99 is {changes['p99']}."
+
+
+def _without_ttft(*runs: Compared) -> list[str]:
+    return [run.label for run in runs if run.ends("ttft_ms", "mean") is None]
+
+
+def _change(first: Compared, other: Compared, name: str, statistic: str) -> str | None:
+    """Return how a statistic changed, in words; None where either run has none."""
+    before, after = first.ends(name, statistic), other.ends(name, statistic)
+    if before is None or after is None:
+        return None
+    change, low, high = difference(before, after)
+    how = f"{spoken(abs(change))} {'higher' if change > 0 else 'lower'}" if change else "the same"
+    words = f"{how} ({spoken(after[0])} instead of {spoken(before[0])}"
+    if low is None or high is None:
+        return f"{words}; too few requests for an interval)"
+    chance = ", which may be chance" if low <= 0 <= high else ""
+    return f"{words}; 95 % interval of the difference {_moved(low)} to {_moved(high)}){chance}"
+
+
+def _difference(first: Compared, other: Compared, name: str, statistic: str) -> Ends | None:
+    before, after = first.ends(name, statistic), other.ends(name, statistic)
+    return None if before is None or after is None else difference(before, after)
+
+
+def _moved(change: float) -> str:
+    return f"{'-' if change < 0 else '+'}{spoken(abs(change))}"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{ms(value)}"
+
+
+def difference_tables(runs: Sequence[Compared]) -> Iterator[Table]:
+    """Yield for each run but the first a table of its times beside the first's, with the intervals of differences."""
+    first, *others = runs
+    labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS if name.endswith("_ms")}
+    labels |= {json_name(part): label_of(part, first.summary.correlation.breakdown) for part in TTFT_PARTS}
+    labels["itl_ms"] = "gaps between chunks"
+    names = ("ttft_ms", *map(json_name, TTFT_PARTS), "tpot_ms", "itl_ms", "e2e_ms")
+    for other in others:
+        head = (first.label, other.label, "difference", "from", "to")
+        title = f"{other.label} against {first.label}, ms; 95 % intervals of differences, ?: too few requests to say"
+        shown = table(title, *head)
+        for name in names:
+            for statistic in STATISTICS:
+                before, after = first.ends(name, statistic), other.ends(name, statistic)
+                if before is None or after is None:
+                    continue
+                change, low, high = difference(before, after)
+                ends = ("?" if end is None else _signed(end) for end in (low, high))
+                label = Text(f"{labels[name]}, {statistic}")
+                style = "bold" if low is not None and high is not None and not low <= 0 <= high else ""
+                shown.add_row(label, ms(before[0]), ms(after[0]), _signed(change), *ends, style=style)
+        yield shown
+
+
+def runs_table(runs: Sequence[Compared]) -> Table:
+    """Return the runs beside each other: what they were, what became of their requests, and what they served."""
+    shown = _beside("Runs", runs)
+    for label, value in (
+        ("directory", lambda run: run.name),
+        ("run", lambda run: run.summary.run_id),
+        ("started", lambda run: run.summary.window.start),
+        ("ended", lambda run: run.summary.status),
+        ("requests sent", lambda run: cell(run.summary.client.requests.sent)),
+        ("of them ok", lambda run: cell(run.summary.client.requests.ok)),
+        ("requests/s sent", lambda run: cell(run.summary.client.rates.realised_requests_per_s)),
+        ("requests/s served", lambda run: cell(run.summary.client.rates.served_requests_per_s)),
+        ("output tokens/s", lambda run: cell(run.summary.client.throughput.output_tokens_per_s)),
+    ):
+        shown.add_row(label, *(Text(value(run)) for run in runs))
+    return shown
+
+
+def configuration_table(runs: Sequence[Compared]) -> Table:
+    """Return what differs between the runs in configuration, engine and versions; a row says so where nothing does."""
+    shown = _beside("What differs in the configuration", runs)
+    settings = [_settings(run.summary) for run in runs]
+    for name in dict.fromkeys(name for values in settings for name in values):
+        shown_values = [setting(values[name]) if values.get(name) not in (None, "", []) else "-" for values in settings]
+        if len(set(shown_values)) > 1:
+            shown.add_row(Text(name.replace("_", " ")), *map(Text, shown_values))
+    if not shown.row_count:
+        shown.add_row("nothing", *("" for _ in runs))
+    return shown
+
+
+def _settings(summary: Summary) -> Mapping[str, Any]:
+    engine = summary.server.engine
+    versions = {"engine": f"{engine.name} {engine.version or ''}".rstrip() if engine else None}
+    versions["sidelight"] = summary.tool.version
+    versions["tokenizer of lengths"] = summary.workload.tokenizer.name if summary.workload.tokenizer else None
+    versions["requests (SHA-256)"] = (summary.workload.requests_sha256 or "")[:12]
+    return versions | {name: value for name, value in summary.config.items() if name not in _METHOD}
+
+
+def _same_requests(runs: Sequence[Compared]) -> str:
+    sent = {run.summary.workload.requests_sha256 for run in runs}
+    if None in sent:
+        return "Whether the runs sent the same requests is not known."
+    if len(sent) == 1:
+        return "All runs sent the same requests."
+    return "The runs did not send the same requests: what differs may be due to that."
+
+
+def _beside(title: str, runs: Sequence[Compared]) -> Table:
+    shown = table(title, *(run.label for run in runs))
+    for column in shown.columns[1:]:
+        column.justify, column.no_wrap = "left", False
+    return shown
