@@ -188,7 +188,11 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "sidelight_client_input_tokens", "Prompt tokens of the requests that ended.", value=client.input_tokens
     )
-    yield CounterMetricFamily("sidelight_client_output_tokens", "Tokens received.", value=client.output_tokens)
+    yield CounterMetricFamily(
+        "sidelight_client_output_tokens",
+        "Tokens received: by usage, of replies that go on by their chunks.",
+        value=client.output_tokens,
+    )
     for name, what, histogram in (
         ("ttft", "Last byte of the request to first content that is not blank.", client.ttft),
         ("inter_token_latency", "Time between content chunks of one response.", client.inter_token),
@@ -197,7 +201,9 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     ):
         yield _histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
 
-    what = "Exact quantiles of the requests that ended so far, which buckets cannot tell."
+    what = (
+        "Exact quantiles so far, which buckets cannot tell: of TTFT since the first token, of the others since the end."
+    )
     quantiles = Metric("sidelight_client_quantile_seconds", what, "summary")
     for (of, quantile), value_s in client.quantiles.items():
         quantiles.add_sample(quantiles.name, {"of": of, "quantile": quantile}, value_s)

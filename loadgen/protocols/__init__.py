@@ -61,6 +61,12 @@ class Protocol:
 
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 
+    def first_token_ns(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> int:
+        """Return when the first token of a reply that may go on was read; see reply.first_token_ns."""
+        from loadgen.protocols.reading.reply import first_token_ns  # noqa: PLC0415  as above
+
+        return first_token_ns(self.form, http_status, head, body, reads_ns, read_ends)
+
 
 _messages = partial(carry_messages, "messages")
 

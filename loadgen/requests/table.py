@@ -32,6 +32,10 @@ STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
+# Of a reply that goes on, what is looked at for its first token.
+_BEGINNING_BYTES = 16 * 1024
+# What may come behind the last token: a finish reason, usage, [DONE].
+_CLOSING_READS = 3
 # Of a part and of a plan: what becomes a number of 64 bits, and how far differences of two still do.
 _part_numbers = attrgetter(
     "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "status", "end_ns"
@@ -132,6 +136,32 @@ def unknown_requests(size: int) -> RequestLog:
     return RequestLog(**{**columns, "chunk_start": np.zeros(size + 1, dtype=np.int64)})
 
 
+class FirstToken(msgspec.Struct, frozen=True, gc=False):
+    """A request whose first token has come while its reply goes on."""
+
+    phase: str
+    index: int
+    trace_id: str
+    submit_ns: int
+    first_token_ns: int
+
+
+class _Stream(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """A reply that goes on: its first token, whether one is still looked for, and how many reads came from it on, as
+    far as its first `parts` say. A token comes in a read of its own, seldom in more: `tokens` says no more than came.
+    """
+
+    phase: str
+    parts: int = 0
+    first_token_ns: int = -1
+    is_sought: bool = True
+    reads: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return max(min(1, self.reads), self.reads - _CLOSING_READS)
+
+
 class RequestFold:
     """The requests of a run, filled as its records arrive: each reply is parsed once, when its request is whole.
 
@@ -155,6 +185,9 @@ class RequestFold:
         self._returned = 0  # of the tables
         self.sent: Counter[str] = Counter()  # by phase
         self.offsets_ns: dict[str, array[int]] = {}  # of what a phase schedules, from its start, in the plan's order
+        self.streamed: Counter[str] = Counter()  # by phase: tokens of replies that go on, as of `first_tokens`
+        self._streams: dict[int, _Stream] = {}
+        self._unread: dict[int, None] = {}  # requests in flight of which something came since then
 
     @property
     def in_flight(self) -> int:
@@ -190,11 +223,53 @@ class RequestFold:
             self._lengths[part.index] = 1 + part.seq
         if len(parts) == self._lengths.get(part.index):
             del self._parts[part.index], self._lengths[part.index]
+            self._unread.pop(part.index, None)
+            if (stream := self._streams.pop(part.index, None)) is not None:
+                self.streamed[stream.phase] -= stream.tokens
             planned = self._planned.pop(part.index, _UNPLANNED)
             if (row := _row(parts, planned, self._protocol)) is not None:
                 self._rows.append(row)
             if len(self._rows) == _TABLE_ROWS:
                 self._lay_out()
+        elif part.reads_ns:
+            self._unread[part.index] = None
+
+    def first_tokens(self) -> list[FirstToken]:
+        """Return the requests in flight whose first token has come since the last call; bring `streamed` up to date.
+
+        Where much came before the first token, it is known with the end of the request.
+        """
+        indices, self._unread = list(self._unread), {}
+        firsts = []
+        for index in indices:
+            # What no worker has written is noticed when the request has ended, and counted there.
+            with suppress(ValueError):
+                if (first := self._look(index)) is not None:
+                    firsts.append(first)
+        return firsts
+
+    def _look(self, index: int) -> FirstToken | None:
+        stream = self._streams.setdefault(index, _Stream(phase=self._planned.get(index, _UNPLANNED).phase))
+        parts, first, before = self._parts[index], None, stream.tokens
+        if stream.first_token_ns >= 0:
+            stream.reads += sum(map(_reads_in, parts[stream.parts :]))
+        elif stream.is_sought and (known := _in_order(parts)):
+            first = self._first_token(known, stream)
+        stream.parts = len(parts)
+        self.streamed[stream.phase] += stream.tokens - before
+        return first
+
+    def _first_token(self, known: Sequence[RequestPart], stream: _Stream) -> FirstToken | None:
+        reads, head = _joined(known), _head(known)
+        status = max(part.status for part in known)
+        beginning = reads.body[:_BEGINNING_BYTES]
+        first_ns = self._protocol.first_token_ns(status, head, beginning, reads.stamps_ns, reads.ends)
+        stream.is_sought = len(reads.body) < _BEGINNING_BYTES
+        if first_ns < 0:
+            return None
+        stream.first_token_ns, stream.reads = first_ns, int((reads.stamps_ns >= first_ns).sum())
+        index = known[0].index
+        return FirstToken(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
 
     def ended(self) -> RequestLog:
         """Return the requests that have ended since the last call, in the order in which they did."""
@@ -243,13 +318,11 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol) -> _Row | None:
     """Read one request from its parts; None without its first. The last part repeats the stamps of those before."""
-    ordered = sorted(parts, key=attrgetter("seq"))
-    known = [part for seq, part in enumerate(ordered) if part.seq == seq]
+    known = _in_order(parts)
     if not known:
         return None
-    reads = unpack(known[0]) if len(known) == 1 else _joined([unpack(part) for part in known])
+    reads, head = _joined(known), _head(known)
     status = max(part.status for part in known)
-    head = next((part.head for part in known if part.head), b"")
     return _Row(
         planned=planned,
         last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
@@ -289,7 +362,26 @@ def unpack(part: RequestPart) -> Reads:
     return Reads(stamps_ns=steps_ns.cumsum(), ends=ends, body=body[4 * len(steps_ns) :])
 
 
-def _joined(parts: Sequence[Reads]) -> Reads:
+def _in_order(parts: Sequence[RequestPart]) -> list[RequestPart]:
+    """Return the parts of a request from its first to the first that is missing."""
+    ordered = sorted(parts, key=attrgetter("seq"))
+    return [part for seq, part in enumerate(ordered) if part.seq == seq]
+
+
+def _head(known: Sequence[RequestPart]) -> bytes:
+    return next((part.head for part in known if part.head), b"")
+
+
+def _reads_in(part: RequestPart) -> int:
+    """Return how many reads a part is of, without unpacking it."""
+    return len(part.reads_ns) // 8 if part.packing == PLAIN else max(0, len(part.reads_ns) // 4 - 1)
+
+
+def _joined(known: Sequence[RequestPart]) -> Reads:
+    """Return the reads of parts that follow one another. Raises ValueError as `unpack` does."""
+    if len(known) == 1:
+        return unpack(known[0])
+    parts = [unpack(part) for part in known]
     begins = accumulate((len(part.body) for part in parts), initial=0)
     return Reads(
         stamps_ns=np.concatenate([part.stamps_ns for part in parts]),

@@ -11,8 +11,9 @@ from itertools import pairwise
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
+from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
+from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from sidecar.directory import Run
 from sidecar.live.quantiles import histograms_of, stated
@@ -21,6 +22,7 @@ from sidecar.live.tally import Tally, reported_rates
 INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
 LONGEST_S = 60.0
+_ROUNDING = 1e-9
 
 
 def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapshot:
@@ -31,21 +33,17 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     log, measured = take(run.requests, rows), take(parts, rows)
     tally = Tally()
     tally.count(log)
-    slo = summary.client.slo
-    client = tally.client_counts(
-        in_flight=0,
-        submitted=int((log.submit_ns >= 0).sum()),
-        scheduled=run.scheduled_by("measure", int(log.end_ns.max(initial=0))),
-        slo=slo,
-    )
-    client = replace(client, good=None if slo is None else slo.good_requests, rates=reported_rates(summary.client))
-    generator = replace(
-        latest.generator or GeneratorCounts(),
-        schedule_lateness=tally.lateness,
-        lateness_quantiles_s=tally.lateness_quantiles_s(),
-    )
+    shown, generator = latest.client or ClientCounts(requests={}), latest.generator or GeneratorCounts()
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
     counts = replace(counted(nothing_counted(sources=sources), measured, requests=log), pending=0)
+    if latest.parts is not None:
+        before = latest.parts
+        counts = replace(
+            counts,
+            ttft={key: _not_below(each, before.ttft.get(key)) for key, each in counts.ttft.items()},
+            e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
+            inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
+        )
     pages = {page.url: page for page in summary.server.endpoints}
     engines = tuple(
         replace(engine, quantiles=stated(histograms_of(pages[engine.endpoint]))) if engine.endpoint in pages else engine
@@ -54,12 +52,45 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     return replace(
         latest,
         phase="done",
-        client=client,
-        generator=generator,
+        client=_client(tally, log, run, summary, shown),
+        generator=replace(
+            generator,
+            schedule_lateness=_not_below(tally.lateness, generator.schedule_lateness),
+            lateness_quantiles_s=tally.lateness_quantiles_s(),
+        ),
         parts=counts,
         engines=engines,
         verdicts=verdicts(summary),
     )
+
+
+def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: ClientCounts) -> ClientCounts:
+    slo = summary.client.slo
+    client = tally.client_counts(
+        in_flight=0,
+        submitted=int((log.submit_ns >= 0).sum()),
+        scheduled=run.scheduled_by("measure", int(log.end_ns.max(initial=0))),
+        slo=slo,
+    )
+    return replace(
+        client,
+        good=None if slo is None else slo.good_requests,
+        rates=reported_rates(summary.client),
+        output_tokens=max(tally.received, shown.output_tokens or 0),
+        ttft=_not_below(tally.ttft, shown.ttft),
+        inter_token=_not_below(tally.inter_token, shown.inter_token),
+        time_per_output_token=_not_below(tally.tpot, shown.time_per_output_token),
+        e2e=_not_below(tally.e2e, shown.e2e),
+    )
+
+
+def _not_below(histogram: Cumulative, shown: Cumulative | None) -> Cumulative:
+    """Return a histogram whose sum is not below what was shown by what rounding makes of the order of its values: a
+    counter that falls has begun anew for Prometheus.
+    """
+    if shown is None or not histogram.sum_s < shown.sum_s <= histogram.sum_s * (1 + _ROUNDING):
+        return histogram
+    return replace(histogram, sum_s=shown.sum_s)
 
 
 def verdicts(summary: Summary) -> dict[str, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,10 +21,10 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
-from loadgen.requests.metrics import request_metrics, schedule_lateness_ms
+from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
 from loadgen.requests.slo import Slo, SloResult, SloTally
-from loadgen.requests.table import RequestLog
-from rundir.columns import Floats
+from loadgen.requests.table import FirstToken, RequestLog
+from rundir.columns import Floats, Ints, Texts
 from rundir.stats import Missing
 
 if TYPE_CHECKING:
@@ -55,22 +55,28 @@ class Sample:
     counted: int = 0
     quantiles: tuple[float, ...] = ()
 
-    def add(self, values_s: Floats, stale_ratio: float) -> None:
-        """Add the values that are known; the quantiles are found anew with so many times more values than counted."""
+    def add(self, values_s: Floats, stale_ratio: float, *, passing_s: Collection[float] = ()) -> None:
+        """Add the values that are known, to which those belong for now that may yet turn out otherwise; the quantiles
+        are found anew with so many times more values than counted, or fewer.
+        """
         self.values.frombytes(values_s[np.isfinite(values_s)].tobytes())
-        if len(self.values) > stale_ratio * self.counted:
-            self.counted = len(self.values)
+        count = len(self.values) + len(passing_s)
+        if count and not self.counted <= count <= stale_ratio * self.counted:
+            self.counted = count
             levels = [float(level) for level in QUANTILES]
-            self.quantiles = tuple(np.quantile(np.frombuffer(self.values.tobytes()), levels).tolist())
+            values = np.frombuffer(self.values.tobytes() + array("d", passing_s).tobytes())
+            self.quantiles = tuple(np.quantile(values, levels).tolist())
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """Counts and histograms since a phase began.
 
-    `lately` has (end_ns, output tokens) of the requests that ended lately and whose tokens are known; the caller drops
-    old ones. Quantiles are those of all values, or with a `stale_ratio` above 1, which keeps their cost flat in a view
-    that counts each second, of the values that were there before so many times more came.
+    A TTFT counts when the first token has come, which a view of a run that goes on says by `begin`; all else when a
+    request has ended. `received` are the output tokens of the requests that have ended, and those of replies that go
+    on as far as was said; it never falls.
+    Quantiles are those of all values, or with a `stale_ratio` above 1, which keeps their cost flat in a view that
+    counts each second, of the values that were there before so many times more came.
     """
 
     stale_ratio: float = 1.0
@@ -78,20 +84,35 @@ class Tally:
     statuses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     input_tokens: int = 0
     output_tokens: int = 0
+    received: int = 0
     ttft: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     inter_token: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
     tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
     e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
     samples: dict[str, Sample] = field(default_factory=lambda: {name: Sample() for name in (*LATENCIES, LATENESS)})
-    lately: deque[tuple[int, int]] = field(default_factory=deque)
     objectives: SloTally | None = None
     _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
     _ok_tokens: int = 0
+    _begun_s: dict[int, float] = field(default_factory=dict)  # TTFT of requests in flight, by index
 
     def __post_init__(self) -> None:
         if self.slo is not None:
             self.objectives = SloTally(self.slo)
+
+    def begin(self, firsts: Sequence[FirstToken], *, streamed: int) -> None:
+        """Add requests in flight whose first token has come; of all those, so many tokens have come."""
+        self.received = max(self.received, self.output_tokens + streamed)
+        if not firsts:
+            return
+        first_ns = np.array([first.first_token_ns for first in firsts], np.int64)
+        ttft_s = ttft_ns(np.array([first.submit_ns for first in firsts], np.int64), first_ns) / 1e9
+        self._observe_ttft(ttft_s, np.array([first.trace_id for first in firsts], np.object_), first_ns)
+        self._begun_s.update(zip((first.index for first in firsts), ttft_s.tolist(), strict=True))
+        self.samples["ttft"].add(np.empty(0), self.stale_ratio, passing_s=self._begun_s.values())
+
+    def _observe_ttft(self, ttft_s: Floats, trace_ids: Texts, first_ns: Ints) -> None:
+        self.ttft = add(self.ttft, traced(ttft_s, LATENCY_BOUNDS_S, trace_ids, first_ns))
 
     def count(self, log: RequestLog) -> None:
         """Add requests that have ended, none of them before."""
@@ -100,8 +121,9 @@ class Tally:
             self.statuses[str(status)] += 1
         self.input_tokens += int(log.input_tokens[log.input_tokens > 0].sum())
         self.output_tokens += int(log.output_tokens[log.output_tokens > 0].sum())
-        ttft = traced(metrics.ttft_ms / 1e3, LATENCY_BOUNDS_S, log.trace_id, log.first_token_ns)
-        self.ttft = add(self.ttft, ttft)
+        self.received = max(self.received, self.output_tokens)
+        is_new = np.array([self._begun_s.pop(index, None) is None for index in log.index.tolist()], np.bool_)
+        self._observe_ttft(metrics.ttft_ms[is_new] / 1e3, log.trace_id[is_new], log.first_token_ns[is_new])
         self.inter_token = add(self.inter_token, bucketize(metrics.itl_ms / 1e3, TOKEN_BOUNDS_S))
         self.tpot = add(self.tpot, bucketize(metrics.tpot_ms / 1e3, TOKEN_BOUNDS_S))
         self.e2e = add(self.e2e, bucketize(metrics.e2e_ms / 1e3, LATENCY_BOUNDS_S))
@@ -114,14 +136,13 @@ class Tally:
             "e2e_latency": metrics.e2e_ms,
         }
         for name, values_ms in times_ms.items():
-            self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio)
+            passing_s = self._begun_s.values() if name == "ttft" else ()
+            self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio, passing_s=passing_s)
         if self.objectives is not None:
             self.objectives.add(log, metrics)
             tokens = log.output_tokens[log.status == "ok"]
             self._uncounted += int((tokens < 0).sum())
             self._ok_tokens += int(tokens[tokens >= 0].sum())
-        counted = log.output_tokens > 0
-        self.lately.extend(zip(log.end_ns[counted].tolist(), log.output_tokens[counted].tolist(), strict=True))
 
     def slo_result(self, duration_s: float) -> SloResult | None:
         """Return how the objectives stand after so long; None without any."""
@@ -164,7 +185,7 @@ class Tally:
             slo=slo,
             in_flight=in_flight,
             input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
+            output_tokens=self.received,
             ttft=self.ttft,
             inter_token=self.inter_token,
             time_per_output_token=self.tpot,

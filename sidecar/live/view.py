@@ -1,7 +1,7 @@
 """A run while it goes: its logs are read as they grow, into the tables that the report takes, and counted.
 
-Requests count when they have ended; in flight and sent are as the workers last reported them, half a second ago at
-most.
+A TTFT counts when the first token has come and tokens as they come, as far as the workers wrote that, which takes them
+a second at most; all else counts when a request has ended. In flight and sent are as the workers last reported them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
 from loadgen.requests.slo import Slo, SloResult
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table import FirstToken
 from rundir.clock import Clock
 from rundir.columns import take
 from scraper.series.log import FailureRecord, Row
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 STALE_RATIO = 1.01  # of the quantiles
 SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
-RATE_S = 5.0  # the output rate is that of requests that ended this recently
+RATE_S = 5.0  # the output rate is of so long ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ class LiveRun:
         self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO, slo=described.slo))
         self._slo: SloResult | None = None
         self._slo_due_s = 0.0
+        self._received = deque[tuple[int, int]]()  # output tokens of the phase, at some moments lately
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines: dict[str, EngineView] = {}
@@ -96,6 +97,7 @@ class LiveRun:
     def enter(self, phase: str, *, start_ns: int | None = None) -> None:
         """Begin a phase, now or at a moment: the view counts from there."""
         self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
+        self._received = deque([(self._phase_ns, self._tallies[phase].received)])
         self._starts_ns[phase] = self._phase_ns
 
     def leave(self) -> None:
@@ -110,7 +112,9 @@ class LiveRun:
             self._worst_delay_ns = max(self._worst_delay_ns, stat.loop_delay_ns)
         for phase in dict.fromkeys(news.requests.phase):
             with self.failures.guard():
-                self._count(phase, take(news.requests, news.requests.phase == phase))
+                self._tallies[phase].count(take(news.requests, news.requests.phase == phase))
+        with self.failures.guard():
+            self._stream()
         for scrape in news.scrapes:
             with self.failures.guard():
                 self._show_page(scrape)
@@ -131,7 +135,6 @@ class LiveRun:
         tally = self._tallies[self._phase]
         now_ns = self._clock.now_ns()
         ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
-        tokens = sum(count for end_ns, count in tally.lately if end_ns > now_ns - RATE_S * 1e9)
         elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
         return View(
             phase=self._phase,
@@ -142,7 +145,7 @@ class LiveRun:
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],
             in_flight=self._in_flight,
-            output_tokens_per_s=tokens / min(RATE_S, elapsed_s) if tokens and elapsed_s > 0 else None,
+            output_tokens_per_s=self._output_rate(),
             ttft_p50_ms=1e3 * ttft_s["0.5"] if ttft_s else None,
             ttft_p99_ms=1e3 * ttft_s["0.99"] if ttft_s else None,
             running=self._gauge("requests_running"),
@@ -199,6 +202,13 @@ class LiveRun:
         start_ns = self._starts_ns.get("measure")
         return 0.0 if start_ns is None else (self._clock.now_ns() - start_ns) / 1e9
 
+    def _output_rate(self) -> float | None:
+        """Return the output tokens a second lately; None without any."""
+        if len(self._received) < 2:
+            return None
+        (began_ns, before), (ended_ns, now) = self._received[0], self._received[-1]
+        return (now - before) * 1e9 / (ended_ns - began_ns) if now > before and ended_ns > began_ns else None
+
     @property
     def _in_flight(self) -> int:
         """Return how many requests are in flight by the workers' own counts, before those by what they wrote."""
@@ -228,11 +238,17 @@ class LiveRun:
         known = (engine.counts for engine in self._engines.values() if engine.counts.engine)
         return next(({"engine": counts.engine, "version": counts.version} for counts in known), {})
 
-    def _count(self, phase: str, ended: RequestLog) -> None:
-        tally = self._tallies[phase]
-        tally.count(ended)
-        while tally.lately and tally.lately[0][0] < self._clock.now_ns() - RATE_S * 1e9:
-            tally.lately.popleft()
+    def _stream(self) -> None:
+        """Count what replies that go on have brought."""
+        firsts = defaultdict[str, list[FirstToken]](list)
+        for first in self.logs.requests.first_tokens():
+            firsts[first.phase].append(first)
+        for phase in {*firsts, self._phase}:
+            self._tallies[phase].begin(firsts[phase], streamed=self.logs.requests.streamed[phase])
+        now_ns = self._clock.now_ns()
+        self._received.append((now_ns, self._tallies[self._phase].received))
+        while self._received[0][0] < now_ns - RATE_S * 1e9:
+            self._received.popleft()
 
     def _show_page(self, scrape: Row | FailureRecord) -> None:
         engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))

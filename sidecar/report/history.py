@@ -14,7 +14,7 @@ from exporter.prometheus.remote_write import write
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo import parse_slo
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table import FirstToken, RequestLog
 from rundir.access import Access, masked
 from rundir.columns import take
 from scraper.series.table import EndpointSeries
@@ -44,7 +44,7 @@ def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Sna
     engines = [(endpoint, _view(endpoint)) for endpoint in run.endpoints if len(endpoint.at_ns)]
     slo, config = summary.client.slo, run.manifest["config"]
     tally = Tally(slo=None if slo is None else parse_slo(slo.text))
-    counts, done = nothing_counted(), 0
+    counts, done, before_ns = nothing_counted(), 0, -1
     run_id = str(run.manifest["run_id"])
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
@@ -55,6 +55,8 @@ def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Sna
             tally.count(take(log, ended))
             counts = counted(counts, take(parts, ended), requests=take(log, ended))
             done = now
+        _stream(tally, log, before_ns, at_ns)
+        before_ns = at_ns
         begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
         yield (
             at_ns,
@@ -95,6 +97,16 @@ def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
     engine = next(({"engine": engine.name, "version": engine.version or ""} for engine in known), {})
     stated = {"model": target.get("model"), "workload": config.get("workload"), "url": urls[0]}
     return {**{name: str(value or "") for name, value in stated.items()}, **engine}
+
+
+def _stream(tally: Tally, log: RequestLog, before_ns: int, at_ns: int) -> None:
+    """Count what replies that went on at a moment had brought; of their first tokens those since another moment."""
+    going_on = take(log, (log.first_token_ns >= 0) & (log.first_token_ns <= at_ns) & (log.end_ns > at_ns))
+    first_ns = np.repeat(going_on.first_token_ns, np.diff(going_on.chunk_start))
+    streamed = np.count_nonzero((going_on.chunk_ns >= first_ns) & (going_on.chunk_ns <= at_ns))
+    new = take(going_on, going_on.first_token_ns > before_ns)
+    columns = zip(new.phase, new.index, new.trace_id, new.submit_ns, new.first_token_ns, strict=True)
+    tally.begin([FirstToken(*columns_of) for columns_of in columns], streamed=int(streamed))
 
 
 def _client(run: Run, summary: Summary, log: RequestLog, tally: Tally, at_ns: int) -> ClientCounts:

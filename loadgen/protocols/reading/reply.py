@@ -98,6 +98,18 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
     )
 
 
+def first_token_ns(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> int:
+    """Return when the first token of a reply that may go on was read, -1 before it; arguments as of `read_reply`, and
+    `body` may be its beginning alone.
+    """
+    seen = Seen()
+    if http_status if form.messages else head:
+        for _ in reading(seen, form, http_status, head, body, map(int, read_ends)):
+            if seen.first >= 0:
+                break
+    return -1 if seen.first < 0 else int(_stamps_at([seen.ends[seen.first]], seen.body, reads_ns, read_ends)[0])
+
+
 def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: Ints) -> Ints:
     """Return when the byte before each position of a decoded body was read, int64[len(ends)].
 

@@ -169,6 +169,44 @@ def test_a_gap_in_the_parts_ends_what_is_known(wire: type[Wire]):
     assert len(log.assemble([], [fourth], run_id="r")) == 0
 
 
+def test_a_first_token_is_known_when_it_has_come_and_as_the_table_has_it(wire: type[Wire]):
+    """Said once while the reply goes on, with the reads from it on; not of a request that has ended."""
+    fold = log.RequestFold(run_id="r")
+    fold.plan(_planned(7))
+    fold.plan(_planned(8))
+    *parts, last = _parts(7, wire.answer(6), reads=8, pieces=8)
+    said, streamed = [], []
+    for part in parts:
+        fold.add(part)
+        said += fold.first_tokens()
+        streamed.append(fold.streamed["measure"])
+    fold.add(last)
+    for part in _parts(8, wire.answer(6), pieces=4):
+        fold.add(part)
+    assert [] == fold.first_tokens()
+    assert {"measure": 0} == fold.streamed
+    (first,) = said
+    table = fold.table()
+    assert ("measure", 7, table.trace_id[0]) == (first.phase, first.index, first.trace_id)
+    assert (table.submit_ns[0], table.first_token_ns[0]) == (first.submit_ns, first.first_token_ns)
+    reads = [max(0, 1 + n - first.first_token_ns // 100) for n in range(1, 8)]
+    assert [max(min(1, count), count - 3) for count in reads] == streamed
+
+
+def test_a_reply_with_much_before_its_first_token_is_not_looked_through_again_and_again(wire: type[Wire]):
+    """Comments of 100 kB first: its first token is known with its end. What no worker has written hurts no other."""
+    head, _, body = wire.answer(6).partition(b"\r\n\r\n")
+    fold = log.RequestFold(run_id="r")
+    comment = wire.event(wire.ROLE) + b"186a3\r\n:" + b"x" * 100_000 + b"\n\n\r\n"
+    long = _parts(7, head + b"\r\n\r\n" + comment + body, pieces=4)
+    bad = msgspec.structs.replace(_parts(8, head + b"\r\n\r\n" + body, last=False)[0], body=b"not packed")
+    for part in (*long[:-1], bad):
+        fold.add(part)
+        assert [] == fold.first_tokens()
+    fold.add(long[-1])
+    assert [7] == fold.ended().index.tolist()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
     """Selecting then looking is looking then selecting; all is the identity; none is empty."""

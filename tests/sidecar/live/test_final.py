@@ -12,15 +12,18 @@ import aiohttp
 import numpy as np
 import pytest
 from golden_files import GOLDEN, names
+from logs import request_log
 
-from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage
+from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
+from loadgen.requests.table import FirstToken
 from rundir.clock import anchor
+from rundir.columns import take
 from scraper.window.quantities import Histogram
 from sidecar.directory.opening import open_run
 from sidecar.live.final import final, linger, patience_s
-from sidecar.live.tally import Sample
+from sidecar.live.tally import Sample, Tally
 from sidecar.live.view import LiveRun
 from sidecar.report.derive import derive_run
 
@@ -92,6 +95,51 @@ def test_objectives_end_as_the_report_has_them(tmp_path: Path):
     for quantile, value_ms in (("0.5", lateness.p50), ("0.99", lateness.p99)):
         shown_s = samples[f'sidelight_generator_schedule_lateness_quantile_seconds{{quantile="{quantile}"}}']
         assert float(shown_s) == pytest.approx(value_ms / 1e3, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_counter_of_the_client_falls_when_the_report_comes(name: str, tmp_path: Path):
+    """Prometheus takes a fall for a restart, and counts all anew: also where sums round otherwise, batch by batch."""
+    shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / name), ["json"])
+    log = take(derived.run.requests, derived.run.requests.phase == "measure")
+    tally = Tally()
+    for row in range(len(log)):
+        tally.count(take(log, np.arange(len(log)) == row))
+    latest = replace(LATEST, client=tally.client_counts(in_flight=0))
+    last = final(latest, derived.run, derived.times.parts, derived.summary)
+    before, after = (counters(snapshot) for snapshot in (latest, last))
+    assert [] == [name for name, value in before.items() if after[name] < value]
+    assert before == pytest.approx({name: after[name] for name in before}, rel=1e-9)
+
+
+def counters(snapshot: Snapshot) -> dict[str, float]:
+    """Return the client's counters by name and labels."""
+    return {
+        f"{sample.name}{sample.labels}": sample.value
+        for family in families(snapshot)
+        if family.name.startswith("sidelight_client") and family.type in ("counter", "histogram")
+        for sample in family.samples
+    }
+
+
+def test_a_request_that_fails_behind_its_first_token_leaves_the_percentiles():
+    """As in the report; until it has ended it counts with those that go on. The histogram counts it once."""
+    tally = Tally()
+    firsts = [
+        FirstToken(phase="measure", index=index, trace_id="", submit_ns=0, first_token_ns=milliseconds * 1_000_000)
+        for index, milliseconds in ((0, 10), (1, 20), (2, 3000))
+    ]
+    tally.begin(firsts, streamed=0)
+    medians = [tally.samples["ttft"].quantiles[0]]
+    row = {"submit": 0, "end": 4000}
+    ended = [
+        row | {"first": first, "last": first, "status": status}
+        for first, status in ((10, "ok"), (20, "ok"), (3000, "failed"))
+    ]
+    tally.count(request_log(*ended))
+    medians.append(tally.samples["ttft"].quantiles[0])
+    assert (medians, sum(tally.ttft.counts)) == ([pytest.approx(0.02), pytest.approx(0.015)], 3)
 
 
 def test_quantiles_are_of_all_values_but_in_a_view_that_counts_each_second():

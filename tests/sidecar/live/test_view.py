@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from golden_files import GOLDEN, names
 from msgspec import structs
 from sent_requests import parts, planned
 from series import scraped
 
 from exporter.prometheus.page import LivePage
-from loadgen.records import WorkerStat, append_record
+from loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
 from loadgen.requests.slo import parse_slo
+from loadgen.requests.table import RequestFold
 from rundir.clock import anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
@@ -89,6 +93,50 @@ def test_objectives_stand_as_the_requests_that_ended_have_them(tmp_path: Path):
         goodput, met = shown["goodput"]
         assert goodput is not None
         assert (True, False, 3) == (0 < goodput <= 3, met, client.good)
+
+
+def test_a_ttft_counts_with_the_first_token_and_tokens_as_they_come(tmp_path: Path):
+    """Of a reply that goes on; once it has ended they are what its usage says, and nothing counts twice."""
+    (tmp_path / RAW).mkdir()
+    pieces, page, seen = parts(0, 5), LivePage(), []
+    with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
+        live.enter("measure")
+        with FrameLog(tmp_path / RAW / "plan-measure.log") as plan, FrameLog(tmp_path / RAW / "requests-0.log") as log:
+            append_record(plan, planned(0, 5))
+            for part in pieces:
+                append_record(log, part)
+                live.poll()
+                view, client = live.view(), live.snapshot().client
+                assert client is not None
+                assert client.ttft is not None
+                seen.append((sum(client.ttft.counts), client.output_tokens, view.ttft_p50_ms))
+        page.update(live.snapshot())
+    ttft_ms = pytest.approx(997 / 1e6)
+    # Five chunks; of the last three reads, they could be a finish reason, usage and the end.
+    assert seen == [(1, tokens, ttft_ms) for tokens in (1, 1, 1, 1, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("name", names())
+def test_first_tokens_of_recorded_runs_are_those_of_the_table(name: str):
+    """Of every protocol that was recorded, looked at after each record of the log."""
+    manifest = json.loads((GOLDEN / name / "manifest.json").read_text(encoding="utf-8"))
+    fold = RequestFold(run_id=manifest["run_id"], protocol=manifest["config"].get("endpoint", "chat"))
+    for plan in sorted((GOLDEN / name / RAW).glob("plan-*.log")):
+        for request in read_plan(plan):
+            fold.plan(request)
+    said = []
+    for log in sorted((GOLDEN / name / RAW).glob("requests-*.log")):
+        for record in read_log(log):
+            if isinstance(record, RequestPart):
+                fold.add(record)
+                said += fold.first_tokens()
+    table = fold.table()
+    stamps_ns = dict(zip(table.index.tolist(), table.first_token_ns.tolist(), strict=True))
+    assert all(first.first_token_ns == stamps_ns[first.index] for first in said)
+    assert said or name == "torn"  # whose replies are in one part each
+    assert len({first.index for first in said}) == len(said)
+    open_tokens = sum(fold.streamed.values())
+    assert 0 <= open_tokens <= np.diff(table.chunk_start)[table.status == "in_flight"].sum()
 
 
 def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_workers_say(tmp_path: Path):

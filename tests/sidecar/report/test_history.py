@@ -16,6 +16,7 @@ from prometheus_client.samples import Sample
 from exporter.prometheus.page import families
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
+from rundir.columns import take
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import OPENMETRICS, Derived, derive_run
@@ -79,6 +80,22 @@ def test_what_was_due_sent_and_good_ends_as_the_report_has_it(tmp_path: Path):
     for objective in summary.client.slo.objectives:
         assert last(points, "sidelight_slo_met", objective=objective.name) == objective.met
         assert last(points, "sidelight_slo_value", objective=objective.name) == objective.value_ms * 1e-3
+
+
+def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
+    """At each step as many as had come by then, and tokens as their chunks came."""
+    run = derived("vllm_plain", tmp_path)
+    log = take(run.run.requests, run.run.requests.phase == "measure")
+    counted = 0
+    for at_ns, snapshot in history(run.run, run.times.parts, run.summary):
+        assert snapshot.client is not None
+        assert snapshot.client.ttft is not None
+        come = (log.first_token_ns >= 0) & (log.first_token_ns <= at_ns)
+        assert sum(snapshot.client.ttft.counts) == come.sum()
+        ended = log.output_tokens[(log.end_ns <= at_ns) & (log.output_tokens > 0)].sum()
+        assert snapshot.client.output_tokens >= ended
+        counted += int((come & (log.end_ns > at_ns)).sum())
+    assert counted
 
 
 @pytest.mark.parametrize("name", RUNS)
