@@ -127,7 +127,9 @@ async def empty_queries(
 
 
 @asynccontextmanager
-async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterator[str]:
+async def prometheus(
+    *, scraping: Sequence[str], directory: Path, features: str = "exemplar-storage"
+) -> AsyncIterator[str]:
     """Run a real Prometheus on loopback that scrapes "host:port" targets each second; yield its base URL.
 
     Everything it writes is under `directory`. Raises RuntimeError with its log if it never gets ready.
@@ -148,7 +150,7 @@ async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterat
             f"--storage.tsdb.path={directory / 'tsdb'}",
             "--web.listen-address=127.0.0.1:0",
             "--web.enable-remote-write-receiver",
-            "--enable-feature=exemplar-storage",
+            f"--enable-feature={features}",
             stdout=log,
             stderr=log,
         )

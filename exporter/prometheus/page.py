@@ -142,6 +142,16 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         yield family
 
 
+class Histograms(HistogramMetricFamily):
+    """Histograms of one name; `natives` has the exponential buckets of those that have any, by the place of their sum
+    among the samples. The page shows the classic ones.
+    """
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        super().__init__(name, documentation, labels=labels)
+        self.natives: dict[int, Mapping[int, int]] = {}
+
+
 def dated(
     history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, samples.Exemplar]
 ) -> Iterator[tuple[int, Metric]]:
@@ -386,9 +396,9 @@ def _series(
 
 def _histograms(
     name: str, what: str, labels: Sequence[str], histograms: Iterable[tuple[Sequence[str], Cumulative | None]]
-) -> HistogramMetricFamily:
+) -> Histograms:
     """Return a family with a histogram for each that is known and finite, by its labels."""
-    family = HistogramMetricFamily(name, what, labels=labels)
+    family = Histograms(name, what, labels=labels)
     for values, histogram in histograms:
         if histogram is not None and math.isfinite(histogram.sum_s + sum(histogram.counts)):
             upper = (*(str(bound) for bound in histogram.bounds_s), "+Inf")
@@ -397,6 +407,8 @@ def _histograms(
                 for place, (bound, count) in enumerate(zip(upper, accumulate(histogram.counts), strict=True))
             ]
             family.add_metric(values, buckets, histogram.sum_s)
+            if histogram.native:
+                family.natives[len(family.samples) - 1] = histogram.native
     return family
 
 

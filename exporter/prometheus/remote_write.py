@@ -1,163 +1,253 @@
-"""`--prometheus-write`: the live page of a run at every step, sent to a server that takes Prometheus' remote write 1.0.
+"""`--prometheus-write`: the live page, every few seconds or after the fact, sent by Prometheus' remote write 1.0.
 
-Samples bear the run's own time stamps, so that what comes twice changes nothing.
-Source: Prometheus remote write 1.0 (prometheus.io/docs/specs/prw/remote_write_spec).
+Samples bear the run's own time stamps, so that what comes twice changes nothing. Messages: `write_request`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from typing import Self
 
 import aiohttp
-from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.samples import Exemplar
 
-from exporter.prometheus.page import dated
+from exporter.prometheus.page import families
 from exporter.prometheus.snapshot import Snapshot
+from exporter.prometheus.write_request import WriteRequest, write_requests
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
 from scraper.spans.forward import Rejected, Unavailable, again_while_away
 
-STEPS_A_REQUEST = 20
-SERIES_A_REQUEST = 500
+STEP_S = 5.0
 PATIENCE_S = 10.0  # how long one request is tried
 REPORT_EVERY_S = 5.0
+STEPS_WAITING = 60  # of a server that is away: 5 minutes
 _HEADERS = {
     "Content-Type": "application/x-protobuf",
     "Content-Encoding": "snappy",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
-_LITERAL_BYTES = 1 << 16
 _REPLY_BYTES, _REASON_CHARACTERS = 4096, 200
-# What a server says of samples that it takes no more, as Prometheus without an out-of-order window does after an hour.
-_TOO_OLD = ("too old", "out of bounds", "out of order")
-_Labels = tuple[tuple[str, str], ...]
+# What a server says of samples that it takes no more: as Prometheus without an out-of-order window does after an hour,
+_TOO_OLD = ("too old", "out of bounds")
+# and of those that it has, or has newer ones of.
+_THERE = ("out of order", "duplicate sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """How many samples a server took, and why it was given no more; "" where it took all."""
+    """How many samples a server took, had already or refused as too old; and why it was given no more, or ""."""
 
     samples: int
+    there: int = 0
+    too_old: int = 0
     reason: str = ""
 
 
-async def write(
-    history: Iterable[tuple[int, Snapshot]], url: str, access: Access, *, report: Callable[[str], None]
-) -> Written:
-    """Send snapshots and the moments of each (int64 ns Unix, ascending) in turn.
+class _Late(Rejected):
+    """The server takes samples of these moments no more; `is_too_old`, or it has them or newer ones."""
 
-    A server that is away, or asks for later (429, 5xx), is tried again for PATIENCE_S; one that refuses is given
-    nothing more. `report` is called every few seconds with how many samples were taken. Raises UnusableFile.
-    """
-    taken, loop = 0, asyncio.get_running_loop()
-    reported_s = loop.time()
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    connector = aiohttp.TCPConnector(ssl=aiohttp_tls(access))
-    headers = {**_HEADERS, **headers_for(access, url)}
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        for count, body in write_requests(history):
+    def __init__(self, reason: str, *, is_too_old: bool) -> None:
+        super().__init__(reason)
+        self.is_too_old = is_too_old
+
+
+class RemoteWriter:
+    """Owns the connection to a server, and counts what it took; an async context manager."""
+
+    def __init__(self, url: str, access: Access, *, native: bool = False) -> None:
+        self.samples = self.there = self.too_old = 0
+        self._url, self._access, self._native = url, access, native
+        self._shown: dict[Hashable, Exemplar] = {}
+
+    async def __aenter__(self) -> Self:
+        """Open it. Raises UnusableFile."""
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+            connector=aiohttp.TCPConnector(ssl=aiohttp_tls(self._access)),
+            headers={**_HEADERS, **headers_for(self._access, self._url)},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def write(
+        self,
+        history: Iterable[tuple[int, Snapshot]],
+        *,
+        patience_s: float,
+        on_away: Callable[[Unavailable], object] = lambda _: None,
+        on_request: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Send snapshots, each with its moment (int64 ns Unix, ascending).
+
+        A server that is away, or asks for later (429, 5xx), is tried again for `patience_s`; samples that are late are
+        counted and left out. Raises Rejected, and Unavailable as `again_while_away` does.
+        """
+        for request in write_requests(history, self._shown, native=self._native):
+            deliver = partial(self._deliver, patience_s=patience_s, on_away=on_away)
             try:
-                await again_while_away(partial(_send, session, bare(url), body), patience_s=PATIENCE_S)
-            except (Unavailable, Rejected) as error:
-                return Written(samples=taken, reason=str(error))
-            taken += count
+                await deliver(request)
+            except _Late:
+                # Of the moments of one request only some may be late.
+                for step in request.by_step():
+                    try:
+                        await deliver(step)
+                    except _Late as late:
+                        self.too_old += step.samples if late.is_too_old else 0
+                        self.there += 0 if late.is_too_old else step.samples
+            on_request()
+
+    async def _deliver(
+        self, request: WriteRequest, *, patience_s: float, on_away: Callable[[Unavailable], object]
+    ) -> None:
+        await again_while_away(partial(self._send, request.encoded()), patience_s=patience_s, on_away=on_away)
+        self.samples += request.samples
+
+    async def _send(self, body: bytes) -> None:
+        """Send one request, once. Raises Unavailable, Rejected."""
+        try:
+            async with self._session.post(bare(self._url), data=body, allow_redirects=False) as response:
+                status, reply = response.status, await response.content.read(_REPLY_BYTES)
+                again = response.headers.get("Retry-After", "")
+        except TimeoutError:
+            raise Unavailable(f"no answer within {PATIENCE_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"connect: {connection_problem(error)}") from error
+        text = " ".join(reply.decode(errors="replace").split())[:_REASON_CHARACTERS]
+        reason = f"HTTP {status}{f': {text}' if text else ''}"
+        if "native histograms are disabled" in text:
+            raise Rejected(f"{reason}; start Prometheus with --enable-feature=native-histograms")
+        if status == 429 or status >= 500:
+            raise Unavailable(reason, again_s=float(again) if again.isdecimal() else 0.0)
+        if status >= 300:
+            raise _refusal(status, reason)
+
+
+def _refusal(status: int, reason: str) -> Rejected:
+    for words, is_too_old in ((_TOO_OLD, True), (_THERE, False)):
+        if any(word in reason.lower() for word in words):
+            return _Late(reason, is_too_old=is_too_old)
+    if status == 404:
+        return Rejected(
+            f"{reason}; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"
+        )
+    return Rejected(reason)
+
+
+async def write(
+    history: Iterable[tuple[int, Snapshot]],
+    url: str,
+    access: Access,
+    *,
+    native: bool = False,
+    report: Callable[[str], None],
+) -> Written:
+    """Send a run's history after the fact; one that refuses for another reason than age is given nothing more.
+
+    `report` is called every few seconds with how many samples were taken. Raises UnusableFile.
+    """
+    loop = asyncio.get_running_loop()
+    reported_s, reason = loop.time(), ""
+    async with RemoteWriter(url, access, native=native) as writer:
+
+        def tell() -> None:
+            nonlocal reported_s
             if loop.time() - reported_s >= REPORT_EVERY_S:
                 reported_s = loop.time()
-                report(f"{taken:,} samples sent")
-    return Written(samples=taken)
+                report(f"{writer.samples:,} samples sent")
+
+        try:
+            await writer.write(history, patience_s=PATIENCE_S, on_request=tell)
+        except (Unavailable, Rejected) as error:
+            reason = str(error)
+    return Written(samples=writer.samples, there=writer.there, too_old=writer.too_old, reason=reason)
 
 
-async def _send(session: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    """Send one request, once. Raises Unavailable, Rejected."""
-    try:
-        async with session.post(url, data=body, allow_redirects=False) as response:
-            status, reply = response.status, await response.content.read(_REPLY_BYTES)
-    except TimeoutError:
-        raise Unavailable(f"no answer within {PATIENCE_S:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise Unavailable(f"connect: {connection_problem(error)}") from error
-    text = " ".join(reply.decode(errors="replace").split())[:_REASON_CHARACTERS]
-    reason = f"HTTP {status}{f': {text}' if text else ''}"
-    if status == 429 or status >= 500:
-        raise Unavailable(reason)
-    if status >= 300:
-        raise Rejected(_with_cure(reason))
+class LiveWriter:
+    """Owns the snapshots that wait for a server, and the task that sends them; an async context manager.
+
+    `say` is called once when the server stops taking them, and once when it goes on. `on_taken` is called with the last
+    moment that it took, and with how many samples it took and lost so far: those that had to make room for newer ones
+    while it was away, and those that it refused.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        access: Access,
+        *,
+        native: bool = False,
+        say: Callable[[str], object],
+        on_taken: Callable[[int, int, int], object] = lambda *_: None,
+    ) -> None:
+        self._writer = RemoteWriter(url, access, native=native)
+        self._say, self._on_taken = say, on_taken
+        self._waiting: deque[tuple[int, Snapshot]] = deque()
+        self._filled, self._empty = asyncio.Event(), asyncio.Event()
+        self._problem, self._lost = "", 0
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Open the connection and begin to send. Raises UnusableFile."""
+        await self._stack.enter_async_context(self._writer)
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give up what is not sent."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._stack.aclose()
+
+    def offer(self, at_ns: int, snapshot: Snapshot) -> None:
+        """Queue a snapshot; never waits. The oldest makes room for one that does not fit."""
+        if len(self._waiting) == STEPS_WAITING:
+            _, oldest = self._waiting.popleft()
+            self._lost += _samples(oldest)
+        self._waiting.append((at_ns, snapshot))
+        self._empty.clear()
+        self._filled.set()
+
+    async def sent(self, most_s: float) -> None:
+        """Wait until nothing is left to send, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), most_s)
+
+    async def _run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._empty.set()
+                self._filled.clear()
+                await self._filled.wait()
+            await self._send(*self._waiting.popleft())
+
+    async def _send(self, at_ns: int, snapshot: Snapshot) -> None:
+        before = self._writer.samples
+        try:
+            await self._writer.write([(at_ns, snapshot)], patience_s=math.inf, on_away=self._note)
+            if self._problem:
+                self._say("takes the series again")
+            self._problem = ""
+        except Rejected as refusal:
+            self._note(refusal)
+        taken = self._writer.samples - before
+        self._lost += max(0, _samples(snapshot) - taken)
+        if taken:
+            self._on_taken(at_ns, self._writer.samples, self._lost)
+
+    def _note(self, problem: Exception) -> None:
+        if not self._problem:
+            self._say(f"does not take the series: {problem}; it is tried again")
+        self._problem = str(problem)
 
 
-def _with_cure(reason: str) -> str:
-    if any(words in reason.lower() for words in _TOO_OLD):
-        return f"{reason}; for a run of over an hour ago, write --formats openmetrics and create blocks of it"
-    if reason.startswith("HTTP 404"):
-        return f"{reason}; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"
-    return reason
-
-
-def write_requests(history: Iterable[tuple[int, Snapshot]]) -> Iterator[tuple[int, bytes]]:
-    """Give the bodies of requests, each with how many samples it holds; those of one series ascend in time."""
-    steps, shown = iter(history), dict[Hashable, Exemplar]()
-    while group := list(islice(steps, STEPS_A_REQUEST)):
-        series: dict[_Labels, list[tuple[int, Sample]]] = {}
-        for at_ns, family in dated(group, shown):
-            for sample in family.samples:
-                labels = {name: value for name, value in sample.labels.items() if value}
-                key = tuple(sorted({**labels, "__name__": sample.name}.items()))
-                series.setdefault(key, []).append((at_ns // 1_000_000, sample))
-        rest = iter(series.items())
-        while some := list(islice(rest, SERIES_A_REQUEST)):
-            message = b"".join(_field(1, _time_series(labels, points)) for labels, points in some)
-            yield sum(len(points) for _, points in some), snappy(message)
-
-
-def _time_series(labels: _Labels, points: Sequence[tuple[int, Sample]]) -> bytes:
-    exemplars = (sample.exemplar for _, sample in points if sample.exemplar)
-    return b"".join(
-        (
-            *_named(labels),
-            *(_field(2, _double(1, sample.value) + _integer(2, at_ms)) for at_ms, sample in points),
-            *(_field(3, _exemplar(exemplar)) for exemplar in exemplars),
-        )
-    )
-
-
-def _exemplar(exemplar: Exemplar) -> bytes:
-    at_ms = int(float(exemplar.timestamp or 0) * 1000)
-    return b"".join((*_named(exemplar.labels.items()), _double(2, exemplar.value), _integer(3, at_ms)))
-
-
-def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
-    return (_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels)
-
-
-def _double(number: int, value: float) -> bytes:
-    return _varint(number << 3 | 1) + struct.pack("<d", value)
-
-
-def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """Return a field of protobuf whose value has a length."""
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _varint(number: int) -> bytes:
-    """Return a number, not negative, in base 128, the lowest digits first."""
-    digits = bytearray()
-    while number > 127:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*digits, number))
-
-
-def snappy(data: bytes) -> bytes:
-    """Return data in snappy's block format, all of it literal: the format is asked for, compression is not."""
-    pieces = [_varint(len(data))]
-    for begin in range(0, len(data), _LITERAL_BYTES):
-        literal = data[begin : begin + _LITERAL_BYTES]
-        pieces += [b"\xf4", struct.pack("<H", len(literal) - 1), literal]
-    return b"".join(pieces)
+def _samples(snapshot: Snapshot) -> int:
+    return sum(len(family.samples) for family in families(snapshot))

@@ -54,7 +54,6 @@ from sidecar.options.spans import (
     check_exports,
     check_spans,
     forward_access,
-    write_access,
 )
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
@@ -378,8 +377,7 @@ def _export(derived: Derived, wanted: ExportOptions, options: SpanOptions, progr
     if wanted.prometheus_write is not None:
         from sidecar.report import history  # noqa: PLC0415  as above
 
-        parts, summary = derived.times.parts, derived.summary
-        history.write_run(derived.run, parts, summary, wanted.prometheus_write, write_access(wanted), progress)
+        history.write_run(derived.run, derived.times.parts, derived.summary, wanted, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, require_headers, require_tls
-from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, http_url, option, repeatable
+from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, flag, http_url, option, repeatable
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
@@ -61,8 +61,37 @@ class SpanOptions(AccessOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Where the results of a run are sent once it has ended."""
+class RemoteWriteOptions:
+    """Where the series of a run or a watch are sent."""
+
+    prometheus_write: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Send the series of the live page to this server by Prometheus' remote write, every 5 s and a last time at "
+            "the end, with the time stamps of the run, e.g. http://HOST:9090/api/v1/write.",
+        ),
+        MASKED_URL,
+    ] = None
+    prometheus_header: Annotated[
+        tuple[str, ...],
+        repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' (repeatable)."),
+        HEADERS,
+    ] = ()
+    prometheus_native_histograms: Annotated[
+        bool,
+        flag(
+            OUTPUT,
+            "--prometheus-write: send the histograms of requests as native histograms too, which Prometheus takes "
+            "with --enable-feature=native-histograms.",
+        ),
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(RemoteWriteOptions):
+    """Where the results of a run are sent."""
 
     otlp_export: Annotated[
         str | None,
@@ -74,26 +103,17 @@ class ExportOptions:
         ),
         MASKED_URL,
     ] = None
-    prometheus_write: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "After the run, send its live page at every 5 s, with the run's own time stamps, to this server by "
-            "Prometheus' remote write, e.g. http://HOST:9090/api/v1/write.",
-        ),
-        MASKED_URL,
-    ] = None
-    prometheus_header: Annotated[
-        tuple[str, ...],
-        repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' (repeatable)."),
-        HEADERS,
-    ] = ()
 
 
 def check_exports(options: ExportOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.otlp_export is not None:
         check_collector("--otlp-export", options.otlp_export)
+    check_remote_write(options)
+
+
+def check_remote_write(options: RemoteWriteOptions) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.prometheus_write is not None:
         http_url("--prometheus-write", options.prometheus_write, user=True)
     require_headers("--prometheus-header", options.prometheus_header)
@@ -139,7 +159,7 @@ def forward_access(options: SpanOptions) -> Access:
     return Access(headers=headers, ca=str(options.otlp_ca) if options.otlp_ca else "")
 
 
-def write_access(options: ExportOptions) -> Access:
+def write_access(options: RemoteWriteOptions) -> Access:
     """Return the access of the server of --prometheus-write, from checked options."""
     return Access(headers=require_headers("--prometheus-header", options.prometheus_header))
 

@@ -35,7 +35,7 @@ from sidecar.options.fields import (
     repeatable,
     seconds,
 )
-from sidecar.options.spans import SPANS, SpanOptions, check_spans
+from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -44,7 +44,7 @@ LEAST_BYTES = 10**6
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions(SpanOptions):
+class WatchOptions(SpanOptions, RemoteWriteOptions):
     """All of `sidelight watch`."""
 
     otlp_listen: Annotated[
@@ -103,6 +103,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
         http_url("--metrics", url, user=True)
     check_access(options)
     check_spans(options)
+    check_remote_write(options)
     check_bounds(options)
     if listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")

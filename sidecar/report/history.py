@@ -10,34 +10,35 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.remote_write import write
+from exporter.prometheus.remote_write import STEP_S, write
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import FirstToken, RequestLog
-from rundir.access import Access, masked
+from rundir.access import masked
 from rundir.columns import take
 from scraper.series.table import EndpointSeries
 from sidecar import VERSION
-from sidecar.directory import Run
+from sidecar.directory import WRITTEN, Run
 from sidecar.live.engine import EngineView, known_of
-from sidecar.live.final import verdicts
+from sidecar.live.final import final, verdicts
 from sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidecar.options.load import tags_of
+from sidecar.options.spans import RemoteWriteOptions, write_access
 from sidecar.progress import Progress
 
-STEP_NS = 5_000_000_000
+STEP_NS = round(STEP_S * 1e9)
 MOST_STEPS = 17_280  # a day
 
 
-def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Snapshot]]:
-    """Give a snapshot each 5 s, and one at the end: what had ended and was scraped by then. Of a run that lasted longer
-    than a day, steps are longer.
+def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = None) -> Iterator[tuple[int, Snapshot]]:
+    """Give a snapshot each 5 s, and one at the end: what had ended and was scraped by then; with `after_ns`, only those
+    that are later. Of a run that lasted longer than a day, steps are longer.
 
-    `parts` and `summary` are those of the run, so that the last snapshot holds the report's numbers.
+    `parts` and `summary` are those of the run: the last snapshot holds the report's numbers, as the live page does.
     """
     rows = run.requests.phase == "measure"
-    log, parts = take(run.requests, rows), take(parts, rows)
+    log, measured = take(run.requests, rows), take(parts, rows)
     order = np.argsort(log.end_ns, kind="stable")
     order = order[log.end_ns[order] >= 0]
     ends_ns = log.end_ns[order]
@@ -48,36 +49,35 @@ def history(run: Run, parts: Parts, summary: Summary) -> Iterator[tuple[int, Sna
     run_id = str(run.manifest["run_id"])
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
-    for at_ns in _moments(run):
+    moments = list(_moments(run, after_ns))
+    for at_ns in moments:
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
         if now > done:
             ended = order[done:now]
             tally.count(take(log, ended))
-            counts = counted(counts, take(parts, ended), requests=take(log, ended))
+            counts = counted(counts, take(measured, ended), requests=take(log, ended))
             done = now
         _stream(tally, log, before_ns, at_ns)
         before_ns = at_ns
         begun = [phase.name for phase in run.phases if phase.start_ns <= at_ns]
-        yield (
-            at_ns,
-            Snapshot(
-                version=VERSION,
-                run_id=run_id,
-                labels=labels,
-                phase=begun[-1] if begun else "start",
-                about=about,
-                verdicts=judged if done == len(order) else {},
-                client=_client(run, summary, log, tally, at_ns),
-                generator=GeneratorCounts(
-                    schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
-                ),
-                engines=tuple(_counts(endpoint, view, at_ns) for endpoint, view in engines),
-                parts=replace(counts, pending=0),
+        shown = Snapshot(
+            version=VERSION,
+            run_id=run_id,
+            labels=labels,
+            phase=begun[-1] if begun else "start",
+            about=about,
+            verdicts=judged if done == len(order) else {},
+            client=_client(run, summary, log, tally, at_ns),
+            generator=GeneratorCounts(
+                schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
             ),
+            engines=tuple(_counts(endpoint, view, at_ns) for endpoint, view in engines),
+            parts=replace(counts, pending=0),
         )
+        yield at_ns, final(shown, run, parts, summary) if at_ns == moments[-1] else shown
 
 
-def _moments(run: Run) -> Iterator[int]:
+def _moments(run: Run, after_ns: int | None) -> Iterator[int]:
     stamps = [event.at_ns for event in run.events]
     for endpoint in run.endpoints:
         stamps += endpoint.response_ns[:1].tolist() + endpoint.response_ns[-1:].tolist()
@@ -85,7 +85,11 @@ def _moments(run: Run) -> Iterator[int]:
         return
     first_ns, last_ns = min(stamps), max(*stamps, int(run.requests.end_ns.max(initial=0)))
     step_ns = max(STEP_NS, (last_ns - first_ns) // MOST_STEPS)
-    yield from range(first_ns, last_ns, step_ns)
+    if after_ns is None:
+        yield from range(first_ns, last_ns, step_ns)
+    else:  # samples are of whole ms
+        yield from range(max(first_ns, after_ns) + step_ns, last_ns, step_ns)
+        last_ns = max(last_ns, after_ns + 1_000_000)
     yield last_ns
 
 
@@ -142,15 +146,36 @@ def _counts(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineCou
     return view.counts
 
 
-def write_run(run: Run, parts: Parts, summary: Summary, url: str, access: Access, progress: Progress) -> None:
-    """Send the history of a run by remote write and report the outcome; a failing server raises nothing."""
+def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptions, progress: Progress) -> None:
+    """Send the history of a run by remote write and report the outcome; a failing server raises nothing.
+
+    A server to which the run was sent while it went gets what came after that.
+    """
+    url = wanted.prometheus_write
+    if url is None:
+        return
     where = masked(url)
     progress.stage(f"sending the series of the run to {where}")
-    sent = asyncio.run(write(history(run, parts, summary), url, access, report=progress.stage))
+    live = [event.data for event in run.events if event.name == WRITTEN and event.data["url"] == where][-1:]
+    steps = history(run, parts, summary, after_ns=live[0]["until_ns"] if live else None)
+    native = wanted.prometheus_native_histograms
+    sent = asyncio.run(write(steps, url, write_access(wanted), native=native, report=progress.stage))
+    taken = f"{sent.samples + sum(data['samples'] for data in live):,} samples"
     if sent.reason:
         progress.warn(
-            f"--prometheus-write {where}: {sent.reason}; it took {sent.samples:,} samples; "
-            f"`sidelight report {run.path} --prometheus-write URL` sends all again"
+            f"--prometheus-write {where}: {sent.reason}; it took {taken}; "
+            f"`sidelight report {run.path} --prometheus-write URL` sends the rest"
         )
     else:
-        progress.stage(f"{where} took {sent.samples:,} samples")
+        there = f", and had {sent.there:,} or newer ones" if sent.there else ""
+        progress.stage(f"{where} took {taken}{there}")
+    if sent.too_old:
+        progress.warn(
+            f"--prometheus-write {where}: {sent.too_old:,} samples are too old for it; write --formats openmetrics and "
+            "create blocks of it"
+        )
+    if lost := sum(data["lost"] for data in live):
+        progress.warn(
+            f"--prometheus-write {where}: {lost:,} samples were dropped while it did not take them; its counters and "
+            "histograms end at the report's numbers all the same"
+        )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -36,6 +36,7 @@ from sidecar.run.stopping import stop_on_signals, until_deadline
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
     from exporter.prometheus.page import LivePage
+    from exporter.prometheus.snapshot import Snapshot
     from exporter.summary.result import Summary
     from loadgen.transports.transport import WorkerSpec
     from scraper.commands import Spec
@@ -122,8 +123,29 @@ async def _run(
         if prepared.targets or options.otlp_listen is not None:
             spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
             session = await _scraping(session, stack, scraper, spec)
-        await load(session, options, prepared, begun_s=begun_s)
+        async with _sending(session, options):
+            await load(session, options, prepared, begun_s=begun_s)
     return live, page
+
+
+@asynccontextmanager
+async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]:
+    """Send the live page to the server of --prometheus-write while the context is open; record how far it came."""
+    url = options.prometheus_write
+    if url is None:
+        yield
+        return
+    from sidecar.live.sending import sending  # noqa: PLC0415  as in run
+
+    def taken(until_ns: int, samples: int, lost: int) -> None:
+        with suppress(OSError):  # a full disk does not end the run
+            record(session, run_directory.WRITTEN, url=masked(url), until_ns=until_ns, samples=samples, lost=lost)
+
+    def snapshot() -> tuple[int, Snapshot]:
+        return session.clock.now_ns(), session.live.snapshot()
+
+    async with sending(url, options, snapshot, progress=session.progress, on_taken=taken):
+        yield
 
 
 def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str) -> LiveRun:

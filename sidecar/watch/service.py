@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
+from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
 from rundir.clock import Clock, anchor, step_ns
 from rundir.frames import Rotation, next_number
@@ -124,10 +126,11 @@ async def watch(
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(shared))
         record(shared, "phase_start", phase="measure")
-        await _until_stopped(shared)
-        progress.close()
-        record(shared, "phase_end", phase="measure")
-        await asyncio.to_thread(_look, shared, all_of_it=True)
+        async with _sending(shared):
+            await _until_stopped(shared)
+            progress.close()
+            record(shared, "phase_end", phase="measure")
+            await asyncio.to_thread(_look, shared, all_of_it=True)
         record(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
@@ -319,6 +322,28 @@ async def _draw_on(shared: Watch) -> None:
                 state = await asyncio.to_thread(_state, shared)
             await asyncio.to_thread(shared.progress.show, panel(state))
         await unless_stopped_for(shared.stop, DRAW_EVERY_S)
+
+
+@asynccontextmanager
+async def _sending(shared: Watch) -> AsyncIterator[None]:
+    """Send the page to the server of --prometheus-write while the context is open, with the labels of a scrape."""
+    url = shared.options.prometheus_write
+    if url is None:
+        yield
+        return
+    from sidecar.live.sending import sending  # noqa: PLC0415  few want it
+
+    instance = f"{socket.gethostname()}:{shared.options.listen.rpartition(':')[2]}"
+
+    def snapshot() -> tuple[int, Snapshot] | None:
+        latest = shared.page.latest
+        if latest is None:
+            return None
+        labels = {"job": "sidelight", "instance": instance, **latest.labels}
+        return shared.clock.now_ns(), replace(latest, labels=labels)
+
+    async with sending(url, shared.options, snapshot, progress=shared.progress, flush=True):
+        yield
 
 
 def _state(shared: Watch) -> WatchState:

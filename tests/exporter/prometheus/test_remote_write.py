@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,10 +14,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import BOUND_S
 
 from exporter.prometheus import remote_write
-from exporter.prometheus.remote_write import snappy, write, write_requests
+from exporter.prometheus.remote_write import LiveWriter, write
 from exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize, traced
+from exporter.prometheus.write_request import snappy, write_requests
 from rundir.access import Access
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -107,10 +110,10 @@ def test_each_series_has_its_samples_in_the_order_of_time():
     """With the run's own stamps, over as many requests as it takes."""
     merged: dict[tuple[tuple[str, str], ...], list[tuple[int, float]]] = {}
     total = 0
-    for count, body in write_requests(snapshots(45)):
-        read = series(body)
-        assert count == sum(map(len, read.values()))
-        total += count
+    for request in write_requests(snapshots(45), {}):
+        read = series(request.encoded())
+        assert request.samples == sum(map(len, read.values()))
+        total += request.samples
         for labels, points in read.items():
             merged.setdefault(labels, []).extend(points)
     ok = merged[(("__name__", "sidelight_client_requests_total"), ("status", "ok"))]
@@ -128,7 +131,8 @@ def test_an_exemplar_is_sent_once():
         (AT_NS + step * 10**9, Snapshot(version="1", run_id="r", phase="p", client=ClientCounts(requests={}, ttft=of)))
         for step, of in enumerate(ttft)
     ]
-    ((_, body),) = write_requests(steps)
+    (request,) = write_requests(steps, {})
+    body = request.encoded()
     exemplars = {dict(labels)["le"]: points for labels, points in series(body, field=3).items() if points}
     assert exemplars == {"1.0": [(AT_NS // 10**6, 0.2), (AT_NS // 10**6 + 1000, 0.3)]}
     assert [ids[0].encode() in body, body.count(ids[0].encode()), body.count(b"trace_id")] == [True, 1, 2]
@@ -143,7 +147,7 @@ async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.M
         bodies.append(await request.read())
         assert request.headers["X-Prometheus-Remote-Write-Version"] == "0.1.0"
         assert request.headers["X-Scope-OrgID"] == "team"
-        return web.Response(status=503 if len(bodies) == 1 else 204)
+        return web.Response(status=503 if len(bodies) == 1 else 204, headers={"Retry-After": "0"})
 
     async with receiving(take) as url:
         sent = await write(snapshots(3), url, Access(headers={"X-Scope-OrgID": "team"}), report=lambda _: None)
@@ -154,7 +158,6 @@ async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("status", "text", "said"),
     [
-        (400, "out of bounds\n", "HTTP 400: out of bounds; for a run of over an hour ago, write --formats openmetrics"),
         (404, "", "HTTP 404; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"),
         (401, "no", "HTTP 401: no"),
     ],
@@ -172,6 +175,105 @@ async def test_a_server_that_refuses_is_given_nothing_more(status: int, text: st
         sent = await write(snapshots(100), url, Access(), report=lambda _: None)
     assert (asked, sent.samples) == (1, 0)
     assert sent.reason.startswith(said)
+
+
+class Store:
+    """What a Prometheus without an out-of-order window keeps: a request is taken whole or, where a sample is older than
+    the last of its series or older than `since_ms`, not at all.
+    """
+
+    def __init__(self, since_ms: int = 0) -> None:
+        self.since_ms = since_ms
+        self.points: dict[tuple[tuple[str, str], ...], list[tuple[int, float]]] = {}
+
+    async def take(self, request: web.Request) -> web.Response:
+        came = series(await request.read())
+        for labels, points in came.items():
+            last = self.points.get(labels, [(0, 0.0)])[-1]
+            if points[0][0] < self.since_ms:
+                return web.Response(status=400, text="out of bounds")
+            if points[0][0] < last[0] or (points[0][0] == last[0] and points[0] != last):
+                return web.Response(status=400, text="out of order sample")
+        for labels, points in came.items():
+            had = self.points.setdefault(labels, [])
+            had.extend(point for point in points if point not in had)
+        return web.Response(status=204)
+
+
+async def test_what_was_sent_half_way_is_completed_by_sending_all_again():
+    """The server refuses what it has: that changes nothing, and what is later is taken. A third time adds nothing."""
+    store, whole = Store(), Store()
+    async with receiving(store.take) as url, receiving(whole.take) as other_url:
+        every = (await write(snapshots(45), other_url, Access(), report=print)).samples
+        half = await write(snapshots(25), url, Access(), report=print)
+        rest, again = [await write(snapshots(45), url, Access(), report=print) for _ in range(2)]
+    assert store.points == whole.points
+    last_step = every // 45  # its last samples again: a server takes them and has one of each
+    assert (half.samples + rest.samples, rest.reason) == (every + last_step, "")
+    assert rest.there == half.samples - last_step
+    assert (again.samples, again.there, again.reason) == (last_step, every - last_step, "")
+
+
+async def test_samples_that_are_too_old_are_counted_and_the_others_sent():
+    """Of a run that began over an hour ago."""
+    store = Store(since_ms=AT_NS // 10**6 + 30_000)
+    async with receiving(store.take) as url:
+        sent = await write(snapshots(45), url, Access(), report=print)
+    assert (sent.too_old, sent.samples, sent.reason) == (30 * sent.samples // 15, sent.samples, "")
+    assert {len(points) for points in store.points.values()} == {15}
+
+
+@pytest.mark.parametrize("status", [429, 400, 503])
+async def test_a_live_sender_never_waits(status: int, monkeypatch: pytest.MonkeyPatch):
+    """What cannot be sent waits, the oldest makes room and is counted as lost; one line when it begins, one when the
+    server goes on. 400 is not asked again for the same samples.
+    """
+    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(remote_write, "STEPS_WAITING", 3)
+    store, refused, is_open = Store(), asyncio.Event(), asyncio.Event()
+
+    async def take(request: web.Request) -> web.Response:
+        if is_open.is_set():
+            return await store.take(request)
+        refused.set()
+        return web.Response(status=status, text="later")
+
+    said, taken = list[str](), list[tuple[int, int, int]]()
+    steps = list(snapshots(7))
+    async with receiving(take) as url:
+        on_taken = lambda *counts: taken.append(counts)  # noqa: E731
+        async with LiveWriter(url, Access(), say=said.append, on_taken=on_taken) as writer:
+            writer.offer(*steps[0])
+            await refused.wait()
+            if status == 400:  # it is lost, and the next ones wait for nothing
+                await writer.sent(BOUND_S)
+            for step in steps[1:6]:
+                writer.offer(*step)
+            is_open.set()
+            await writer.sent(BOUND_S)
+            writer.offer(*steps[6])
+            await writer.sent(BOUND_S)
+    (points,) = (points for labels, points in store.points.items() if ("status", "ok") in labels)
+    sent_steps = {round((at_ms - AT_NS // 10**6) / 1000) for at_ms, _ in points}
+    assert sent_steps == ({3, 4, 5, 6} if status == 400 else {0, 3, 4, 5, 6})
+    per_step = taken[-1][1] // len(sent_steps)
+    assert taken[-1] == (steps[6][0], len(sent_steps) * per_step, (7 - len(sent_steps)) * per_step)
+    assert said == [f"does not take the series: HTTP {status}: later; it is tried again", "takes the series again"]
+
+
+async def test_a_live_sender_leaves_a_server_that_never_answers():
+    """At once: what it has not sent, the report sends."""
+    asked = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with receiving(hang) as url, LiveWriter(url, Access(), say=print) as writer:
+        for step in snapshots(3):
+            writer.offer(*step)
+        await asked.wait()
 
 
 async def test_a_server_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,161 @@
+"""The messages of Prometheus' remote write 1.0: series of samples, exemplars and native histograms, in snappy's format.
+
+Source: prometheus.io/docs/specs/prw/remote_write_spec and prompb/types.proto of Prometheus.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from prometheus_client.samples import Exemplar
+
+from exporter.prometheus.page import Histograms, dated
+from exporter.prometheus.snapshot import NATIVE_SCHEMA, NATIVE_ZERO, NATIVE_ZERO_S, Snapshot
+
+STEPS_A_REQUEST = 20
+SERIES_A_REQUEST = 500
+_LITERAL_BYTES = 1 << 16
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One sample of a series; of a native histogram its sum, with `buckets` as in `Cumulative.native`."""
+
+    at_ms: int
+    value: float
+    exemplar: Exemplar | None = None
+    buckets: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRequest:
+    """What goes to a server at once: it takes all of it or nothing. Points of a series ascend in time."""
+
+    series: tuple[tuple[Labels, tuple[Point, ...]], ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(points) for _, points in self.series)
+
+    def by_step(self) -> Iterator[WriteRequest]:
+        """Give the same as a request for each moment."""
+        stamps = sorted({point.at_ms for _, points in self.series for point in points})
+        for at_ms in stamps:
+            of_step = ((labels, tuple(p for p in points if p.at_ms == at_ms)) for labels, points in self.series)
+            yield WriteRequest(series=tuple((labels, points) for labels, points in of_step if points))
+
+    def encoded(self) -> bytes:
+        return snappy(b"".join(_field(1, _time_series(labels, points)) for labels, points in self.series))
+
+
+def write_requests(
+    history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar], *, native: bool = False
+) -> Iterator[WriteRequest]:
+    """Give the requests that send snapshots, each with its moment (int64 ns Unix, ascending).
+
+    `shown` holds the exemplars that were sent already. With `native`, histograms come as native ones too.
+    """
+    steps = iter(history)
+    while group := list(islice(steps, STEPS_A_REQUEST)):
+        series: dict[Labels, list[Point]] = {}
+        for at_ns, family in dated(group, shown):
+            at_ms = at_ns // 1_000_000
+            for sample in family.samples:
+                point = Point(at_ms=at_ms, value=float(sample.value), exemplar=sample.exemplar)
+                series.setdefault(_labels(sample.name, sample.labels), []).append(point)
+            for place, buckets in family.natives.items() if native and isinstance(family, Histograms) else ():
+                of_sum = family.samples[place]
+                point = Point(at_ms=at_ms, value=float(of_sum.value), buckets=buckets)
+                series.setdefault(_labels(family.name, of_sum.labels), []).append(point)
+        rest = iter(series.items())
+        while some := list(islice(rest, SERIES_A_REQUEST)):
+            yield WriteRequest(series=tuple((labels, tuple(points)) for labels, points in some))
+
+
+def _labels(name: str, labels: Mapping[str, str]) -> Labels:
+    """Return the labels of a series in order; one that is empty is none."""
+    return tuple(sorted({**{label: value for label, value in labels.items() if value}, "__name__": name}.items()))
+
+
+def _time_series(labels: Labels, points: Sequence[Point]) -> bytes:
+    return b"".join(
+        (
+            *_named(labels),
+            *(_field(2, _double(1, p.value) + _integer(2, p.at_ms)) for p in points if p.buckets is None),
+            *(_field(3, _exemplar(p.exemplar)) for p in points if p.exemplar is not None),
+            *(_field(4, _histogram(p.value, p.buckets, p.at_ms)) for p in points if p.buckets is not None),
+        )
+    )
+
+
+def _exemplar(exemplar: Exemplar) -> bytes:
+    at_ms = int(float(exemplar.timestamp or 0) * 1000)
+    return b"".join((*_named(exemplar.labels.items()), _double(2, exemplar.value), _integer(3, at_ms)))
+
+
+def _histogram(sum_s: float, buckets: Mapping[int, int], at_ms: int) -> bytes:
+    """Return a native histogram: runs of adjacent buckets, and of each bucket's count the difference to the last."""
+    places = sorted(buckets.keys() - {NATIVE_ZERO})
+    counts = [buckets[place] for place in places]
+    spans, after = [], 0
+    for _, run in groupby(enumerate(places), key=lambda at: at[1] - at[0]):
+        members = [place for _, place in run]
+        spans.append(_field(11, _integer(1, _zigzag(members[0] - after)) + _integer(2, len(members))))
+        after = members[-1] + 1
+    deltas = b"".join(_varint(_zigzag(count - last)) for count, last in zip(counts, [0, *counts], strict=False))
+    return b"".join(
+        (
+            _integer(1, sum(buckets.values())),
+            _double(3, sum_s),
+            _integer(4, _zigzag(NATIVE_SCHEMA)),
+            _double(5, NATIVE_ZERO_S),
+            _integer(6, buckets.get(NATIVE_ZERO, 0)),
+            *spans,
+            _field(12, deltas),
+            _integer(15, at_ms),
+        )
+    )
+
+
+def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+    return (_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """Return a field of protobuf whose value has a length."""
+    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _double(number: int, value: float) -> bytes:
+    return _varint(number << 3 | 1) + struct.pack("<d", value)
+
+
+def _integer(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _zigzag(number: int) -> int:
+    """Return a number of either sign as protobuf's sint has it."""
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _varint(number: int) -> bytes:
+    """Return a number, not negative, in base 128, the lowest digits first."""
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*digits, number))
+
+
+def snappy(data: bytes) -> bytes:
+    """Return data in snappy's block format, all of it literal: the format is asked for, compression is not."""
+    pieces = [_varint(len(data))]
+    for begin in range(0, len(data), _LITERAL_BYTES):
+        literal = data[begin : begin + _LITERAL_BYTES]
+        pieces += [b"\xf4", struct.pack("<H", len(literal) - 1), literal]
+    return b"".join(pieces)

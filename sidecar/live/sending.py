@@ -1,0 +1,58 @@
+"""`--prometheus-write` while a run or a watch goes on: its live page every few seconds, by a task of the conductor, for
+which nothing else waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from exporter.prometheus.remote_write import STEP_S, LiveWriter
+from exporter.prometheus.snapshot import Snapshot
+from rundir.access import masked
+from sidecar.options.spans import RemoteWriteOptions, write_access
+from sidecar.progress import Progress
+
+FLUSH_S = 2.0
+
+
+@asynccontextmanager
+async def sending(
+    url: str,
+    options: RemoteWriteOptions,
+    snapshot: Callable[[], tuple[int, Snapshot] | None],
+    *,
+    progress: Progress,
+    on_taken: Callable[[int, int, int], object] = lambda *_: None,
+    flush: bool = False,
+) -> AsyncIterator[None]:
+    """Send what `snapshot` returns with its moment, every STEP_S while the context is open and, with `flush`, at its
+    end. What a server does not take is said once; `on_taken` is that of LiveWriter.
+    """
+
+    def offer() -> None:
+        if (now := snapshot()) is not None:
+            writer.offer(*now)
+
+    async def offer_on() -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            offer()
+
+    writer = LiveWriter(
+        url,
+        write_access(options),
+        native=options.prometheus_native_histograms,
+        say=lambda text: progress.stage(f"--prometheus-write {masked(url)} {text}"),
+        on_taken=on_taken,
+    )
+    async with writer:
+        offering = asyncio.create_task(offer_on())
+        try:
+            yield
+            if flush:
+                offer()
+                await writer.sent(FLUSH_S)
+        finally:
+            offering.cancel()

@@ -1,0 +1,61 @@
+"""`--prometheus-write` of whole processes: a real Prometheus has a run while it goes, and all of it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import aiohttp
+import promql
+import pytest
+from processes import engine, sidelight, start
+from waiting import BOUND_S
+
+
+async def samples(base_url: str, name: str) -> dict[str, list[tuple[float, str]]]:
+    """Return the samples of each series of a name in the last hour, by its labels."""
+    asked = {"query": f"{name}[1h]"}
+    async with aiohttp.ClientSession() as session, session.post(f"{base_url}/api/v1/query", data=asked) as response:
+        reply = await response.json()
+    return {json.dumps(series["metric"]): series["values"] for series in reply["data"]["result"]}
+
+
+async def had(base_url: str, name: str, least: int) -> dict[str, list[tuple[float, str]]]:
+    """Wait until some series of a name has so many samples."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            came = await samples(base_url, name)
+            if max(map(len, came.values()), default=0) >= least:
+                return came
+            await asyncio.sleep(0.1)
+
+
+async def test_a_run_that_is_killed_half_way_is_completed_by_its_report(tmp_path: Path):
+    """What came while it went stays as it is; then Prometheus holds the report's numbers, natively too. Sending it
+    again changes nothing.
+    """
+    if promql.PROMETHEUS is None:
+        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    out, count = tmp_path / "run", "sidelight_client_ttft_seconds_count"
+    async with promql.prometheus(scraping=[], directory=tmp_path, features="native-histograms") as base_url:
+        write = ("--prometheus-write", f"{base_url}/api/v1/write", "--prometheus-native-histograms")
+        with engine() as (url, _):
+            load = ("--rate", "20", "--duration", "100", "--warmup", "0", "--listen", "off")
+            with start("run", url, *load, *write, "--out", out) as process:
+                live = await had(base_url, count, 2)
+                process.kill()
+        report = await asyncio.to_thread(sidelight, "report", out, *write, path=out)
+        assert (report.code, "!" in report.err) == (0, False), report.err
+        (before,), (after,) = live.values(), (await samples(base_url, count)).values()
+        assert (after[: len(before)], len(after) > len(before)) == (before, True)
+        # Of those in flight when it was killed, too.
+        ttft_ms = [row["ttft_ms"] for row in report.requests() if row["ttft_ms"] is not None]
+        for expr in ("sidelight_client_ttft_seconds_{}", "histogram_{}(sidelight_client_ttft_seconds)"):
+            assert len(ttft_ms) == await promql.value_at(base_url, expr.format("count"), after[-1][0])
+            sum_s = await promql.value_at(base_url, expr.format("sum"), after[-1][0])
+            assert sum_s == pytest.approx(math.fsum(ttft_ms) / 1e3, rel=1e-9)
+        again = await asyncio.to_thread(sidelight, "report", out, *write, path=out)
+        assert (again.code, "!" in again.err) == (0, False), again.err
+        assert [after] == list((await samples(base_url, count)).values())
