@@ -14,6 +14,7 @@ short runs at high loads, which show too little of their own tau.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -64,28 +65,40 @@ def quantile(values_in_order: npt.ArrayLike, q: float, level: float = 0.95) -> Q
 
     Raises ValueError for a value that is not finite, and for q or level not between 0 and 1.
     """
+    return quantiles(values_in_order, [q], level)[0]
+
+
+def quantiles(values_in_order: npt.ArrayLike, qs: Sequence[float], level: float = 0.95) -> list[QuantileInterval]:
+    """Return several quantiles as `quantile` does, sorting once."""
     values = np.asarray(values_in_order, np.float64).ravel()
-    if not (0 < q < 1 and 0 < level < 1):
-        raise ValueError(f"a quantile {q:g} at level {level:g}: both must lie between 0 and 1")
+    for q in qs:
+        if not (0 < q < 1 and 0 < level < 1):
+            raise ValueError(f"a quantile {q:g} at level {level:g}: both must lie between 0 and 1")
     if not np.isfinite(values).all():
         raise ValueError("values must be finite: leave out, or replace, what is missing")
+    if not len(values):
+        needed = [_needed(1.0, min(q, 1 - q)) for q in qs]
+        return [
+            QuantileInterval(estimate=None, low=None, high=None, tau=1.0, effective_tail=0.0, needed_n=count)
+            for count in needed
+        ]
+    ascending = np.sort(values)
+    least_tau = autocorrelation_time(values <= np.median(ascending))
+    return [_interval(values, ascending, q, level, least_tau) for q in qs]
+
+
+def _interval(values: Floats, ascending: Floats, q: float, level: float, least_tau: float) -> QuantileInterval:
     size, thin = len(values), min(q, 1 - q)
-    if not size:
-        return QuantileInterval(
-            estimate=None, low=None, high=None, tau=1.0, effective_tail=0.0, needed_n=_needed(1.0, thin)
-        )
-    estimate = float(np.quantile(values, q))
-    tau = max(autocorrelation_time(values <= place) for place in (estimate, np.median(values)))
-    effective = size / tau
-    ranks = _ranks(size, effective, q, level)
-    low, high = np.partition(values, ranks)[ranks].tolist()
+    estimate = float(np.quantile(ascending, q))
+    tau = max(least_tau, autocorrelation_time(values <= estimate))
     needed = _needed(tau, thin)
+    low, high = ascending[_ranks(size, size / tau, q, level)].tolist()
     return QuantileInterval(
         estimate=estimate,
         low=min(low, estimate) if size >= needed or q >= 0.5 else None,
         high=max(high, estimate) if size >= needed or q < 0.5 else None,
         tau=tau,
-        effective_tail=effective * thin,
+        effective_tail=size / tau * thin,
         needed_n=needed,
     )
 

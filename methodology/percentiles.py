@@ -10,7 +10,7 @@ import numpy as np
 from correlator.breakdown import TTFT_PARTS, Parts
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
-from methodology.intervals import QuantileInterval, quantile
+from methodology.intervals import QuantileInterval, quantiles
 from rundir.columns import Floats, take
 from rundir.fields import doc
 
@@ -30,7 +30,7 @@ QUANTILES = {name: int(name[1:]) / 100 for name in PercentileIntervals.__struct_
 def percentile_intervals(measured: RequestLog, parts: Parts) -> dict[str, PercentileIntervals]:
     """Return the intervals of the percentiles of `times_in_order`, by metric."""
     return {
-        name: PercentileIntervals(**{label: quantile(values, q) for label, q in QUANTILES.items()})
+        name: PercentileIntervals(**dict(zip(QUANTILES, quantiles(values, list(QUANTILES.values())), strict=True)))
         for name, values in times_in_order(measured, parts).items()
     }
 

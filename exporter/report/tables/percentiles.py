@@ -40,7 +40,7 @@ def interval_line(summary: Summary) -> Iterator[str]:
 
 def percentiles_table(summary: Summary) -> Table:
     """Return percentiles beside their intervals, a row for each time that the charts show."""
-    shown = table("Percentiles and their 95 % intervals, ms", *(text for name in SHOWN for text in (name, "from - to")))
+    shown = table("Percentiles and their 95 % intervals, ms; ?: too few requests to say", *(text for name in SHOWN for text in (name, "from - to")))
     labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
     labels |= {json_name(part): label_of(part, summary.correlation.breakdown) for part in TTFT_PARTS}
     labels["itl_ms"] = "gaps between chunks"
@@ -51,5 +51,4 @@ def percentiles_table(summary: Summary) -> Table:
 
 
 def _cells(interval: QuantileInterval) -> tuple[str, str]:
-    high = ms(interval.high) if interval.high is not None else f"? (needs {interval.needed_n:,})"
-    return ms(interval.estimate), f"{ms(interval.low)} - {high}"
+    return ms(interval.estimate), f"{ms(interval.low)} - {'?' if interval.high is None else ms(interval.high)}"
